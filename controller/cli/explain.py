@@ -23,7 +23,7 @@ from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.reading import read_facts
-from controller.scheduler.balance import as_it_stands
+from controller.scheduler.balance import placed_group
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
 from controller.scheduler.placement.survival import Survival
 from kubekit.text import counted
@@ -80,7 +80,7 @@ class Explain(Command):
         verdict = verdict_on(pod, read_facts(snapshot, pod))
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)
-        survival = standing_survival(as_it_stands(state, now.group)) if now.group else None
+        survival = standing_survival(placed_group(state, now.group)) if now.group else None
         return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -100,7 +100,7 @@ class Explain(Command):
             parts.append(_then(answer.decision))
         if answer.survival is not None:
             parts += survival_lines(answer.survival)
-        if now.bonds:
+        if now.peers:
             parts += [Text(), _bonds(now)]
         if now.candidates:
             parts += [Text(), _candidates(now)]
@@ -119,7 +119,7 @@ class Explain(Command):
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:
-    return [b.workload if b.direction == "depends-on" else f"({b.workload})" for b in explanation.bonds]
+    return [b.workload if b.direction == "depends-on" else f"({b.workload})" for b in explanation.peers]
 
 
 def _headline(now: Explanation) -> Text:
@@ -145,7 +145,7 @@ def _then(decision: Decision) -> Text:
 
 def _bonds(now: Explanation) -> RenderableType:
     table = grid("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
-    for bond in now.bonds:
+    for bond in now.peers:
         places = ", ".join(zone if count == 1 else f"{zone} ×{count}" for zone, count in bond.places.items())
         direction = "needs it" if bond.direction == "depended-on-by" else "needed"
         table.add_row(
@@ -156,7 +156,7 @@ def _bonds(now: Explanation) -> RenderableType:
 
 def _candidates(now: Explanation) -> RenderableType:
     names = _columns(now)[:SHOWN_BONDS]
-    hidden = len(now.bonds) - len(names)
+    hidden = len(now.peers) - len(names)
     columns = (*names, *((f"+{hidden}",) if hidden > 0 else ()))
     table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
     for line in _shown(now.candidates):

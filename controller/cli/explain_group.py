@@ -14,7 +14,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
-from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
+from controller.scheduler.balance import Advice, PlacedGroup, advise, placed_group
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, plan_group
 from controller.scheduler.placement.problem_builder import Spread
@@ -58,10 +58,10 @@ async def explain_group(session: Session, name: str) -> ExplainedGroup:
     if key not in inputs.state.groups:
         msg = f"there is no AppGroup {name!r} in namespace {namespace}"
         raise NotFoundError(msg)
-    return await asyncio.to_thread(explain_as_it_stands, inputs, key, snapshot.pods)
+    return await asyncio.to_thread(explain_placed_group, inputs, key, snapshot.pods)
 
 
-def explain_as_it_stands(inputs: PlanInputs, key: str, pods: Sequence[GroupPod]) -> ExplainedGroup:
+def explain_placed_group(inputs: PlanInputs, key: str, pods: Sequence[GroupPod]) -> ExplainedGroup:
     """The answer; the group is planned as if none of its pods were there.
 
     Args:
@@ -70,30 +70,30 @@ def explain_as_it_stands(inputs: PlanInputs, key: str, pods: Sequence[GroupPod])
         pods: those of AppGroups.
     """
     state = inputs.state
-    stands = as_it_stands(state, key)
+    current = placed_group(state, key)
     mine = [p for p in pods if state.group_of(p.metadata.namespace, p.group) == key and not p.over]
-    inputs.fleet.drop(belongs_to(state, key))
+    inputs.node_cache.drop(belongs_to(state, key))
     anew = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in mine]
     start = msgspec.structs.replace(inputs.snapshot(key, anew), released={})
-    paid_us, could_us = _prices(start, stands)
+    paid_us, could_us = _prices(start, current)
     return ExplainedGroup(
         group=key,
-        placed=sum(sum(nodes.values()) for nodes in stands.members),
-        survival=standing_survival(stands, paid_us),
+        placed=sum(sum(nodes.values()) for nodes in current.members),
+        survival=standing_survival(current, paid_us),
         could_pay_us=could_us,
-        advice=tuple(advise(stands)),
+        advice=tuple(advise(current)),
     )
 
 
-def standing_survival(stands: GroupAsItStands, price_us: float | None = None) -> Survival:
+def standing_survival(current: PlacedGroup, price_us: float | None = None) -> Survival:
     """What the loss of each zone would take from a group as it stands."""
-    graph = stands.graph
-    return survival_of(graph.selectors, stands.members, stands.locations, graph.edges, price_us)
+    graph = current.graph
+    return survival_of(graph.selectors, current.members, current.locations, graph.edges, price_us)
 
 
-def _prices(start: GroupSnapshot, stands: GroupAsItStands) -> tuple[float | None, float | None]:
+def _prices(start: GroupSnapshot, current: PlacedGroup) -> tuple[float | None, float | None]:
     """What the group's plans pay, or, where none of it asks for that, what they would."""
-    asks = "zone" in stands.spreads
+    asks = "zone" in current.spreads
     question = start if asks else _spread(start, "zone")
     price = plan_group(question, deadline_s=LONGEST_S, priced=True).survival_us
     return (price, None) if asks else (None, price)

@@ -18,7 +18,7 @@ from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, millisec
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.groups.status import BALANCED
-from controller.scheduler.balance import advise, as_it_stands
+from controller.scheduler.balance import advise, placed_group
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 
@@ -63,7 +63,7 @@ class GraphOf(Command):
             raise NotFoundError(msg)
         state = state_of(snapshot, snapshot.pods)
         return [
-            msgspec.structs.replace(view, advice=tuple(advise(as_it_stands(state, f"{view.namespace}/{view.name}"))))
+            msgspec.structs.replace(view, advice=tuple(advise(placed_group(state, f"{view.namespace}/{view.name}"))))
             for view in views
         ]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from controller.cli.session import Session
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL
@@ -106,12 +106,12 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
         pods: all pods, those of AppGroups among them.
         volumes: all volumes, claims and classes.
     """
-    fleet = Fleet()
+    node_cache = NodeCache()
     for node in snapshot.nodes:
-        fleet.take_node(node.metadata.name, None, node)
+        node_cache.take_node(node.metadata.name, None, node)
     for pod in pods:
-        fleet.take_pod(pod.key, None, pod)
-    return PlanInputs(state_of(snapshot, snapshot.pods), fleet, volumes, snapshot.prices)
+        node_cache.take_pod(pod.key, None, pod)
+    return PlanInputs(state_of(snapshot, snapshot.pods), node_cache, volumes, snapshot.prices)
 
 
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> PlanInputs:

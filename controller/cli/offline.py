@@ -88,7 +88,7 @@ def plan_offline(cluster: ClusterFile, given: Given) -> tuple[OfflinePlan, list[
                 unplaced[name] = plan.why.get(name) or gates or NO_WORKLOAD
                 continue
             placements[name] = target.node
-            inputs.fleet.take_pod(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))
+            inputs.node_cache.take_pod(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))
     traffic = sum(plan.traffic for plan in plans)
     answer = OfflinePlan(
         placements=dict(sorted(placements.items())),

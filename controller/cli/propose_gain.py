@@ -77,7 +77,7 @@ async def gain_of(
     own = {f"{namespace}/{kind}/{name}" for kind, name in named}
     inputs = await read_inputs(session, traffic.snapshot)
     inputs = inputs._replace(prices=prices or inputs.prices)
-    inputs.fleet.drop(lambda pod: pod.workload in own)
+    inputs.node_cache.drop(lambda pod: pod.workload in own)
     planned = await asyncio.to_thread(simulate, inputs, group, known)
     selectors = {f"{namespace}/{name}": ref.selector for (_, name), ref in named.items()}
     labels = {selector: controller.labels for selector, controller in known.items()}
@@ -91,7 +91,7 @@ async def gain_of(
         for end, places in traffic.workloads.places.items()
         if end.namespace == namespace and (end.kind, end.name) in named
     }
-    then = planned.network_aware.placed(inputs.fleet.hosts)
+    then = planned.network_aware.placed(inputs.node_cache.hosts)
     costs = inputs.state.costs(namespace)
     ways = Ways(costs.table, measured=bool(costs.topology))
 

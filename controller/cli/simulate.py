@@ -23,7 +23,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
-from controller.cluster.hosts import Host, Room
+from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -213,10 +213,10 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
     """
     state, key = inputs.state, group.metadata.key
     state.take_group(key, state.groups.get(key), group)
-    inputs.fleet.drop(belongs_to(state, key))
-    hosts, used = inputs.fleet.hosts, inputs.fleet.used
+    inputs.node_cache.drop(belongs_to(state, key))
+    hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
     pods = _pods(group, state.graph(key), templates)
-    snapshot = msgspec.structs.replace(inputs.snapshot(key, pods), room=Room(hosts, used))
+    snapshot = msgspec.structs.replace(inputs.snapshot(key, pods), free_capacity=FreeCapacity(hosts, used))
     reader = PodReader()
     asked = [(pod.workload, reader.read(pod)) for pod in pods]
     runs = [_outcome(snapshot, place(asked, hosts, used, random.Random(seed))) for seed in range(RUNS)]

@@ -137,10 +137,10 @@ class Constraints:
         spec: the same as the pod's spec has it, and nothing else of it.
         repels: it has required anti-affinity, which binds others as well.
         only_node: the one node that a DaemonSet made it for; empty for all others.
-        social: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.
+        depends_on_other_pods: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.
     """
 
-    __slots__ = ("_any_of", "_selector", "_tolerations", "only_node", "repels", "social", "spec")
+    __slots__ = ("_any_of", "_selector", "_tolerations", "depends_on_other_pods", "only_node", "repels", "spec")
 
     def __init__(self, spec: GroupPodSpec) -> None:
         self.spec = spec
@@ -151,7 +151,9 @@ class Constraints:
         near = spec.affinity.pod_affinity if spec.affinity else None
         self.repels = bool(anti and anti.required_during_scheduling_ignored_during_execution)
         spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ())
-        self.social = self.repels or spread or bool(near and near.required_during_scheduling_ignored_during_execution)
+        self.depends_on_other_pods = (
+            self.repels or spread or bool(near and near.required_during_scheduling_ignored_during_execution)
+        )
 
     def refusal(
         self,

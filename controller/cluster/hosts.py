@@ -26,7 +26,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         allocatable: by resource; cpu in millicores.
         schedulable: not cordoned.
         closing: somebody is about to take it away.
-        unloved: taints that only ask pods to go elsewhere (PreferNoSchedule).
+        prefer_no_schedule_taints: taints that only ask pods to go elsewhere (PreferNoSchedule).
     """
 
     name: str
@@ -37,7 +37,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     schedulable: bool = True
     ready: bool = True
     closing: bool = False
-    unloved: tuple[Taint, ...] = ()
+    prefer_no_schedule_taints: tuple[Taint, ...] = ()
 
     @property
     def takes_pods(self) -> bool:
@@ -45,7 +45,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         return self.ready and self.schedulable and not self.closing
 
 
-class Room:
+class FreeCapacity:
     """What is free, as one table: plans look at thousands of hosts, which one by one would take most of their time.
 
     Attributes:
@@ -130,7 +130,7 @@ class PodTemplate(msgspec.Struct):
     terms: tuple[Any, ...] | None = None
 
 
-class Fleet:
+class NodeCache:
     """All hosts, and what is taken on each.
 
     Attributes:
@@ -165,7 +165,7 @@ class Fleet:
             self.hosts[key] = host
             self.version += 1
 
-    def take_heat(self, hot: frozenset[str]) -> None:
+    def set_hot_nodes(self, hot: frozenset[str]) -> None:
         """Other hosts are hot than before; plans for pods that wait are made anew."""
         if hot != self.hot:
             self.hot = hot
@@ -174,7 +174,7 @@ class Fleet:
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """A pod came, changed or went; it counts while it is bound, or made for one node, and not finished."""
         before = self._held.pop(key, None)
-        after = new if new is not None and new.seat and not new.finished else None
+        after = new if new is not None and new.occupied_node and not new.finished else None
         if after is not None:
             self._held[key] = after
         if before is after:
@@ -183,13 +183,17 @@ class Fleet:
             self._count(before, -1)
         if after is not None:
             self._count(after, 1)
-        if before is not None and after is not None and (before.seat, before.asks) == (after.seat, after.asks):
+        if (
+            before is not None
+            and after is not None
+            and (before.occupied_node, before.asks) == (after.occupied_node, after.asks)
+        ):
             return
         if before is not None:
             self.freed += 1
-            add(self.used[before.seat], before.asks, -1)
+            add(self.used[before.occupied_node], before.asks, -1)
         if after is not None:
-            add(self.used.setdefault(after.seat, {}), after.asks)
+            add(self.used.setdefault(after.occupied_node, {}), after.asks)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Count as though these pods were gone."""
@@ -197,7 +201,7 @@ class Fleet:
             self.take_pod(pod.key, pod, None)
 
     def _count(self, pod: PodInfo, by: int) -> None:
-        key, node = template_of(pod), pod.seat
+        key, node = template_of(pod), pod.occupied_node
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = PodTemplate(pod, Counter())
@@ -221,9 +225,9 @@ class Fleet:
         """A pod whose requests are counted."""
         return self._held.get(pod_key)
 
-    def seat_of(self, pod_key: str) -> str:
+    def assigned_node(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""
-        return self._held[pod_key].seat if pod_key in self._held else ""
+        return self._held[pod_key].occupied_node if pod_key in self._held else ""
 
 
 def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:
@@ -243,5 +247,5 @@ def host_of(node: Node) -> Host:
         schedulable=not node.spec.unschedulable,
         ready=node.ready,
         closing=is_closing(node),
-        unloved=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
+        prefer_no_schedule_taints=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
     )

@@ -98,7 +98,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return {**self.requests, **dict.fromkeys(self.ports, 1)} if self.ports else self.requests
 
     @property
-    def seat(self) -> str:
+    def occupied_node(self) -> str:
         """The node whose room it takes; a DaemonSet's pod takes it before it is bound."""
         return self.node or self.constraints.only_node
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from controller.cluster.services import Routing
 
 
-def keeps_zones(routing: Routing, zones: Iterable[object]) -> bool:
+def has_zone_hints(routing: Routing, zones: Iterable[object]) -> bool:
     """Whether callers are answered in their own zone where it has a replica.
 
     One replica on a node without a zone label turns that off for all of them (pkg/proxy/topology.go, topologyModeFromHints).

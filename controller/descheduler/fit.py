@@ -25,12 +25,12 @@ from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
-from controller.scheduler.placement.sharing import Shared, Sharing
+from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
 
 _WHY = {
     RuleKind.SPREAD: "topology spread",
-    RuleKind.APART: "pod anti-affinity",
-    RuleKind.TOGETHER: "pod affinity",
+    RuleKind.ANTI_AFFINITY: "pod anti-affinity",
+    RuleKind.AFFINITY: "pod affinity",
 }
 
 
@@ -86,7 +86,7 @@ class Fit:
     def crowds(self, node: Host, pod: PodInfo) -> str:
         """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
         why = self.lack(node, pod)
-        return why or (self._company(pod)[self._number_of[node.name]] if self.is_social(pod) else "")
+        return why or (self._company(pod)[self._number_of[node.name]] if self.depends_on_others(pod) else "")
 
     def lack(self, node: Host, pod: PodInfo) -> str:
         """What the node has too little of for what the pod asks for, beside those that are there or planned to be."""
@@ -127,12 +127,12 @@ class Fit:
             add(self._requested[node], pod.asks, -1)
         self._whys.clear()
 
-    def is_social(self, pod: PodInfo) -> bool:
+    def depends_on_others(self, pod: PodInfo) -> bool:
         """Whether where other pods are decides where this one may go."""
         if self._repellers is None:
             bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
             self._repellers = [p for p in bound if not p.finished]
-        return bool(self._repellers) or pod.constraints.social
+        return bool(self._repellers) or pod.constraints.depends_on_other_pods
 
     def _company(self, pod: PodInfo) -> Sequence[str]:
         """[host] what other pods have against it there, as the planner's rules say."""
@@ -149,17 +149,20 @@ class Fit:
         asked = asked_of(pod)
         around = self._around(pod)
         everywhere: Bools = np.ones(len(self._hosts), np.bool_)
-        for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.TOGETHER}), (True, {RuleKind.APART})):
-            standing = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
-            shared = Shared(pods=[asked], rows=[everywhere], hosts=self._hosts, standing=standing)
-            yield from (rule for rule in Sharing(shared).rules() if rule.kind in kinds)
+        for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
+            bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
+            shared = ConstrainedPods(pods=[asked], rows=[everywhere], hosts=self._hosts, bound=bound)
+            yield from (rule for rule in PodTopologyConstraints(shared).rules() if rule.kind in kinds)
 
     def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""
         pods = self._snapshot.pods
-        asks = msgspec.json.encode(pod.constraints.spec.affinity) if pod.constraints.social else b""
+        asks = msgspec.json.encode(pod.constraints.spec.affinity) if pod.constraints.depends_on_other_pods else b""
         mine = pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
-        found = {p.key: p for p in (*(mine.values() if pod.constraints.social else ()), *(self._repellers or ()))}
+        found = {
+            p.key: p
+            for p in (*(mine.values() if pod.constraints.depends_on_other_pods else ()), *(self._repellers or ()))
+        }
         found.update({key: p for key, (p, node) in self._goes.items() if node})
         found.pop(pod.key, None)
         placed = ((p, self._goes[key][1] if key in self._goes else p.node) for key, p in found.items())
@@ -169,23 +172,23 @@ class Fit:
 def refused_by(rule: Rule) -> Bools:
     """[host] whether a replica of class 0 must not go there."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
-    count = len(rule.standing)
+    count = len(rule.bound)
     nowhere: Bools = domain_of < 0
     if not count:
-        return nowhere if rule.kind is not RuleKind.APART else np.zeros(len(domain_of), np.bool_)
-    standing, owned = rule.standing[domain_of], rule.owned[domain_of]
-    if rule.kind is RuleKind.APART:
-        met = (standing > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
+        return nowhere if rule.kind is not RuleKind.ANTI_AFFINITY else np.zeros(len(domain_of), np.bool_)
+    bound, owned = rule.bound[domain_of], rule.owned[domain_of]
+    if rule.kind is RuleKind.ANTI_AFFINITY:
+        met = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
         apart: Bools = ~nowhere & met
         return apart
     if not role & OWNER:
         return np.zeros(len(domain_of), np.bool_)
     if rule.kind is RuleKind.SPREAD:
-        least = 0 if rule.short or not rule.eligible.any() else int(rule.standing[rule.eligible].min())
-        spread: Bools = nowhere | (standing + bool(role & COUNTED) - least > rule.skew)
+        least = 0 if rule.short or not rule.eligible.any() else int(rule.bound[rule.eligible].min())
+        spread: Bools = nowhere | (bound + bool(role & COUNTED) - least > rule.skew)
         return spread
-    first = not rule.standing.any() and role & COUNTED
-    near: Bools = nowhere | ((standing == 0) & (not first))
+    first = not rule.bound.any() and role & COUNTED
+    near: Bools = nowhere | ((bound == 0) & (not first))
     return near
 
 
@@ -275,7 +278,7 @@ class TargetPool:
         Returns:
             The target, or None and why each of them does not fit, counted.
         """
-        cacheable = not pod.claims and not self._fit.is_social(pod)
+        cacheable = not pod.claims and not self._fit.depends_on_others(pod)
         constraints = self._fit.constraints_of(pod)
         if cacheable:
             for failure in self._failures.get(constraints, ()):

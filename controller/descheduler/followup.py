@@ -223,8 +223,12 @@ def _cost_of(move: Followed, snapshot: LoadSnapshot) -> int | None:
     network = snapshot.network
     if pod is None or network is None or pod.node not in network.place_of:
         return None
-    weighing = snapshot.weighing_of(pod)
-    return None if weighing is None or weighing.neutral else weighing.tally(pod.node, network.place_of[pod.node]).cost
+    score_table = snapshot.score_table_of(pod)
+    return (
+        None
+        if score_table is None or score_table.neutral
+        else score_table.place_score(pod.node, network.place_of[pod.node]).cost
+    )
 
 
 def rest_refused(memory: Memory, workload: str, limits: LimitsConfig, now: float) -> Memory:

@@ -90,7 +90,10 @@ class Foresight:
         """These nodes carry, or will by the time of an eviction, the taint that asks pods to go elsewhere."""
         taint = Taint(HOT_TAINT, HOT_EFFECT)
         self._hosts = [
-            msgspec.structs.replace(host, unloved=(*(t for t in host.unloved if t.key != HOT_TAINT), taint))
+            msgspec.structs.replace(
+                host,
+                prefer_no_schedule_taints=(*(t for t in host.prefer_no_schedule_taints if t.key != HOT_TAINT), taint),
+            )
             if host.name in names
             else host
             for host in self._hosts

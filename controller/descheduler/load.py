@@ -339,7 +339,7 @@ def shunned_by(
     """
 
     def has_it(name: str) -> bool:
-        return name in nodes and any(taint.key == HOT_TAINT for taint in nodes[name].unloved)
+        return name in nodes and any(taint.key == HOT_TAINT for taint in nodes[name].prefer_no_schedule_taints)
 
     def above(state: NodeState, part: float) -> bool:
         return any(

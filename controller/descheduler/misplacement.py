@@ -25,8 +25,8 @@ from controller.descheduler.config import Strategy
 from controller.descheduler.decision import Move
 from controller.descheduler.memory import Followed
 from controller.descheduler.round import MISPLACEMENT, Round, workload_of
-from controller.scheduler.balance import as_it_stands, replicas_by_zone
-from controller.scheduler.rules import Tally, Weighing
+from controller.scheduler.balance import placed_group, replicas_by_zone
+from controller.scheduler.rules import PlaceScore, ScoreTable
 from controller.scheduler.state import State
 
 
@@ -61,8 +61,8 @@ class OneZone:
         if not group:
             return Counter()
         if group not in self._known:
-            stands = as_it_stands(self._network, group)
-            self._known[group] = {stands.graph.selectors[w]: zones for w, zones in replicas_by_zone(stands)}
+            current = placed_group(self._network, group)
+            self._known[group] = {current.graph.selectors[w]: zones for w, zones in replicas_by_zone(current)}
         return self._known[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def places(self, zone: str) -> frozenset[int]:
@@ -71,12 +71,12 @@ class OneZone:
             return frozenset()
         return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
 
-    def weigh(self, weighing: Weighing) -> Weighing:
+    def weigh(self, score_table: ScoreTable) -> ScoreTable:
         """The same, with every place as good as another where the pod talks to nobody."""
-        return Weighing("", [Tally()] * len(self._network.places)) if weighing.neutral else weighing
+        return ScoreTable("", [PlaceScore()] * len(self._network.places)) if score_table.neutral else score_table
 
 
-def keeps_limits(now: Tally, there: Tally) -> bool:
+def keeps_limits(now: PlaceScore, there: PlaceScore) -> bool:
     """Whether no more dependencies would be beyond their maxNetworkCost: survival is worth the way, and not more."""
     return there.passes and there.violated <= now.violated
 
@@ -86,7 +86,7 @@ def describe_one_zone(zone: str) -> str:
     return f"all replicas of its workload are in zone {zone}, and it is to survive one"
 
 
-IsGain = Callable[[Tally, Tally], bool]
+IsGain = Callable[[PlaceScore, PlaceScore], bool]
 """Tells whether the second tally is enough of a gain over the first."""
 
 
@@ -95,13 +95,13 @@ class Candidate(NamedTuple):
 
     Attributes:
         now: how it fares where it is.
-        weighing: how it would fare anywhere.
+        score_table: how it would fare anywhere.
         alone: the zone that all of its workload is in though it is to survive one; empty when it is not that.
     """
 
     pod: PodInfo
-    now: Tally
-    weighing: Weighing
+    now: PlaceScore
+    score_table: ScoreTable
     alone: str = ""
 
 
@@ -178,28 +178,28 @@ class MisplacementRound:
         place = self._network.place_of.get(pod.node)
         if place is None or not pod.running or pod.key in self._base.taken:
             return None
-        weighing = self._base.snapshot.weighing_of(pod)
-        if weighing is None:
+        score_table = self._base.snapshot.score_table_of(pod)
+        if score_table is None:
             return None
         alone = self._one_zone.of(pod)
         if alone:
-            weighing = self._one_zone.weigh(weighing)
-            candidate = Candidate(pod, weighing.tally(pod.node, place), weighing, alone)
+            score_table = self._one_zone.weigh(score_table)
+            candidate = Candidate(pod, score_table.place_score(pod.node, place), score_table, alone)
             if self._best(candidate) is not None:
                 return candidate
-        if weighing.neutral:
+        if score_table.neutral:
             return None
-        candidate = Candidate(pod, weighing.tally(pod.node, place), weighing)
+        candidate = Candidate(pod, score_table.place_score(pod.node, place), score_table)
         return None if self._best(candidate) is None else candidate
 
-    def _best(self, candidate: Candidate) -> tuple[Host, Tally] | None:
+    def _best(self, candidate: Candidate) -> tuple[Host, PlaceScore] | None:
         if candidate.alone:
             return self._hosts.best(candidate, keeps_limits, self._one_zone.places(candidate.alone))
         return self._hosts.best(
             candidate, self._is_gain, self._one_zone.places(self._one_zone.of_the_others(candidate.pod))
         )
 
-    def _is_gain(self, now: Tally, there: Tally) -> bool:
+    def _is_gain(self, now: PlaceScore, there: PlaceScore) -> bool:
         """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
         # The cost of a pair that nobody has measured is a number for scores, and no reason to move a pod.
         if not there.passes or now.unknown or there.unknown:
@@ -213,9 +213,9 @@ class MisplacementRound:
     def redirected(self, move: Move, pod: PodInfo, node: str) -> Move:
         """The move, told as one to this node."""
         there, cost = self._network.place_of.get(node), -1
-        weighing = self._base.snapshot.weighing_of(pod)
-        if there is not None and weighing is not None and not weighing.neutral:
-            cost = weighing.tally(node, there).cost
+        score_table = self._base.snapshot.score_table_of(pod)
+        if there is not None and score_table is not None and not score_table.neutral:
+            cost = score_table.place_score(node, there).cost
         return msgspec.structs.replace(move, target=node, cost_after=cost)
 
     def loss(self, pod: PodInfo, host: Host) -> str:
@@ -227,15 +227,15 @@ class MisplacementRound:
         here, there = network.place_of.get(pod.node), network.place_of.get(node)
         if here is None or there is None:
             return "its place is not known"
-        weighing = self._base.snapshot.weighing_of(pod)
-        if weighing is None:
+        score_table = self._base.snapshot.score_table_of(pod)
+        if score_table is None:
             return "a node of its peers is gone"
         alone, others = self._one_zone.of(pod), self._one_zone.of_the_others(pod)
-        now, then = weighing.tally(pod.node, here), weighing.tally(node, there)
+        now, then = score_table.place_score(pod.node, here), score_table.place_score(node, there)
         if there in self._one_zone.places(others):
             why = f"all other replicas of its workload are in zone {others}, and it is to survive one"
         elif (not alone or there in self._one_zone.places(alone)) and (
-            weighing.neutral or not self._is_gain(now, then)
+            score_table.neutral or not self._is_gain(now, then)
         ):
             why = f"its network cost there is {then.cost}, and {now.cost} here"
         return why
@@ -286,7 +286,7 @@ class MisplacementRound:
             return f"{ready} of {max(len(pods), wanted)} pods of AppGroup {name} are ready"
         return ""
 
-    def _take(self, candidate: Candidate, target: Host, there: Tally) -> None:
+    def _take(self, candidate: Candidate, target: Host, there: PlaceScore) -> None:
         base, pod, now = self._base, candidate.pod, candidate.now
         reason = describe_one_zone(candidate.alone) if candidate.alone else describe_misplacement(now, there)
         strategy: Strategy = "ZoneSurvival" if candidate.alone else "NetworkMisplacement"
@@ -321,7 +321,7 @@ class MisplacementRound:
         base.take(pod, move, follow)
 
 
-def describe_misplacement(now: Tally, there: Tally) -> str:
+def describe_misplacement(now: PlaceScore, there: PlaceScore) -> str:
     """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     text = f"pod is misplaced, network cost({now.cost})>elsewhere({there.cost})"
     if now.cost <= there.cost:
@@ -356,34 +356,34 @@ class Hosts:
 
     def best(
         self, candidate: Candidate, is_gain: IsGain, shunned: frozenset[int] = frozenset()
-    ) -> tuple[Host, Tally] | None:
+    ) -> tuple[Host, PlaceScore] | None:
         """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod.
 
         ``shunned`` are places where it is not to go.
         """
         place_of = self._network.place_of
-        weighing, now = candidate.weighing, candidate.now
+        score_table, now = candidate.score_table, candidate.now
         special = [
-            (tally, name)
-            for name, tally in weighing.by_node.items()
-            if name != candidate.pod.node and place_of.get(name) not in shunned and is_gain(now, tally)
+            (place_score, name)
+            for name, place_score in score_table.by_node.items()
+            if name != candidate.pod.node and place_of.get(name) not in shunned and is_gain(now, place_score)
         ]
         general = [
-            (tally, place)
-            for place, tally in enumerate(weighing.by_class)
-            if place not in shunned and is_gain(now, tally)
+            (place_score, place)
+            for place, place_score in enumerate(score_table.by_class)
+            if place not in shunned and is_gain(now, place_score)
         ]
-        ways: list[tuple[Tally, str | int]] = [*special, *general]
+        ways: list[tuple[PlaceScore, str | int]] = [*special, *general]
         ways.sort(key=lambda way: (way[0].violated, way[0].cost, isinstance(way[1], int), str(way[1])))
-        for tally, where in ways:
+        for place_score, where in ways:
             if isinstance(where, str):
                 node = self._base.snapshot.nodes.get(where)
                 nodes = [node] if node is not None and node.takes_pods else []
             else:
-                nodes = [n for n in self._by_place.get(where, ()) if n.name not in weighing.by_node]
+                nodes = [n for n in self._by_place.get(where, ()) if n.name not in score_table.by_node]
             for node in nodes:
                 if node.name != candidate.pod.node and not self._refusal(node, candidate.pod):
-                    return node, tally
+                    return node, place_score
         return None
 
     def _refusal(self, node: Host, pod: PodInfo) -> str:

@@ -206,7 +206,7 @@ TURNS = 2
 class MovePlanner(Protocol):
     """Of `controller.scheduler.gating.group_plans.GroupPlans`, what moves need."""
 
-    async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone."""
         ...
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
@@ -123,7 +123,7 @@ async def preview(
     decision = thought.deliberation.decision
     asked = questions(thought.snapshot, decision.plan.moves)
     planner = _Planner(world, reached, prices, decision)
-    decision = (await confirm(thought.deliberation, asked, planner.place_anew)).decision
+    decision = (await confirm(thought.deliberation, asked, planner.simulate_replacement)).decision
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
     counts = {str(reason): count for reason, count in sorted(thought.refused.items())}
     return Preview(decision.plan, batch.faults, counts, tuple(notes))
@@ -134,19 +134,19 @@ class _Planner:
 
     def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: RoundDecision) -> None:
         self._pods = [pod.wire for pod in world.pods.by_key.values() if pod.wire is not None]
-        fleet = Fleet()
-        fleet.hosts = world.nodes
+        node_cache = NodeCache()
+        node_cache.hosts = world.nodes
         for key, pod in world.pods.by_key.items():
-            fleet.take_pod(key, None, pod)
-        fleet.take_heat(frozenset(state.node for state in decision.plan.nodes if state.kind == "over"))
-        self._inputs = PlanInputs(world.network, fleet, volumes, prices)
+            node_cache.take_pod(key, None, pod)
+        node_cache.set_hot_nodes(frozenset(state.node for state in decision.plan.nodes if state.kind == "over"))
+        self._inputs = PlanInputs(world.network, node_cache, volumes, prices)
 
-    async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone."""
         group_of = self._inputs.state.group_of
         pods = [pod for pod in self._pods if group_of(pod.metadata.namespace, pod.group) == group]
         question = without(self._inputs.snapshot(group, pods), key)
-        plan = await asyncio.to_thread(plan_group, msgspec.structs.replace(question, turn=turn), hurry=True)
+        plan = await asyncio.to_thread(plan_group, msgspec.structs.replace(question, turn=turn), fast=True)
         return plan.targets.get(key)
 
 

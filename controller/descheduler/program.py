@@ -166,7 +166,7 @@ class Descheduler:
         self._watched = thought.deliberation.decision.watched
         self._tell_heat(frozenset(n for n, detector in self._watched.detectors.items() if detector.warm))
         asked = questions(thought.snapshot, thought.deliberation.decision.plan.moves)
-        confirmed = await confirm(thought.deliberation, asked, self._planner.place_anew)
+        confirmed = await confirm(thought.deliberation, asked, self._planner.simulate_replacement)
         decision = confirmed.decision
         self._watched = decision.watched
         if not survival_only:

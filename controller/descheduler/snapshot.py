@@ -13,7 +13,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import UsageView
-from controller.scheduler.rules import Weighing
+from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import DeletedNodeError, State
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, Selector, from_object
@@ -168,7 +168,7 @@ class LoadSnapshot:
             return f"{pod.namespace}/{name}" if name else ""
         return self.network.key_of(pod.namespace, name)
 
-    def weighing_of(self, pod: PodInfo) -> Weighing | None:
+    def score_table_of(self, pod: PodInfo) -> ScoreTable | None:
         """How a pod would fare anywhere by the scheduler's rules; None where these have no answer."""
         if self.network is None:
             return None

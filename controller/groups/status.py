@@ -21,7 +21,7 @@ from controller.cluster.resources import (
     AppGroupStatus,
     OrderedWorkload,
 )
-from controller.cluster.routing import keeps_zones
+from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, ServiceIndex
 from controller.groups.order import ALGORITHMS, FALLBACK, Order, order
 from kubekit.conditions import condition, find, merge
@@ -132,7 +132,7 @@ def judge(edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: 
     then by cost.
     """
     worst = Judged(edge, "idle")
-    hinted = keeps_zones(routing, (location.zone for location in called))
+    hinted = has_zone_hints(routing, (location.zone for location in called))
     for origin in sorted(callers):
         near = {origin} & called.keys() if hinted else set()
         calling = callers[origin]

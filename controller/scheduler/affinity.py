@@ -14,7 +14,7 @@ import msgspec
 from controller.cluster.costs import Location
 from controller.cluster.eligibility import required_of
 from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
-from controller.scheduler.rules import Weighing, normalise
+from controller.scheduler.rules import ScoreTable, normalise
 from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
 from kubekit.wire import DECODE_ERRORS
@@ -48,26 +48,26 @@ class ZoneVerdicts(msgspec.Struct, frozen=True):
     scores: Mapping[str, int] = {}
 
 
-def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Sequence[int]) -> ZoneVerdicts:
+def zone_verdicts(score_table: ScoreTable, places: Sequence[Location], populated: Sequence[int]) -> ZoneVerdicts:
     """Reduce tallies of places to zones; of a zone in several regions, the best place counts.
 
     Args:
-        weighing: from the rules; a neutral one refuses nothing and prefers nothing.
+        score_table: from the rules; a neutral one refuses nothing and prefers nothing.
         places: of the weighing.
         populated: indexes of places that have nodes.
     """
-    if weighing.neutral:
+    if score_table.neutral:
         return ZoneVerdicts()
     passing: dict[str, bool] = {}
     costs: dict[str, int] = {}
     unlabelled: bool | None = None
     for i in populated:
-        tally, location = weighing.by_class[i], places[i]
+        place_score, location = score_table.by_class[i], places[i]
         if not location.zone:
-            unlabelled = bool(unlabelled) or tally.passes
+            unlabelled = bool(unlabelled) or place_score.passes
             continue
-        passing[location.zone] = passing.get(location.zone, False) or tally.passes
-        costs[location.zone] = min(costs.get(location.zone, tally.cost), tally.cost)
+        passing[location.zone] = passing.get(location.zone, False) or place_score.passes
+        costs[location.zone] = min(costs.get(location.zone, place_score.cost), place_score.cost)
     good = sorted(zone for zone, passes in passing.items() if passes)
     bad = sorted(zone for zone, passes in passing.items() if not passes)
     low = min((costs[zone] for zone in good), default=0)

@@ -16,15 +16,15 @@ import numpy as np
 
 from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Host, Room
+from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.resources import AppGroup
-from controller.cluster.routing import keeps_zones
+from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, Service
 from controller.groups.status import BALANCED, ROUTED_NEAR
 from controller.scheduler.placement.judge import count_hosts, judge_edge
 from controller.scheduler.placement.preferences import dependencies_of, spread_of
 from controller.scheduler.placement.problem import CallEdge, Problem
-from controller.scheduler.placement.problem_builder import Demand, Spread, Standing, draft
+from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
 from controller.scheduler.state import State
 from controller.traffic.weights import measured_traffic
 from kubekit.conditions import condition
@@ -40,7 +40,7 @@ Reason = Literal["NoTrafficDistribution", "HintsIgnored", "HotReplica", "NoRepli
 _FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
-class GroupAsItStands(msgspec.Struct, frozen=True):
+class PlacedGroup(msgspec.Struct, frozen=True):
     """Placed pods of a group, and who answers whom.
 
     Attributes:
@@ -99,7 +99,7 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
         return self.latency_us - self.advised_us
 
 
-def as_it_stands(state: State, key: str) -> GroupAsItStands:
+def placed_group(state: State, key: str) -> PlacedGroup:
     """A group out of the scheduler's picture; nothing of it changes any more."""
     group, graph, members = state.groups[key], state.graph(key), state.members(key)
     placed = [
@@ -109,7 +109,7 @@ def as_it_stands(state: State, key: str) -> GroupAsItStands:
     costs = state.costs(group.metadata.namespace)
     default = spread_of(group.metadata.annotations, "soft", [])
     models = [state.models(key, selector) for selector in graph.selectors]
-    return GroupAsItStands(
+    return PlacedGroup(
         group=group,
         graph=graph,
         members=placed,
@@ -136,34 +136,34 @@ class RoutingEstimate(NamedTuple):
     crossing: float | None
 
 
-class _Standing:
+class _PlacedArrays:
     """A group as arrays."""
 
-    def __init__(self, stands: GroupAsItStands) -> None:
-        self.stands = stands
-        hosts = {node: Host(node, where, {}, (), {}) for node, where in stands.locations.items()}
-        counts = [sum(nodes.values()) for nodes in stands.members]
-        routings = [min((s.routing for s in found), default=Routing.ANY) for found in stands.services]
-        demand = Demand(
+    def __init__(self, current: PlacedGroup) -> None:
+        self.current = current
+        hosts = {node: Host(node, where, {}, (), {}) for node, where in current.locations.items()}
+        counts = [sum(nodes.values()) for nodes in current.members]
+        routings = [min((s.routing for s in found), default=Routing.ANY) for found in current.services]
+        request = PlacementRequest(
             hosts=hosts,
-            room=Room(hosts, {}),
+            free_capacity=FreeCapacity(hosts, {}),
             waiting=(),
-            standing=[
-                Standing(node, w)
-                for w, nodes in enumerate(stands.members)
+            bound=[
+                BoundReplica(node, w)
+                for w, nodes in enumerate(current.members)
                 for node, n in nodes.items()
                 for _ in range(n)
             ],
-            spreads=stands.spreads,
-            dependencies=dependencies_of(stands.group, stands.graph, counts, routings, []),
-            costs=stands.costs,
-            measured=stands.measured,
+            spreads=current.spreads,
+            dependencies=dependencies_of(current.group, current.graph, counts, routings, []),
+            costs=current.costs,
+            measured=current.measured,
         )
-        self.problem: Problem = draft(demand).problem
+        self.problem: Problem = compile_problem(request).problem
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
-        self.zone_names = [location.zone for location in demand.room.locations]
-        known = measured_traffic(stands.group, [])
-        selectors = stands.graph.selectors
+        self.zone_names = [location.zone for location in request.free_capacity.locations]
+        known = measured_traffic(current.group, [])
+        selectors = current.graph.selectors
         self._bytes = {(e.caller, e.callee): known.get((selectors[e.caller], selectors[e.callee])) for e in self.edges}
 
     @property
@@ -178,9 +178,9 @@ class _Standing:
     def unlabelled(self, callee: int) -> bool:
         """Whether a replica is on a node without a zone: then nobody's zone hints count."""
         zoned = self.problem.zoned[self.problem.zone_of[list(self.hosts_of[callee])]]
-        return not keeps_zones(Routing.ZONE, zoned)
+        return not has_zone_hints(Routing.ZONE, zoned)
 
-    def fare(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
+    def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
         """As if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
         latency = hottest = crossing = 0.0
@@ -219,21 +219,21 @@ class _Standing:
         return names, spared / sum(edge.weight for edge in edges), crossing
 
 
-def advise(stands: GroupAsItStands) -> list[Advice]:
+def advise(current: PlacedGroup) -> list[Advice]:
     """What would route the calls within a group better, the greatest gains first."""
-    standing = _Standing(stands)
-    found = [advice for callee in range(len(stands.members)) for advice in _advise(standing, callee)]
+    arrays = _PlacedArrays(current)
+    found = [advice for callee in range(len(current.members)) for advice in _advise(arrays, callee)]
     return sorted(found, key=lambda a: (-a.gain_us, a.service, a.reason))
 
 
-def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
-    edges = standing.callers_of(callee)
-    services = [s for s in standing.stands.services[callee] if not s.headless]
+def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
+    edges = arrays.callers_of(callee)
+    services = [s for s in arrays.current.services[callee] if not s.headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return
     service = min(services, key=lambda s: s.routing)
-    name, workload, routing = service.metadata.key, standing.stands.graph.selectors[callee], service.routing
-    now = standing.fare(edges, routing)
+    name, workload, routing = service.metadata.key, arrays.current.graph.selectors[callee], service.routing
+    now = arrays.estimate(edges, routing)
 
     def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str, zones: tuple[str, ...] = ()) -> Advice:
         spared = None if now.crossing is None or then.crossing is None else now.crossing - then.crossing
@@ -253,7 +253,7 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
         )
 
     if routing is Routing.ANY:
-        better = _nearer(standing, edges, now)
+        better = _nearer(arrays, edges, now)
         if better is not None:
             advised, then = better
             why = "has no trafficDistribution"
@@ -264,12 +264,12 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
             text = f"{why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
             yield make("HintsIgnored" if service.hinted else "NoTrafficDistribution", advised, then, text)
         return
-    if standing.unlabelled(callee):
+    if arrays.unlabelled(callee):
         text = f"has {_FIELD[routing]}, and a replica is on a node without a zone label, so that no zone's hints count"
         yield make("HintsIgnored", routing, now, text)
         return
     if now.hottest > HOT:
-        cooler = [(r, standing.fare(edges, r)) for r in (Routing.ZONE, Routing.ANY) if r < routing]
+        cooler = [(r, arrays.estimate(edges, r)) for r in (Routing.ZONE, Routing.ANY) if r < routing]
         advised, then = min(cooler, key=lambda item: (item[1].hottest > HOT, item[1].latency_us))
         field = _FIELD[advised] or "no trafficDistribution"
         text = (
@@ -277,7 +277,7 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
             f"{then.hottest:.1f} times, at {_us(then)} a call instead of {_us(now)}; or more replicas where its callers are"
         )
         yield make("HotReplica", advised, then, text)
-    zones, spared_us, crossing = standing.missing(edges)
+    zones, spared_us, crossing = arrays.missing(edges)
     if zones and _is_gain(spared_us, now):
         then = RoutingEstimate(
             now.latency_us - spared_us, now.hottest, None if now.crossing is None else now.crossing - crossing
@@ -290,12 +290,12 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
 
 
 def _nearer(
-    standing: _Standing, edges: Sequence[CallEdge], now: RoutingEstimate
+    arrays: _PlacedArrays, edges: Sequence[CallEdge], now: RoutingEstimate
 ) -> tuple[Routing, RoutingEstimate] | None:
     """By zone, or by node where that is worth as much again; neither where a replica would be hot for it."""
     best: tuple[Routing, RoutingEstimate] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
-        then = standing.fare(edges, routing)
+        then = arrays.estimate(edges, routing)
         from_us = now if best is None else best[1]
         if then.hottest <= max(HOT, now.hottest) and _is_gain(from_us.latency_us - then.latency_us, now):
             best = routing, then
@@ -306,9 +306,9 @@ def _is_gain(gain_us: float, now: RoutingEstimate) -> bool:
     return gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us)
 
 
-def _us(fare: RoutingEstimate) -> str:
+def _us(estimate: RoutingEstimate) -> str:
     """To two digits: a condition is not written anew for every breath of the network."""
-    return f"{float(f'{fare.latency_us:.2g}'):.0f} µs"
+    return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -318,15 +318,15 @@ def _rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.0f} B/s"
 
 
-def routed_near(stands: GroupAsItStands) -> Condition:
+def routed_near(current: PlacedGroup) -> Condition:
     """The condition of that name: False where a Service could be routed better, and how."""
-    generation = stands.group.metadata.generation
-    found = advise(stands)
+    generation = current.group.metadata.generation
+    found = advise(current)
     if found:
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         text = "; ".join(advice.text for advice in found[:SHOWN]) + more
         return condition(ROUTED_NEAR, holds=False, reason=found[0].reason, message=text, generation=generation)
-    placed = sum(bool(stands.members[e.dependant] and stands.members[e.dependency]) for e in stands.graph.edges)
+    placed = sum(bool(current.members[e.dependant] and current.members[e.dependency]) for e in current.graph.edges)
     if not placed:
         message = "no dependency has pods placed at both ends"
         return condition(ROUTED_NEAR, holds=None, reason="NothingPlaced", message=message, generation=generation)
@@ -334,30 +334,30 @@ def routed_near(stands: GroupAsItStands) -> Condition:
     return condition(ROUTED_NEAR, holds=True, reason="AsNearAsCanBe", message=message, generation=generation)
 
 
-def balanced(stands: GroupAsItStands, before: Mapping[str, int]) -> Condition:
+def balanced(current: PlacedGroup, before: Mapping[str, int]) -> Condition:
     """The condition of that name: False where replicas that should be in several zones are in one, or one is hot.
 
     Args:
-        stands: the group.
+        current: the group.
         before: workload -> placed replicas when it was last balanced; a smaller number now is a scale-in.
     """
-    generation, selectors = stands.group.metadata.generation, stands.graph.selectors
-    alone = list(in_one_zone(stands))
-    standing = _Standing(stands)
+    generation, selectors = current.group.metadata.generation, current.graph.selectors
+    alone = list(in_one_zone(current))
+    arrays = _PlacedArrays(current)
     hot: list[tuple[int, float]] = []
-    for callee in range(len(stands.members)):
-        edges = standing.callers_of(callee)
+    for callee in range(len(current.members)):
+        edges = arrays.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:
-            hottest = standing.fare(edges, edges[0].routing).hottest
+            hottest = arrays.estimate(edges, edges[0].routing).hottest
             if hottest > HOT:
                 hot.append((callee, hottest))
 
     def since(workload: int) -> str:
-        now, then = sum(stands.members[workload].values()), before.get(selectors[workload], 0)
+        now, then = sum(current.members[workload].values()), before.get(selectors[workload], 0)
         return f" since it was scaled in from {then} to {now}" if now < then else ""
 
     texts = [
-        f"all {sum(stands.members[w].values())} replicas of {selectors[w]} are in {zone}{since(w)}, and it is to survive a zone"
+        f"all {sum(current.members[w].values())} replicas of {selectors[w]} are in {zone}{since(w)}, and it is to survive a zone"
         for w, zone in alone
     ]
     texts += [
@@ -368,22 +368,22 @@ def balanced(stands: GroupAsItStands, before: Mapping[str, int]) -> Condition:
         more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         message = "; ".join(texts[:SHOWN]) + more
         return condition(BALANCED, holds=False, reason=reason, message=message, generation=generation)
-    if not any(stands.members):
+    if not any(current.members):
         message = "no pod is placed"
         return condition(BALANCED, holds=None, reason="NothingPlaced", message=message, generation=generation)
     message = "replicas are in as many zones as they should be, and none is hot"
     return condition(BALANCED, holds=True, reason="Balanced", message=message, generation=generation)
 
 
-def replicas_by_zone(stands: GroupAsItStands) -> Iterator[tuple[int, Counter[Location]]]:
+def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
     """Workloads of several replicas that are to survive a zone, and where these are."""
-    for workload, nodes in enumerate(stands.members):
-        if stands.spreads[workload] == "zone" and sum(nodes.values()) > 1 and stands.zones > 1:
-            yield workload, count_by_location(nodes, stands.locations)
+    for workload, nodes in enumerate(current.members):
+        if current.spreads[workload] == "zone" and sum(nodes.values()) > 1 and current.zones > 1:
+            yield workload, count_by_location(nodes, current.locations)
 
 
-def in_one_zone(stands: GroupAsItStands) -> Iterator[tuple[int, str]]:
+def in_one_zone(current: PlacedGroup) -> Iterator[tuple[int, str]]:
     """Workloads that are to survive a zone and are wholly in one, and which."""
-    for workload, found in replicas_by_zone(stands):
+    for workload, found in replicas_by_zone(current):
         if len(found) == 1:
             yield workload, next(iter(found)).zone

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import PeerWorkload, Tally, Weighing, normalise, weigh
+from controller.scheduler.rules import PeerWorkload, PlaceScore, ScoreTable, normalise, weigh
 from controller.scheduler.state import State
 from kubekit.wire import DECODE_ERRORS, format_time
 
@@ -26,7 +26,7 @@ class Struct(msgspec.Struct, frozen=True, rename="camel"):
     """Base: camelCase, as ``-o json`` prints it."""
 
 
-class BondLine(Struct, frozen=True):
+class PeerLine(Struct, frozen=True):
     """A dependency of the pod, or one on it.
 
     Attributes:
@@ -57,7 +57,7 @@ class CandidateLine(Struct, frozen=True):
     Attributes:
         node: empty for the nodes of a place that fare alike.
         nodes: how many there are.
-        cells: in the order of `Explanation.bonds`.
+        cells: in the order of `Explanation.peers`.
         score: 0 to 100 among the candidates that pass, null when refused.
         planned: the plan wants the pod here.
         chosen: the pod is here.
@@ -97,7 +97,7 @@ class Explanation(Struct, frozen=True):
     topology: str
     weight: str
     neutral: str
-    bonds: tuple[BondLine, ...]
+    peers: tuple[PeerLine, ...]
     candidates: tuple[CandidateLine, ...]
     target: Target | None
     decided: str
@@ -133,15 +133,15 @@ def explain(state: State, pod: GroupPod) -> Explanation:
     metadata = pod.metadata
     target = target_of(pod)
     key = state.group_of(metadata.namespace, pod.group) if pod.group else ""
-    weighing = state.weigh(metadata.namespace, pod.group, pod.workload)
+    score_table = state.weigh(metadata.namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else None
-    bonds: list[tuple[PeerWorkload, bool]] = []
+    peers: list[tuple[PeerWorkload, bool]] = []
     if key:
-        dependencies, dependants = state.bonds(key, pod.workload, state.members(key))
-        bonds = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
+        dependencies, dependants = state.peers(key, pod.workload, state.members(key))
+        peers = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
     candidates: tuple[CandidateLine, ...] = ()
-    if not weighing.neutral and costs is not None:
-        candidates = _Table(state, pod, target, bonds, costs.table).lines(weighing)
+    if not score_table.neutral and costs is not None:
+        candidates = _Table(state, pod, target, peers, costs.table).lines(score_table)
     explanation = Explanation(
         pod=metadata.key,
         node=pod.spec.node_name,
@@ -149,8 +149,8 @@ def explain(state: State, pod: GroupPod) -> Explanation:
         workload=pod.workload,
         topology=costs.topology if costs else "",
         weight=costs.weight if costs else "",
-        neutral=weighing.neutral,
-        bonds=tuple(_bond_line(state, bond, depends) for bond, depends in bonds),
+        neutral=score_table.neutral,
+        peers=tuple(_bond_line(state, bond, depends) for bond, depends in peers),
         candidates=candidates,
         target=target,
         decided="",
@@ -158,11 +158,11 @@ def explain(state: State, pod: GroupPod) -> Explanation:
     return msgspec.structs.replace(explanation, decided=conclude(explanation))
 
 
-def _bond_line(state: State, bond: PeerWorkload, depends: bool) -> BondLine:
+def _bond_line(state: State, bond: PeerWorkload, depends: bool) -> PeerLine:
     places: Counter[str] = Counter()
     for node, count in bond.pods.items():
         places[state.places[state.place_of[node]].zone or node] += count
-    return BondLine(
+    return PeerLine(
         bond.selector, "depends-on" if depends else "depended-on-by", bond.max_cost, dict(sorted(places.items()))
     )
 
@@ -175,38 +175,38 @@ class _Table:
         state: State,
         pod: GroupPod,
         target: Target | None,
-        bonds: Sequence[tuple[PeerWorkload, bool]],
+        peers: Sequence[tuple[PeerWorkload, bool]],
         costs: CostTable,
     ) -> None:
-        self._state, self._target, self._bonds, self._costs = state, target, bonds, costs
+        self._state, self._target, self._bonds, self._costs = state, target, peers, costs
         self._node = pod.spec.node_name
         # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
-        self._weighed = [weigh((bond,), (), state.places, state.place_of, costs) for bond, _ in bonds]
+        self._weighed = [weigh((bond,), (), state.places, state.place_of, costs) for bond, _ in peers]
 
-    def lines(self, weighing: Weighing) -> tuple[CandidateLine, ...]:
-        own = {node: self._state.place_of[node] for node in weighing.by_node if node in self._state.place_of}
+    def lines(self, score_table: ScoreTable) -> tuple[CandidateLine, ...]:
+        own = {node: self._state.place_of[node] for node in score_table.by_node if node in self._state.place_of}
         shared = self._state.population.copy()
         shared.subtract(own.values())
-        rows = [(place, "", count, weighing.by_class[place]) for place, count in shared.items() if count > 0]
-        rows += [(place, node, 1, weighing.by_node[node]) for node, place in own.items()]
-        passing = [tally.cost for _, _, _, tally in rows if tally.passes]
+        rows = [(place, "", count, score_table.by_class[place]) for place, count in shared.items() if count > 0]
+        rows += [(place, node, 1, score_table.by_node[node]) for node, place in own.items()]
+        passing = [place_score.cost for _, _, _, place_score in rows if place_score.passes]
         low, high = min(passing, default=0), max(passing, default=0)
         found = [self._line(row, normalise(row[3].cost, low, high) if row[3].passes else None) for row in rows]
         found.sort(key=lambda line: (not line.passes, line.cost, line.region, line.zone, not line.node, line.node))
         return tuple(found)
 
-    def _line(self, row: tuple[int, str, int, Tally], score: int | None) -> CandidateLine:
-        place, node, nodes, tally = row
+    def _line(self, row: tuple[int, str, int, PlaceScore], score: int | None) -> CandidateLine:
+        place, node, nodes, place_score = row
         location = self._state.places[place]
         return CandidateLine(
             region=location.region,
             zone=location.zone,
             node=node,
             nodes=nodes,
-            passes=tally.passes,
-            satisfied=tally.satisfied,
-            violated=tally.violated,
-            cost=tally.cost,
+            passes=place_score.passes,
+            satisfied=place_score.satisfied,
+            violated=place_score.violated,
+            cost=place_score.cost,
             score=score,
             cells=tuple(self._cell(place, node, i) for i in range(len(self._bonds))),
             planned=self._target is not None and self._is_at(self._target.node, place, node),
@@ -221,8 +221,8 @@ class _Table:
     def _cell(self, place: int, node: str, number: int) -> Cell:
         bond, depends = self._bonds[number]
         if depends:
-            tally = self._weighed[number].tally(node, place)
-            return Cell(tally.cost, tally.satisfied, tally.violated, tally.unknown)
+            place_score = self._weighed[number].place_score(node, place)
+            return Cell(place_score.cost, place_score.satisfied, place_score.violated, place_score.unknown)
         here, cost = self._state.places[place], 0
         verdicts: Counter[Verdict] = Counter()
         for peer, count in bond.pods.items():
@@ -283,7 +283,7 @@ def _name(line: CandidateLine) -> str:
 def _costs(line: CandidateLine, explanation: Explanation) -> str:
     details = [
         f"{bond.workload} {cell.cost}" + (f" of {bond.max_cost}" if sum(bond.places.values()) == 1 else "")
-        for bond, cell in zip(explanation.bonds, line.cells, strict=True)
+        for bond, cell in zip(explanation.peers, line.cells, strict=True)
         if bond.places
     ]
     more = f", and {len(details) - SHOWN} more" if len(details) > SHOWN else ""

@@ -17,7 +17,7 @@ import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, Location, Verdict
 from controller.cluster.requests import amount
-from controller.cluster.routing import keeps_zones
+from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
 
@@ -42,7 +42,7 @@ class PeerWorkload(NamedTuple):
     routing: Routing = Routing.ANY
 
 
-class Tally(NamedTuple):
+class PlaceScore(NamedTuple):
     """How a node fares over all placed pods of all dependencies.
 
     Attributes:
@@ -65,7 +65,7 @@ class Tally(NamedTuple):
         return self.violated <= self.satisfied and not self.starved
 
 
-class Weighing(msgspec.Struct, frozen=True):
+class ScoreTable(msgspec.Struct, frozen=True):
     """The answer for one pod over the whole cluster.
 
     Attributes:
@@ -75,12 +75,12 @@ class Weighing(msgspec.Struct, frozen=True):
     """
 
     neutral: str
-    by_class: Sequence[Tally] = ()
-    by_node: Mapping[str, Tally] = {}
+    by_class: Sequence[PlaceScore] = ()
+    by_node: Mapping[str, PlaceScore] = {}
 
-    def tally(self, node: str, place: int) -> Tally:
+    def place_score(self, node: str, place: int) -> PlaceScore:
         """Of one node, by its name and the index of its place; a neutral answer finds nothing against any node."""
-        return Tally() if self.neutral else self.by_node.get(node) or self.by_class[place]
+        return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_class[place]
 
 
 def weigh(
@@ -91,7 +91,7 @@ def weigh(
     costs: CostTable,
     *,
     bandwidth: bool = False,
-) -> Weighing:
+) -> ScoreTable:
     """Weigh every place for one pod.
 
     Args:
@@ -150,7 +150,7 @@ class _Sums:
     def _answered_near(self, bond: PeerWorkload, by_place: Mapping[int, int]) -> frozenset[int]:
         """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
         zones = (self._places[place].zone for place in by_place)
-        return frozenset(by_place) if keeps_zones(bond.routing, zones) else frozenset()
+        return frozenset(by_place) if has_zone_hints(bond.routing, zones) else frozenset()
 
     def _answer_here(self, bond: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
         """What a node with replicas of its own changes: by zone they are some of those that answer, by node the only ones.
@@ -184,18 +184,20 @@ class _Sums:
         for node, count in bond.pods.items():
             self._correct(node, count)
 
-    def result(self) -> Weighing:
+    def result(self) -> ScoreTable:
         by_class = [
-            Tally(*tally)
-            for tally in zip(self._satisfied, self._violated, self._cost, self._starved, self._unknown, strict=True)
+            PlaceScore(*place_score)
+            for place_score in zip(
+                self._satisfied, self._violated, self._cost, self._starved, self._unknown, strict=True
+            )
         ]
-        by_node: dict[str, Tally] = {}
+        by_node: dict[str, PlaceScore] = {}
         for node, (satisfied, violated, cost) in self._here.items():
             base = by_class[self._place_of[node]]
             by_node[node] = base._replace(
                 satisfied=base.satisfied + satisfied, violated=base.violated + violated, cost=base.cost + cost
             )
-        return Weighing("", by_class, by_node)
+        return ScoreTable("", by_class, by_node)
 
     def _by_place(self, bond: PeerWorkload) -> Counter[int]:
         found: Counter[int] = Counter()
@@ -226,12 +228,12 @@ def normalise(cost: int, low: int, high: int) -> int:
     return MAX_SCORE - MAX_SCORE * (cost - low) // (high - low)
 
 
-def refusal(node: str, tally: Tally) -> str:
+def refusal(node: str, place_score: PlaceScore) -> str:
     """Why a node is refused, in the words that users of upstream know."""
-    if tally.violated > tally.satisfied:
+    if place_score.violated > place_score.satisfied:
         return (
             f"Node {node} does not meet several network requirements from Workload dependencies: "
-            f"Satisfied: {tally.satisfied} Violated: {tally.violated}"
+            f"Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
         )
     return f"Node {node} has too little free bandwidth for the Workload dependencies"
 

@@ -20,7 +20,7 @@ from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placem
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.rules import PeerWorkload, Weighing, weigh
+from controller.scheduler.rules import PeerWorkload, ScoreTable, weigh
 from kubekit.reflector import Store, follow
 from kubekit.wire import Node, Object, ObjectMeta
 
@@ -80,7 +80,7 @@ class State:
         self._costs = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         self._placed: dict[str, Placed] = {}
-        self._weighed: dict[tuple[str, str], Weighing] = {}
+        self._weighed: dict[tuple[str, str], ScoreTable] = {}
         self._weighed_at = -1
         self._services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
@@ -289,17 +289,17 @@ class State:
         """The costs that a group of this namespace is judged by."""
         return self._costs.of(group_namespace)
 
-    def weigh(self, namespace: str, group_name: str, workload: str) -> Weighing:
+    def weigh(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
         """Weigh every place for a pod with these labels.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
         """
         if not group_name:
-            return Weighing(NO_GROUP_LABEL)
+            return ScoreTable(NO_GROUP_LABEL)
         key = self.group_of(namespace, group_name)
         if not key:
-            return Weighing(NO_GROUP)
+            return ScoreTable(NO_GROUP)
         if self._weighed_at != self.version:
             self._weighed.clear()
             self._weighed_at = self.version
@@ -307,14 +307,14 @@ class State:
             self._weighed[key, workload] = self._weigh(key, workload)
         return self._weighed[key, workload]
 
-    def weighing_of(self, pod: GroupPod) -> Weighing:
+    def score_table_of(self, pod: GroupPod) -> ScoreTable:
         """The same for a pod; where deleted nodes block, a neutral answer says so."""
         try:
             return self.weigh(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
-            return Weighing(str(error))
+            return ScoreTable(str(error))
 
-    def weigh_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> Weighing:
+    def weigh_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
         """Weigh every place as if these placed pods were gone already; those of other groups make no difference.
 
         Raises:
@@ -329,17 +329,17 @@ class State:
             left[placed.workload][placed.node] -= 1
         return self._weigh(key, workload, {selector: +nodes for selector, nodes in left.items()})
 
-    def _weigh(self, key: str, workload: str, members: Members | None = None) -> Weighing:
+    def _weigh(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
         costs = self.costs(self.groups[key].metadata.namespace)
         if not costs.topology:
-            return Weighing(NO_TOPOLOGY)
-        dependencies, dependants = self.bonds(key, workload, self.members(key) if members is None else members)
+            return ScoreTable(NO_TOPOLOGY)
+        dependencies, dependants = self.peers(key, workload, self.members(key) if members is None else members)
         if not dependencies and not dependants:
-            return Weighing(NO_DEPENDENCY)
+            return ScoreTable(NO_DEPENDENCY)
         dependencies = [bond for bond in dependencies if bond.pods]
         dependants = [bond for bond in dependants if bond.pods]
         if not dependencies and not dependants:
-            return Weighing(NOTHING_PLACED)
+            return ScoreTable(NOTHING_PLACED)
         return weigh(
             dependencies,
             dependants,
@@ -349,7 +349,7 @@ class State:
             bandwidth=self._rules.bandwidth_filter,
         )
 
-    def bonds(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
+    def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """What a workload depends on, and what depends on it, with the pods that are placed.
 
         Raises:

@@ -62,7 +62,7 @@ class DefaultSchedulerModel:
         # A round of the descheduler asks for thousands of pods, most of them with the same requests and constraints as others.
         self._by_requests: dict[tuple[int, ...], Ints] = {}
         self._sizes: dict[tuple[str, int], tuple[Bools, int]] = {}
-        self._unloved = any(host.unloved for host in hosts)
+        self._unloved = any(host.prefer_no_schedule_taints for host in hosts)
         self._asked, self._floored = (_bounded(table).reshape(-1, 2) for table in (asked, floored))
 
     def take(self, pod: PodInfo, node: str, sign: int = 1) -> None:
@@ -100,7 +100,7 @@ class DefaultSchedulerModel:
         total = self._by_resources(tuple(bounded(pod.requests.get(resource, 0)) for resource in FLOOR))
         total = total + _SPREAD * self._spread(spec, siblings, around, among)
         if self._unloved:
-            unborne = np.array([_unborne(host, spec) for host in self._hosts], np.int64)
+            unborne = np.array([_untolerated(host, spec) for host in self._hosts], np.int64)
             total = total + _TAINTS * (100 - _share(unborne, among))
         return total + _AFFINITY * (_share(self._liked(spec), among) + self._company(spec, around, among))
 
@@ -328,8 +328,10 @@ def _share(amounts: Ints, among: Bools) -> Ints:
     return found
 
 
-def _unborne(host: Host, spec: GroupPodSpec) -> int:
-    return sum(first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.unloved)
+def _untolerated(host: Host, spec: GroupPodSpec) -> int:
+    return sum(
+        first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.prefer_no_schedule_taints
+    )
 
 
 def _matching(selector: Selector | None, pods: Iterable[PodInfo]) -> list[PodInfo]:

@@ -15,7 +15,7 @@ import msgspec
 from controller.cluster.graph import build_graph
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
-from controller.cluster.routing import keeps_zones
+from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, ServiceIndex
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.weights import measured_traffic
@@ -115,7 +115,7 @@ def _mean_price(
 def _ways(callers: Counter[Place], called: Counter[Place], *, near: bool) -> Iterator[tuple[Place, Place, float]]:
     """From where to where calls go, and their share of all; neither side is empty."""
     total = callers.total()
-    near = near and keeps_zones(Routing.ZONE, (zone for (_, zone), count in called.items() if count))
+    near = near and has_zone_hints(Routing.ZONE, (zone for (_, zone), count in called.items() if count))
     for here, calling in callers.items():
         answering = {here: called[here]} if near and called.get(here) else called
         everybody = sum(answering.values())

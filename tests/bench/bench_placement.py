@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.hosts import Room, host_of
+from controller.cluster.hosts import FreeCapacity, host_of
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.solve import EFFORT, solve
 from tests.bench import m3
@@ -89,7 +89,7 @@ def measure_size() -> dict[str, Figure]:
         host = host_of(msgspec.structs.replace(node, metadata=named))
         hosts[host.name] = host
     snapshot = msgspec.structs.replace(
-        groups.snapshot_of(case), hosts=hosts, room=Room(hosts, {}), spread="soft", objective="time"
+        groups.snapshot_of(case), hosts=hosts, free_capacity=FreeCapacity(hosts, {}), spread="soft", objective="time"
     )
     began = time.process_time()
     plan = plan_group(snapshot)

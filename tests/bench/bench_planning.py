@@ -53,14 +53,14 @@ async def _measure() -> dict[str, Figure]:
     world.declared.elsewhere["evil"] = {"P1": 50_000_000}
     world.add_group(PHANTOMS, 50_000_000)
     world.add_pod(PHANTOMS, "a", "P1", 1)
-    process = PlanningProcess(world.fleet, deadline_s=60.0)
+    process = PlanningProcess(world.node_cache, deadline_s=60.0)
     await _begin(process, world)
     before_s = _processor_s(process)
     gc.collect()
     gc.freeze()  # as the manager does once it knows the cluster
 
-    async def solve(snapshot: GroupSnapshot, hurry: bool, _: float) -> Plan:
-        return await process.solve(snapshot, hurry)
+    async def solve(snapshot: GroupSnapshot, fast: bool, _: float) -> Plan:
+        return await process.solve(snapshot, fast)
 
     world.plans._solve = solve
     watch = Watch()
@@ -68,19 +68,19 @@ async def _measure() -> dict[str, Figure]:
     working = asyncio.create_task(world.plans.run())
     began = time.monotonic()
     for group in (PHANTOMS, GROUP):
-        world.plans.look(group, world.of(group))
+        world.plans.get_or_request(group, world.of(group))
     while len(world.woken) < 2:
         await asyncio.sleep(0.005)
     took_s = time.monotonic() - began
     pods = world.of(GROUP)
     await asyncio.sleep(0)
-    outlook = world.plans.look(GROUP, pods)
+    plan_state = world.plans.get_or_request(GROUP, pods)
     await asyncio.sleep(0)
     worker_s = _processor_s(process) - before_s
     for task in (working, watching):
         task.cancel()
     await process.stop()
-    placed = len(outlook.plan.targets) if outlook.plan is not None else 0
+    placed = len(plan_state.plan.targets) if plan_state.plan is not None else 0
     refused = world.plans.report(PHANTOMS)
     stall_ms, said = watch.longest_s * 1000, refused.reason if refused is not None else "nothing"
     return {

@@ -212,7 +212,7 @@ class Day:
     async def shun(self, world: World, names: frozenset[str]) -> None:
         """The taint on these nodes and no others, as the controller writes it before it evicts."""
         for name, host in list(world.nodes.items()):
-            if bool(host.unloved) != (name in names):
+            if bool(host.prefer_no_schedule_taints) != (name in names):
                 taints = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}] if name in names else None
                 body = {"spec": {"taints": taints}}
                 world.take_node(name, None, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))

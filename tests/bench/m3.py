@@ -80,7 +80,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
             CallEdge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
         ),
         tables=(Table(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
-        survives=np.full(len(services), deal is not None, np.bool_),
+        must_span_zones=np.full(len(services), deal is not None, np.bool_),
         balance=1e-6,
     )
 

@@ -149,7 +149,7 @@ CLAIM = {
 }
 WITH_CLAIM: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
 FRONT = group(workload("front"))
-APART: dict[str, Any] = {
+ANTI_AFFINITY: dict[str, Any] = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {"labelSelector": {"matchLabels": {"app": "front"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -280,7 +280,7 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
     ),
     Case(
         "anti-affinity with more replicas than nodes",
-        [group(workload("front"), members=9), deployment("front", replicas=9, affinity=APART)],
+        [group(workload("front"), members=9), deployment("front", replicas=9, affinity=ANTI_AFFINITY)],
         by_hand=EIGHT,
     ),
     Case(

@@ -18,7 +18,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.wire import Answers, Names
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.rules import Weighing
+from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
 from kubekit import logs
 from kubekit.http_limits import BodyTooLargeError, read_body
@@ -121,33 +121,33 @@ class Extender:
             BadRequestError: the arguments cannot be read.
         """
         question = _question(body)
-        weighing = self._weigh(question.pod)
-        if isinstance(weighing, DeletedNodeError):
+        score_table = self._weigh(question.pod)
+        if isinstance(score_table, DeletedNodeError):
             self._metrics.decisions.labels("filter", "error").inc()
-            return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(weighing)})
-        planned = self._follow(question, weighing)
+            return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(score_table)})
+        planned = self._follow(question, score_table)
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
-        if weighing.neutral:
+        if score_table.neutral:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
             return self._answers.pass_all(bytes(question.nodenames)).body
-        filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), weighing)
+        filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), score_table)
         self._metrics.count_filter(filtered.refused)
         return filtered.body
 
-    def _follow(self, question: Question, weighing: Weighing) -> bytes | None:
+    def _follow(self, question: Question, score_table: ScoreTable) -> bytes | None:
         """The answer by the plan. None without one, and for a pod that found no node with it: that one is shown them all."""
         pod = question.pod
-        if weighing.neutral in _NOT_FOR_US or pod.found_no_node:
+        if score_table.neutral in _NOT_FOR_US or pod.found_no_node:
             return None
         target = self._target(pod)
         if target is None:
             return None
         _check_names(question.nodenames)
         try:
-            return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
+            return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), score_table, target)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
@@ -164,18 +164,18 @@ class Extender:
             BadRequestError: the arguments cannot be read.
         """
         question = _question(body)
-        weighing = self._weigh(question.pod)
-        if isinstance(weighing, DeletedNodeError):
-            raise BadRequestError(str(weighing), 500)
+        score_table = self._weigh(question.pod)
+        if isinstance(score_table, DeletedNodeError):
+            raise BadRequestError(str(score_table), 500)
         names = self._nodes_of(question)
-        foreign = weighing.neutral in _NOT_FOR_US
+        foreign = score_table.neutral in _NOT_FOR_US
         target = None if foreign else self._target(question.pod)
-        result = "planned" if target is not None else "neutral" if weighing.neutral else "ruled"
+        result = "planned" if target is not None else "neutral" if score_table.neutral else "ruled"
         self._metrics.decisions.labels("prioritize", result).inc()
-        if target is None and not weighing.neutral:
+        if target is None and not score_table.neutral:
             self._metrics.fallbacks.labels("no-plan").inc(self._config.plans)
         return self._answers.prioritize(
-            names, weighing, target, allocatable=not foreign or weighing.neutral == NO_GROUP_LABEL
+            names, score_table, target, allocatable=not foreign or score_table.neutral == NO_GROUP_LABEL
         )
 
     def answer_preempt(self, body: bytes) -> bytes:
@@ -192,29 +192,29 @@ class Extender:
         if question.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
-        weighing = self._weigh(question.pod)
-        if isinstance(weighing, DeletedNodeError):
-            raise BadRequestError(str(weighing), 500)
-        if weighing.neutral:
+        score_table = self._weigh(question.pod)
+        if isinstance(score_table, DeletedNodeError):
+            raise BadRequestError(str(score_table), 500)
+        if score_table.neutral:
             answer = PreemptionAnswer({node: victims or MetaVictims() for node, victims in question.nodes.items()})
         else:
             meta = question.pod.metadata
             workload = meta.label(WORKLOAD_LABEL)
             answer = passing(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
-        if weighing.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
+        if score_table.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
             answer = _narrowed(answer, self._target(question.pod))
         self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
-    def _weigh(self, pod: ExtenderPod) -> Weighing | DeletedNodeError:
+    def _weigh(self, pod: ExtenderPod) -> ScoreTable | DeletedNodeError:
         scheduler = pod.spec.scheduler_name
         if scheduler and not serves(scheduler, self._names):
-            return Weighing(NOT_OURS)
+            return ScoreTable(NOT_OURS)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
         mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
         if group and mode != "extender":
-            return Weighing(BY_POD)
+            return ScoreTable(BY_POD)
         try:
             return self._state.weigh(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
         except DeletedNodeError as error:
@@ -318,7 +318,7 @@ def passing(
     for node, victims in nodes.items():
         kept = victims or MetaVictims()
         gone = [placed for victim in kept.pods or () if (placed := state.placed(victim.uid)) is not None]
-        weighing = state.weigh_without(namespace, group, workload, gone)
-        if weighing.tally(node, state.place_of.get(node, 0)).passes:
+        score_table = state.weigh_without(namespace, group, workload, gone)
+        if score_table.place_score(node, state.place_of.get(node, 0)).passes:
             remaining[node] = kept
     return PreemptionAnswer(remaining)

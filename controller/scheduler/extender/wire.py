@@ -17,7 +17,15 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NOWHERE
 from controller.cluster.pods import Target
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.rules import MAX_SCORE, Tally, Weighing, normalise, normalise_allocatable, raw_score, refusal
+from controller.scheduler.rules import (
+    MAX_SCORE,
+    PlaceScore,
+    ScoreTable,
+    normalise,
+    normalise_allocatable,
+    raw_score,
+    refusal,
+)
 from controller.scheduler.state import State
 
 REASONS_LIMIT = 50
@@ -198,27 +206,27 @@ class Answers:
         """Refuse nothing, without looking at the list."""
         return Filtered(b'{"nodenames":' + raw + _END)
 
-    def filter(self, uid: str, names: Names, weighing: Weighing) -> Filtered:
+    def filter(self, uid: str, names: Names, score_table: ScoreTable) -> Filtered:
         """Answer a filter request; nodes that pass come grouped by place."""
-        refusals = [(place, group) for place, group in names.by_place.items() if not weighing.by_class[place].passes]
-        if not refusals and all(tally.passes for tally in weighing.by_node.values()):
+        refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_class[place].passes]
+        if not refusals and all(place_score.passes for place_score in score_table.by_node.values()):
             self._remember(uid, names)
             return self.pass_all(names.raw)
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
-        exceptions = self._exceptions(weighing)
+        exceptions = self._exceptions(score_table)
         for place, group in names.by_place.items():
             if place in exceptions:
-                passing = {name for name in group if weighing.tally(name, place).passes}
+                passing = {name for name in group if score_table.place_score(name, place).passes}
                 kept[place] = [name for name in group if name in passing]
                 refused[place] = [name for name in group if name not in passing]
             else:
-                (kept if weighing.by_class[place].passes else refused)[place] = group
+                (kept if score_table.by_class[place].passes else refused)[place] = group
         given = self._give(uid, {place: group for place, group in kept.items() if group})
-        body = b'{"nodenames":' + given.raw + self._failures(refused, weighing) + b',"error":""}'
+        body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
         return Filtered(body, names.count - given.count)
 
-    def follow(self, uid: str, names: bytes, weighing: Weighing, target: Target) -> bytes | None:
+    def follow(self, uid: str, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
         """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
 
         By prioritize's scores one of these would win anyway; a scheduler that is spared thousands of names answers several
@@ -230,28 +238,28 @@ class Answers:
         place_of = self._state.place_of
         place = place_of.get(target.node)
         # A name is quoted as a whole, so what is found is that name and not a part of another.
-        if place is not None and weighing.tally(target.node, place).passes and _encode(target.node) in names:
+        if place is not None and score_table.place_score(target.node, place).passes and _encode(target.node) in names:
             return b'{"nodenames":' + _encode([target.node]) + _END
         kept: dict[int, Sequence[str]] = {}
         for number, group in self.names(uid, names).by_place.items():
             location = self._state.places[number]
             if location.zone and location == target.location:
-                passing = [name for name in group if weighing.tally(name, number).passes]
+                passing = [name for name in group if score_table.place_score(name, number).passes]
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
         return b'{"nodenames":' + self._give(uid, kept).raw + _END
 
-    def _exceptions(self, weighing: Weighing) -> set[int]:
+    def _exceptions(self, score_table: ScoreTable) -> set[int]:
         """Places with a node of which the filter thinks otherwise than of the rest."""
         place_of = self._state.place_of
         return {
             place_of[node]
-            for node, tally in weighing.by_node.items()
-            if node in place_of and tally.passes != weighing.by_class[place_of[node]].passes
+            for node, place_score in score_table.by_node.items()
+            if node in place_of and place_score.passes != score_table.by_class[place_of[node]].passes
         }
 
-    def _failures(self, refused: Mapping[int, Sequence[str]], weighing: Weighing) -> bytes:
+    def _failures(self, refused: Mapping[int, Sequence[str]], score_table: ScoreTable) -> bytes:
         """The refused nodes with reasons.
 
         Refusals are unresolvable: evicting pods makes no network nearer, and without saying so kube-scheduler would preempt
@@ -262,34 +270,34 @@ class Answers:
         rest: list[bytes] = []
         for place, group in refused.items():
             left = max(REASONS_LIMIT - len(named), 0)
-            named |= {name: refusal(name, weighing.tally(name, place)) for name in group[:left]}
+            named |= {name: refusal(name, score_table.place_score(name, place)) for name in group[:left]}
             if len(group) > left:
-                rest.append(self._shared_reasons(place, group[left:], weighing.by_class[place]))
+                rest.append(self._shared_reasons(place, group[left:], score_table.by_class[place]))
         first = _encode(named)
         every = b",".join(part for part in (first[1:-1], *rest) if part)
         return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + every + b"}"
 
-    def _shared_reasons(self, place: int, names: Sequence[str], tally: Tally) -> bytes:
+    def _shared_reasons(self, place: int, names: Sequence[str], place_score: PlaceScore) -> bytes:
         location = self._state.places[place]
         where = f"in {location.zone or location.region}" if location != NOWHERE else "without zone"
-        text = f"{where}: network requirements from Workload dependencies, Satisfied: {tally.satisfied} Violated: {tally.violated}"
+        text = f"{where}: network requirements from Workload dependencies, Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
         reason = b":" + _encode(text)
         return (reason + b",").join([_encode(name) for name in names]) + reason
 
-    def prioritize(self, names: Names, weighing: Weighing, target: Target | None, *, allocatable: bool) -> bytes:
+    def prioritize(self, names: Names, score_table: ScoreTable, target: Target | None, *, allocatable: bool) -> bytes:
         """Answer a prioritize request: lower accumulated cost scores higher, the plan's target highest.
 
         Args:
             names: from `names`.
-            weighing: the rule's answer for the pod.
+            score_table: the rule's answer for the pod.
             target: where the plan wants the pod, None without a plan.
             allocatable: add NodeResourcesAllocatable's score, if it has a weight.
         """
         if not names.count:
             return b"[]"
-        if weighing.neutral:
-            weighing = Weighing(weighing.neutral, [Tally()] * len(self._state.places))
-        scores = self._scores(names, weighing, target)
+        if score_table.neutral:
+            score_table = ScoreTable(score_table.neutral, [PlaceScore()] * len(self._state.places))
+        scores = self._scores(names, score_table, target)
         if allocatable and self._allocatable.weight:
             return self._combined(names, scores)
         parts: list[bytes] = []
@@ -303,14 +311,14 @@ class Answers:
         return b"[" + b",".join(parts) + b"]"
 
     def _scores(
-        self, names: Names, weighing: Weighing, target: Target | None
+        self, names: Names, score_table: ScoreTable, target: Target | None
     ) -> dict[int, tuple[int, Mapping[str, int]]]:
         """Per place a score, and those of its nodes that differ."""
-        own: dict[int, dict[str, Tally]] = {}
-        for node, tally in weighing.by_node.items():
+        own: dict[int, dict[str, PlaceScore]] = {}
+        for node, place_score in score_table.by_node.items():
             place = self._state.place_of.get(node)
             if place is not None:
-                own.setdefault(place, {})[node] = tally
+                own.setdefault(place, {})[node] = place_score
         costs: list[int] = []
         for place, group in names.by_place.items():
             special = own.get(place, {})
@@ -318,12 +326,12 @@ class Answers:
             own[place] = {n: special[n] for n in present}
             costs += [special[n].cost for n in present]
             if len(group) > len(present):
-                costs.append(weighing.by_class[place].cost)
+                costs.append(score_table.by_class[place].cost)
         low, high = min(costs), max(costs)
         found: dict[int, tuple[int, Mapping[str, int]]] = {}
         for place in names.by_place:
-            score = normalise(weighing.by_class[place].cost, low, high)
-            special_scores = {node: normalise(tally.cost, low, high) for node, tally in own[place].items()}
+            score = normalise(score_table.by_class[place].cost, low, high)
+            special_scores = {node: normalise(place_score.cost, low, high) for node, place_score in own[place].items()}
             found[place] = self._planned(place, score, special_scores, target)
         return found
 

@@ -29,7 +29,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         plan: the plan.
         graph: of the group.
         costs: the weight that was in use.
-        fleet_version: of the hosts.
+        nodes_version: of the hosts.
         freed: `ReservationCache.freed` at that time.
         members: keys of the pods that were there and that nobody else holds back.
         replicas: declared ones.
@@ -43,7 +43,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
     plan: Plan
     graph: Graph
     costs: CostTable
-    fleet_version: int
+    nodes_version: int
     freed: int
     members: frozenset[str]
     replicas: Mapping[str, int]
@@ -57,7 +57,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
     def of(
         cls,
         snapshot: GroupSnapshot,
-        fleet_version: int,
+        nodes_version: int,
         freed: int,
         plan: Plan,
         *,
@@ -70,7 +70,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
             plan,
             snapshot.graph,
             snapshot.costs,
-            fleet_version,
+            nodes_version,
             freed,
             members_of(snapshot.pods),
             dict(snapshot.replicas),
@@ -85,7 +85,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         self,
         graph: Graph,
         costs: CostTable,
-        fleet_version: int,
+        nodes_version: int,
         pods: Sequence[GroupPod],
         *,
         replicas: Mapping[str, int],
@@ -96,7 +96,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         return (
             self.graph == graph
             and self.costs is costs
-            and self.fleet_version == fleet_version
+            and self.nodes_version == nodes_version
             and self.members == members_of(pods)
             and self.replicas == replicas
             and self.volumes == volumes
@@ -198,7 +198,7 @@ def hold_against(
         if pod.over:
             continue
         key = pod.metadata.key
-        target, seat = plan.targets.get(key), assumed.fleet.seat_of(key)
+        target, seat = plan.targets.get(key), assumed.node_cache.assigned_node(key)
         node = pod.spec.node_name or seat
         if target is not None:
             # A gated pod that nobody refused is where the plan has it: most of a large group, most of the time.

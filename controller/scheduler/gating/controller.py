@@ -14,13 +14,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.groups.order import order
-from controller.scheduler.balance import as_it_stands, balanced, routed_near
+from controller.scheduler.balance import balanced, placed_group, routed_near
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
@@ -85,14 +85,14 @@ class GatingController:
     ) -> None:
         self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
         self.metrics = GateMetrics(registry)
-        self.state, self.fleet, self.volumes = State(config, namespace), Fleet(), Volumes()
+        self.state, self.node_cache, self.volumes = State(config, namespace), NodeCache(), Volumes()
         self._mirror = caches.group_pods
         self._declared = Declared(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._mirror, self.state, clock)
-        self._process = PlanningProcess(self.fleet)
+        self._process = PlanningProcess(self.node_cache)
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.fleet, self.volumes, prices),
+            PlanInputs(self.state, self.node_cache, self.volumes, prices),
             self._pods.of,
             self._declared,
             config=config.gates,
@@ -107,7 +107,7 @@ class GatingController:
         self._updater = PodUpdater(
             self._writer,
             self.state,
-            self.fleet,
+            self.node_cache,
             self._stuck,
             config=config,
             metrics=self.metrics,
@@ -115,7 +115,7 @@ class GatingController:
             clock=clock,
         )
         self._placements = PlacementEvents(
-            self.state, self.fleet, self._writer, recorder, config=config, metrics=self.metrics, clock=clock
+            self.state, self.node_cache, self._writer, recorder, config=config, metrics=self.metrics, clock=clock
         )
         self._burst: asyncio.TimerHandle | None = None
         self._leading = False
@@ -133,7 +133,7 @@ class GatingController:
             namespaces=caches.namespaces,
             services=caches.services,
         )
-        self.fleet.follow(caches.nodes, caches.pods)
+        self.node_cache.follow(caches.nodes, caches.pods)
         self._process.follow(caches.nodes, caches.pods)
         self.volumes.follow(caches.volumes, caches.claims, caches.classes)
         self._mirror.subscribe(self._on_pod)
@@ -160,11 +160,11 @@ class GatingController:
         found = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):
             return found
-        stands, before = as_it_stands(self.state, group), self._balanced_at.get(group, {})
+        current, before = placed_group(self.state, group), self._balanced_at.get(group, {})
         # Hundreds of dependencies take tens of milliseconds, which the event loop does not have.
-        near, even = await asyncio.to_thread(lambda: (routed_near(stands), balanced(stands, before)))
+        near, even = await asyncio.to_thread(lambda: (routed_near(current), balanced(current, before)))
         if even.status != "False":
-            counts = zip(stands.graph.selectors, stands.members, strict=True)
+            counts = zip(current.graph.selectors, current.members, strict=True)
             self._balanced_at[group] = {selector: sum(nodes.values()) for selector, nodes in counts}
         return [*found, near, even]
 
@@ -219,7 +219,7 @@ class GatingController:
 
     def _on_surroundings(self) -> None:
         """Nodes, costs, groups or volumes changed; heartbeats and our own status writes did not."""
-        versions = self.state.surroundings_version, self.fleet.version, self.volumes.version
+        versions = self.state.surroundings_version, self.node_cache.version, self.volumes.version
         if versions != self._seen_versions:
             self._seen_versions = versions
             self._wake_waiting()
@@ -242,19 +242,23 @@ class GatingController:
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now) <= 0
-        outlook = self.plans.look(group, pods) if settled and self._config.plans else PlanState()
-        if outlook.plan is not None and not outlook.pending:
-            queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced), crowded=outlook.crowded)
-        turns = plan_release(queue, now, self._config.gates)
-        held = await self._release(group, turns, outlook)
-        told_s = self._tell_waiting(pods, {**turns.waiting, **held}, now)
-        actions, again_s = self._stuck.plan(pods, outlook.plan, self.state, now)
+        plan_state = self.plans.get_or_request(group, pods) if settled and self._config.plans else PlanState()
+        if plan_state.plan is not None and not plan_state.pending:
+            queue = msgspec.structs.replace(
+                queue, unplaced=frozenset(plan_state.plan.unplaced), crowded=plan_state.crowded
+            )
+        decision = plan_release(queue, now, self._config.gates)
+        held = await self._release(group, decision, plan_state)
+        told_s = self._tell_waiting(pods, {**decision.waiting, **held}, now)
+        actions, again_s = self._stuck.plan(pods, plan_state.plan, self.state, now)
         await self._updater.see_to(actions)
         if actions:
             self._wake(group)
         await self._placements.report(pods)
-        stale_s = UNPLACED_FOR_S if turns.waiting and outlook.plan is not None and outlook.plan.unplaced else None
-        return min((s for s in (turns.again_s, again_s, stale_s, told_s) if s is not None), default=None)
+        stale_s = (
+            UNPLACED_FOR_S if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced else None
+        )
+        return min((s for s in (decision.again_s, again_s, stale_s, told_s) if s is not None), default=None)
 
     def _tell_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
         """One event on each pod that has waited for a few seconds: for whom. Tells when to look again."""
@@ -263,22 +267,22 @@ class GatingController:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
         return again_s
 
-    async def _release(self, group: str, turns: ReleaseDecision, outlook: PlanState) -> Mapping[str, str]:
+    async def _release(self, group: str, decision: ReleaseDecision, plan_state: PlanState) -> Mapping[str, str]:
         """Open gates; of pods whose turn it is and that the plan holds, what they wait for."""
-        releases = turns.releases
-        if outlook.pending:
+        releases = decision.releases
+        if plan_state.pending:
             # The plan that is being made may have a place for those that have none in the one there is.
-            places = outlook.plan.targets if outlook.plan is not None else {}
+            places = plan_state.plan.targets if plan_state.plan is not None else {}
             planned = {r.pod.metadata.key for r in releases if r.cause in FORCED or r.pod.metadata.key in places}
             incomplete = {r.pod.pod_group for r in releases if r.pod.metadata.key not in planned} - {""}
             releases = tuple(r for r in releases if r.pod.metadata.key in planned and r.pod.pod_group not in incomplete)
         for release in releases:
             self.plans.assumed.release(release.pod.metadata.key)
-        await self._updater.release(group, releases, outlook.plan)
+        await self._updater.release(group, releases, plan_state.plan)
         if releases:
             self._wake(group)
         going = {release.pod.metadata.key for release in releases}
-        return {r.pod.metadata.key: PENDING for r in turns.releases if r.pod.metadata.key not in going}
+        return {r.pod.metadata.key: PENDING for r in decision.releases if r.pod.metadata.key not in going}
 
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         known = self.state.groups.get(group)

@@ -153,13 +153,13 @@ class GroupPlans:
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inputs, self._state, self._fleet = inputs, inputs.state, inputs.fleet
+        self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
         self._pods_of, self._declared, self._say = pods_of, declared, tell
         self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
-        self.assumed = ReservationCache(inputs.fleet)
+        self.assumed = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._order)
-        self._standing: dict[str, CachedPlan] = {}
+        self._cached: dict[str, CachedPlan] = {}
         self._slots: dict[str, int] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
@@ -176,42 +176,42 @@ class GroupPlans:
         members = known.spec.num_members if known is not None else 0
         return int(self._planner_time.used_s(group.partition("/")[0])), max(members, len(self._pods_of(group)))
 
-    def look(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
+    def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The plan that holds for a group; where none does, one is asked for."""
         known = self._state.groups.get(group)
         if known is None:
             return PlanState()
-        standing = self._standing.get(group)
-        if standing is None:
+        cached = self._cached.get(group)
+        if cached is None:
             return self._ask(group)
         now = self._clock()
-        self._stands(group, standing.plan, pods)
-        coming = ComingRoom(self._leaving(pods), self._evictable(group, standing.evicts_below))
-        verdict = judge(standing.plan, group, pods, self.assumed, coming)
+        self._stands(group, cached.plan, pods)
+        coming = ComingRoom(self._leaving(pods), self._evictable(group, cached.evicts_below))
+        verdict = judge(cached.plan, group, pods, self.assumed, coming)
         if self._is_stalled(group, pods, verdict):
             self._refuse_full(
-                group, standing.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
+                group, cached.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
             )
-            verdict = judge(standing.plan, group, pods, self.assumed, coming)
+            verdict = judge(cached.plan, group, pods, self.assumed, coming)
         replicas, _ = self.replicas(group, known, pods)
-        same = standing.fits(
+        same = cached.fits(
             self._state.graph(group),
             self._state.costs(known.metadata.namespace).table,
-            self._fleet.version,
+            self._node_cache.version,
             pods,
             replicas=replicas,
             volumes=self._inputs.demands_of(pods, replicas),
-            foreign=foreign_pods(self._fleet, pods),
+            foreign=foreign_pods(self._node_cache, pods),
         )
         self._expected = self._coming()
-        room_came = bool(standing.plan.unplaced) and standing.freed != self.assumed.freed
-        stale = room_came and now - standing.made_at > UNPLACED_FOR_S
+        room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
+        stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
             self.assumed.promise(group, verdict.uncounted, coming.leaving)
-            return PlanState(standing.plan, crowded=verdict.crowded)
+            return PlanState(cached.plan, crowded=verdict.crowded)
         asked = self._ask(group)
         usable = verdict.followed and verdict.has_room and asked.pending
-        return PlanState(standing.plan if usable else None, asked.pending, verdict.crowded)
+        return PlanState(cached.plan if usable else None, asked.pending, verdict.crowded)
 
     def _ask(self, group: str) -> PlanState:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
@@ -219,19 +219,19 @@ class GroupPlans:
         failed_at, times = self._failed.get(group, (0.0, 0))
         if times and now < failed_at + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S):
             return PlanState()
-        standing = self._standing.get(group)
-        rest_s = standing.made_at + SHARE * standing.took_s - now if standing is not None else 0.0
+        cached = self._cached.get(group)
+        rest_s = cached.made_at + SHARE * cached.took_s - now if cached is not None else 0.0
         self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
         return PlanState(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
         """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""
-        self._standing.pop(group, None)
+        self._cached.pop(group, None)
         self._slots.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.pop(group, None)
         self.assumed.stands(group, begun=False, whole=True)
-        bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._fleet.seat_of(p.metadata.key)]
+        bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._node_cache.assigned_node(p.metadata.key)]
         self.assumed.promise(group, bound)
         if group not in self._state.groups:
             self._reports.pop(group, None)
@@ -239,7 +239,7 @@ class GroupPlans:
 
     def holding(self) -> frozenset[str]:
         """Groups that have a plan, or were promised room."""
-        return frozenset((*self._standing, *self.assumed.holders()))
+        return frozenset((*self._cached, *self.assumed.holders()))
 
     def report(self, group: str) -> Condition | None:
         """What to say about planning in the group's status; None when there is nothing."""
@@ -254,7 +254,7 @@ class GroupPlans:
         replicas, left_out = self.replicas(group, known, pods)
         namespace = group.partition("/")[0]
         began, freed = self._clock(), self.assumed.freed
-        before = self._standing.get(group)
+        before = self._cached.get(group)
         self._stands(group, before.plan if before is not None else None, pods)
         try:
             self._check_limits(group, known, pods, replicas)
@@ -266,9 +266,9 @@ class GroupPlans:
         else:
             took_s = self._clock() - began
             self._failed.pop(group, None)
-            self._standing[group] = CachedPlan.of(
+            self._cached[group] = CachedPlan.of(
                 snapshot,
-                self._fleet.version,
+                self._node_cache.version,
                 freed,
                 plan,
                 made_at=self._clock(),
@@ -291,8 +291,8 @@ class GroupPlans:
 
     async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
-        hurry, search_s = len(self._queue) > HURRY_FROM, self._planner_time.search_s(group.partition("/")[0])
-        plan = await self._solve(snapshot, hurry, search_s)
+        fast, search_s = len(self._queue) > HURRY_FROM, self._planner_time.search_s(group.partition("/")[0])
+        plan = await self._solve(snapshot, fast, search_s)
         left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         willing = all(spec.preemption_policy != "Never" for spec in left)
         below = min((spec.priority for spec in left), default=None) if willing else None
@@ -302,7 +302,7 @@ class GroupPlans:
         promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
         for node, amounts in evictable.items():
             add(promised.setdefault(node, {}), amounts, -1)
-        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), hurry, search_s)
+        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), fast, search_s)
         return (evicting, below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
 
     def _evictable(self, group: str, below: int | None) -> dict[str, Amounts]:
@@ -310,12 +310,12 @@ class GroupPlans:
         found: dict[str, Amounts] = {}
         if below is not None:
             own = {pod.metadata.key for pod in self._pods_of(group)}
-            for info in self._fleet.bound:
+            for info in self._node_cache.bound:
                 if info.priority < below and info.key not in own:
                     add(found.setdefault(info.node, {}), info.asks)
         return found
 
-    async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone; None where it finds no place.
 
         Args:
@@ -388,7 +388,7 @@ class GroupPlans:
 
     def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
         """Where the group's pods went in the plan before, and where replacements of evicted ones are meant to go."""
-        before, now = self._standing.get(group), self._clock()
+        before, now = self._cached.get(group), self._clock()
         found = dict(before.plan.targets) if before else {}
         for expected in self._expected.get(group, ()):
             if expected.until <= now:
@@ -428,7 +428,7 @@ class GroupPlans:
         """Node -> requests of pods that a rollout is about to replace there."""
         found: dict[str, Amounts] = {}
         for key in outdated(pod.metadata for pod in pods if not pod.over):
-            info = self._fleet.held(key)
+            info = self._node_cache.held(key)
             if info is not None:
                 add(found.setdefault(info.node, {}), info.asks)
         return found
@@ -479,7 +479,7 @@ class GroupPlans:
     def _fail(self, group: str, known: AppGroup, error: PlanningError) -> None:
         _, times = self._failed.get(group, (0.0, 0))
         self._failed[group] = (self._clock(), times + 1)
-        self._standing.pop(group, None)
+        self._cached.pop(group, None)
         self.assumed.promise(group, ())
         self.assumed.stands(group, begun=False, whole=True)
         self._metrics.plans.labels("refused").inc()

@@ -77,7 +77,7 @@ def release_patch(
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
     if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_daemon_pod(pod):
-        verdicts = zone_verdicts(state.weighing_of(pod), state.places, sorted(state.population))
+        verdicts = zone_verdicts(state.score_table_of(pod), state.places, sorted(state.population))
         ours = requirement(verdicts, target) if handover.demands else None
         affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, serves, target_of
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import Explanation, decide, decision_of, explain
@@ -77,7 +77,7 @@ class PlacementEvents:
 
     Args:
         state: the cluster in the rules' eyes.
-        fleet: the hosts.
+        node_cache: the hosts.
         writer: patches pods.
         recorder: for events on pods.
         config: the section ``scheduler``.
@@ -88,7 +88,7 @@ class PlacementEvents:
     def __init__(
         self,
         state: State,
-        fleet: Fleet,
+        node_cache: NodeCache,
         writer: PodWriter,
         recorder: EventRecorder,
         *,
@@ -96,7 +96,7 @@ class PlacementEvents:
         metrics: GateMetrics,
         clock: Callable[[], float],
     ) -> None:
-        self._state, self._fleet, self._writer, self._recorder = state, fleet, writer, recorder
+        self._state, self._node_cache, self._writer, self._recorder = state, node_cache, writer, recorder
         self._config, self._metrics, self._clock = config, metrics, clock
         self._unreported: set[str] = set()
 
@@ -155,5 +155,5 @@ class PlacementEvents:
             return "by-rule"
         if target.node == pod.spec.node_name:
             return "as-planned"
-        host = self._fleet.hosts.get(pod.spec.node_name)
+        host = self._node_cache.hosts.get(pod.spec.node_name)
         return "planned-zone" if host is not None and host.location == target.location else "elsewhere"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
@@ -146,7 +146,7 @@ class PodUpdater:
     Args:
         writer: patches pods.
         state: the cluster in the rules' eyes.
-        fleet: the hosts.
+        node_cache: the hosts.
         stuck: knows of which pods no zone may be demanded.
         config: the section ``scheduler``.
         metrics: where to count.
@@ -158,7 +158,7 @@ class PodUpdater:
         self,
         writer: PodWriter,
         state: State,
-        fleet: Fleet,
+        node_cache: NodeCache,
         stuck: StuckPods,
         *,
         config: SchedulerConfig,
@@ -166,7 +166,7 @@ class PodUpdater:
         recorder: EventRecorder,
         clock: Callable[[], float],
     ) -> None:
-        self._writer, self._state, self._fleet, self._stuck = writer, state, fleet, stuck
+        self._writer, self._state, self._node_cache, self._stuck = writer, state, node_cache, stuck
         self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
 
     async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
@@ -195,7 +195,7 @@ class PodUpdater:
             self._count(group, release, planned=plan is not None, placed=target is not None)
 
     def _hostname(self, target: Target | None) -> str:
-        host = self._fleet.hosts.get(target.node) if target is not None else None
+        host = self._node_cache.hosts.get(target.node) if target is not None else None
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
     def _count(self, group: str, release: Release, *, planned: bool, placed: bool) -> None:

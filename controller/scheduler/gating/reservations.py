@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from controller.cluster.hosts import Fleet, Host
+from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.scheduler.gating.unschedulable import class_of
@@ -39,11 +39,11 @@ class ReservationCache:
     """What nodes hold beyond the pods bound to them: promises by group and host, and no-goods by class of pods and host.
 
     Args:
-        fleet: the hosts, and what bound pods use of them.
+        node_cache: the hosts, and what bound pods use of them.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
+    def __init__(self, node_cache: NodeCache) -> None:
+        self.node_cache = node_cache
         self._held: dict[str, dict[str, str]] = {}
         self._group_of: dict[str, str] = {}
         self._on: dict[str, dict[str, _Reservation]] = {}
@@ -127,7 +127,7 @@ class ReservationCache:
     @property
     def freed(self) -> int:
         """Counts how often room came back: a bound pod went, or a promise ended."""
-        return self.fleet.freed + self.promises_ended
+        return self.node_cache.freed + self.promises_ended
 
     def _let_go(self, key: str, node: str) -> None:
         self.promises_ended += 1
@@ -144,7 +144,7 @@ class ReservationCache:
         """The same for one host; or what pods on their way take of it ``now``, while gated ones wait."""
         by_group: dict[str, Amounts] = {}
         for key, promise in self._on.get(node, {}).items():
-            if promise.group == group or self.fleet.seat_of(key) or self._gives_way(promise, group):
+            if promise.group == group or self.node_cache.assigned_node(key) or self._gives_way(promise, group):
                 continue
             if not (now and promise.gated):
                 add(by_group.setdefault(promise.group, {}), promise.amounts)
@@ -156,11 +156,11 @@ class ReservationCache:
 
     def has_room(self, group: str, node: str, wanted: Amounts, *, now: bool = False) -> bool:
         """Whether a host has room beside its pods and `others_on` it."""
-        host = self.fleet.hosts.get(node)
+        host = self.node_cache.hosts.get(node)
         if host is None:
             return False
         return not lacking(
-            wanted, host.allocatable, self.fleet.used.get(node, {}), self.others_on(group, node, now=now)
+            wanted, host.allocatable, self.node_cache.used.get(node, {}), self.others_on(group, node, now=now)
         )
 
     def _gives_way(self, promise: _Reservation, group: str) -> bool:
@@ -171,7 +171,7 @@ class ReservationCache:
         hosts = self._refused.setdefault(class_of(pod), {})
         hosts.pop(node, None)
         key = pod.metadata.key
-        hosts[node] = _Refusal(key, self.fleet.hosts.get(node), self._taken_on(node, key))
+        hosts[node] = _Refusal(key, self.node_cache.hosts.get(node), self._taken_on(node, key))
         if len(hosts) > _REFUSALS_PER_CLASS:
             hosts.pop(next(iter(hosts)))
         if len(self._refused) > _REMEMBERED_CLASSES:
@@ -186,20 +186,20 @@ class ReservationCache:
         for pod in pods:
             its_class = class_of(pod)
             if its_class not in known:
-                known[its_class] = self._standing(its_class)
+                known[its_class] = self._cached(its_class)
             if known[its_class]:
                 found[pod.metadata.key] = known[its_class]
         return found
 
     def _taken_on(self, node: str, key: str) -> Amounts:
         """What a host's pods use, and what all but this one were promised there beside them."""
-        found = dict(self.fleet.used.get(node, {}))
+        found = dict(self.node_cache.used.get(node, {}))
         for other, promise in self._on.get(node, {}).items():
-            if other != key and not self.fleet.seat_of(other):
+            if other != key and not self.node_cache.assigned_node(other):
                 add(found, promise.amounts)
         return found
 
-    def _standing(self, its_class: str) -> frozenset[str]:
+    def _cached(self, its_class: str) -> frozenset[str]:
         hosts = self._refused.get(its_class)
         if hosts is None:
             return frozenset()
@@ -211,7 +211,7 @@ class ReservationCache:
 
     def _changed(self, node: str, then: _Refusal) -> bool:
         taken = self._taken_on(node, then.key)
-        return self.fleet.hosts.get(node) != then.host or any(
+        return self.node_cache.hosts.get(node) != then.host or any(
             taken.get(n, 0) < value for n, value in then.taken.items()
         )
 

@@ -211,8 +211,8 @@ def class_of(pod: GroupPod) -> str:
 
 def _answer(state: State, pod: GroupPod) -> int:
     """What the filter says of the cluster for a pod, as a number that changes when any of it does."""
-    weighing = state.weighing_of(pod)
-    if weighing.neutral:
-        return hash(weighing.neutral)
-    passing = tuple(tally.passes for tally in weighing.by_class)
-    return hash((passing, frozenset(node for node, tally in weighing.by_node.items() if tally.passes)))
+    score_table = state.score_table_of(pod)
+    if score_table.neutral:
+        return hash(score_table.neutral)
+    passing = tuple(place_score.passes for place_score in score_table.by_class)
+    return hash((passing, frozenset(node for node, place_score in score_table.by_node.items() if place_score.passes)))

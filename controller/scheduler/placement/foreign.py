@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from controller.cluster.eligibility import selector_of
-from controller.cluster.hosts import Fleet, PodTemplate, TemplateKey, template_of
+from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_of
 from controller.cluster.pods import GroupPod
 from controller.scheduler.placement.problem import RuleKind
 from controller.scheduler.placement.sharing import Term, read_selector, terms_of
@@ -31,11 +31,11 @@ class ForeignPods(msgspec.Struct, frozen=True):
     required: bool
 
 
-def foreign_pods(fleet: Fleet, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
+def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
     """Those that matter for a plan of a group.
 
     Args:
-        fleet: all bound pods.
+        node_cache: all bound pods.
         pods: of the group; these are not foreign, unless they are about to go.
     """
     own = [pod for pod in pods if not pod.over]
@@ -43,14 +43,14 @@ def foreign_pods(fleet: Fleet, pods: Iterable[GroupPod]) -> tuple[ForeignPods, .
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
     found = []
     mine: dict[TemplateKey, Counter[str]] | None = None
-    for key, template in fleet.templates.items():
+    for key, template in node_cache.templates.items():
         kinds = _kinds(template, terms, models)
         if not kinds:
             continue
-        mine = _counted(fleet, own) if mine is None else mine
+        mine = _counted(node_cache, own) if mine is None else mine
         nodes = template.nodes - mine.get(key, Counter())
         if nodes:
-            found.append(ForeignPods(template.model.asked, dict(nodes), required=bool(kinds - {RuleKind.SOFT})))
+            found.append(ForeignPods(template.model.asked, dict(nodes), required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 
@@ -59,13 +59,13 @@ def _template_of(pod: GroupPod) -> str:
     return owner.uid if owner is not None else pod.metadata.key
 
 
-def _counted(fleet: Fleet, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
+def _counted(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
     """Template -> node -> pods among these."""
     found: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        info = fleet.held(pod.metadata.key)
+        info = node_cache.held(pod.metadata.key)
         if info is not None:
-            found[template_of(info)][fleet.seat_of(pod.metadata.key)] += 1
+            found[template_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
     return found
 
 
@@ -76,7 +76,7 @@ def _kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[Grou
     if template.terms is None:
         template.terms = tuple(terms_of(model.asked))
     for term in template.terms:
-        repels = term.kind is RuleKind.APART
+        repels = term.kind is RuleKind.ANTI_AFFINITY
         if term in terms or (
             repels and any(_selects(term, m.metadata.namespace, m.metadata.labels or {}) for m in models)
         ):

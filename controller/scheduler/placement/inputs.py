@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.volumes import Volumes
 from controller.scheduler.placement.foreign import foreign_pods
@@ -20,13 +20,13 @@ class PlanInputs(NamedTuple):
 
     Attributes:
         state: AppGroups, costs and Services.
-        fleet: nodes, and the pods bound to them.
+        node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
         prices: of bytes between zones; None where nobody configured any.
     """
 
     state: State
-    fleet: Fleet
+    node_cache: NodeCache
     volumes: Volumes
     prices: PriceTable | None = None
 
@@ -40,7 +40,7 @@ class PlanInputs(NamedTuple):
             pods: all of its pods.
             replicas: workload selector -> how many replicas it declares, where that is known.
         """
-        known, fleet = self.state.groups[group], self.fleet
+        known, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(known.metadata.namespace)
         keys = [pod.metadata.key for pod in pods]
         return GroupSnapshot(
@@ -48,16 +48,16 @@ class PlanInputs(NamedTuple):
             pods=pods,
             replicas=replicas or {},
             costs=costs.table,
-            hosts=fleet.hosts,
-            used=fleet.used,
+            hosts=node_cache.hosts,
+            used=node_cache.used,
             released={p.metadata.key: target for p in pods if (target := carried_target(p)) is not None},
-            seats={key: seat for key in keys if (seat := fleet.seat_of(key))},
+            assigned_nodes={key: seat for key in keys if (seat := node_cache.assigned_node(key))},
             group=known,
             routings=self.state.routings_of(pods),
             measured=bool(costs.topology),
             volumes=self.demands_of(pods, replicas or {}),
-            hot=fleet.hot,
-            foreign=foreign_pods(fleet, pods),
+            hot=node_cache.hot,
+            foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from controller.cluster.routing import keeps_zones
+from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
@@ -21,7 +21,7 @@ class EdgeJudgement(msgspec.Struct, frozen=True):
 
     Attributes:
         latency: expected, of a call; microseconds where the table has them. 0 when one side has no replica.
-        beyond: pairs of a caller and a replica that may answer it which break the limit.
+        violations: pairs of a caller and a replica that may answer it which break the limit.
         on_host: share of the calls that stay on their host.
         in_zone: share of the calls that stay in their zone.
         hottest: load of the callee's busiest replica over its fair share.
@@ -29,7 +29,7 @@ class EdgeJudgement(msgspec.Struct, frozen=True):
     """
 
     latency: float = 0.0
-    beyond: int = 0
+    violations: int = 0
     on_host: float = 0.0
     in_zone: float = 0.0
     hottest: float = 1.0
@@ -43,7 +43,7 @@ class Judgement(msgspec.Struct, frozen=True):
         edges: in the problem's order.
         unplaced: replicas without a host.
         latency: expected, of a call, over all dependencies by their weights.
-        beyond: sum over dependencies.
+        violations: sum over dependencies.
         on_host: share of the traffic that stays on its host.
         in_zone: share of the traffic that stays in its zone.
         hottest: mean over the traffic.
@@ -53,7 +53,7 @@ class Judgement(msgspec.Struct, frozen=True):
     edges: tuple[EdgeJudgement, ...]
     unplaced: int
     latency: float
-    beyond: int
+    violations: int
     on_host: float
     in_zone: float
     hottest: float
@@ -83,7 +83,7 @@ def judge(problem: Problem, at: Ints) -> Judgement:
         edges=edges,
         unplaced=int((at < 0).sum()),
         latency=mean("latency", 0.0),
-        beyond=sum(found.beyond for found in edges),
+        violations=sum(found.violations for found in edges),
         on_host=mean("on_host", 1.0),
         in_zone=mean("in_zone", 1.0),
         hottest=mean("hottest", 1.0),
@@ -121,7 +121,7 @@ def judge_edge(
     own, replicas = in_zone[zone], float(there.sum())
     # Callers by who answers them: their host, their zone, or any.
     here = (there > 0) & (edge.routing is Routing.NODE)
-    hinted = keeps_zones(edge.routing, problem.zoned[zone[there > 0]])
+    hinted = has_zone_hints(edge.routing, problem.zoned[zone[there > 0]])
     near = ~here & (own > 0) & problem.zoned[zone] & hinted
     kept, close, any_ = calling * here, calling * near, calling * ~(here | near)
     inside = table.latency[zone, zone]
@@ -130,13 +130,13 @@ def judge_edge(
     of_all = there / replicas
     anywhere = (table.latency @ in_zone)[zone] / replicas + of_all * saved
     latency = kept.sum() * table.local + close @ (inside + of_zone * saved) + any_ @ anywhere
-    over = (table.beyond @ in_zone)[zone] - there * table.beyond[zone, zone]
-    beyond = close @ ((own - there) * table.beyond[zone, zone]) + any_ @ over
+    over = (table.violates_limit @ in_zone)[zone] - there * table.violates_limit[zone, zone]
+    violations = close @ ((own - there) * table.violates_limit[zone, zone]) + any_ @ over
     load = kept + np.bincount(zone, close, zones)[zone] * of_zone + any_.sum() * of_all
     everybody = float(calling.sum())
     return EdgeJudgement(
         latency=float(latency) / everybody,
-        beyond=round(float(beyond)),
+        violations=round(float(violations)),
         on_host=float(kept.sum() + close @ of_zone + any_ @ of_all) / everybody,
         in_zone=float(kept.sum() + close.sum() + any_ @ own / replicas) / everybody,
         hottest=float((load[there > 0] / there[there > 0]).max()) * replicas / everybody,

@@ -31,7 +31,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "ask_amount": (np.int64, "asks"),
     "class_of": (np.int32, "replicas"),
     "total": (np.int64, "workloads"),
-    "survives": (np.uint8, "workloads"),
+    "must_span_zones": (np.uint8, "workloads"),
     "host_wish": (np.float64, "workloads"),
     "zone_wish": (np.float64, "workloads"),
     "fixed_start": (np.int64, "workloads+1"),
@@ -43,14 +43,14 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "weight": (np.float64, "edges"),
     "latency": (np.float64, "tables zones zones"),
     "local": (np.float64, "tables"),
-    "beyond": (np.uint8, "tables zones zones"),
+    "violates_limit": (np.uint8, "tables zones zones"),
     "rule_kind": (np.int32, "rules"),
     "rule_skew": (np.int32, "rules"),
     "rule_short": (np.uint8, "rules"),
     "rule_price": (np.float64, "rules"),
     "domain_of": (np.int32, "rules hosts"),
     "domain_start": (np.int64, "rules+1"),
-    "standing": (np.int64, "domains"),
+    "bound": (np.int64, "domains"),
     "owned": (np.int64, "domains"),
     "eligible": (np.uint8, "domains"),
     "role_start": (np.int64, "classes+1"),
@@ -58,12 +58,12 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "role": (np.uint8, "roles"),
 }
 """The arrays of `Problem` in state.h, in its order, and how many entries each has: a product of counts."""
-_PRICES = ("beyond_price", "together_price", "load_price", "balance_price", "crowd_price")
+_PRICES = ("limit_price", "one_zone_price", "load_price", "balance_price", "crowd_price")
 
 _WHOLE = 1e6
 """What all calls together cost at worst, once scaled: prices above it come first, whatever the unit of weights."""
-BEYOND_PRICE = 4 * _WHOLE
-TOGETHER_PRICE = 1e4 * BEYOND_PRICE
+LIMIT_PRICE = 4 * _WHOLE
+ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
 class _Problem(ctypes.Structure):
@@ -99,7 +99,7 @@ class Prepared:
             setattr(self._raw, name, counts[name])
         for name, array in self._arrays.items():
             setattr(self._raw, name, array.ctypes.data)
-        self._raw.beyond_price, self._raw.together_price = BEYOND_PRICE, TOGETHER_PRICE
+        self._raw.limit_price, self._raw.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
         self._raw.load_price = problem.load
         self._raw.balance_price = problem.balance * _per_replica(problem)
         crowd = problem.crowd / max(1.0, _everybody(problem) / max(len(problem.free), 1)) ** 2
@@ -169,7 +169,7 @@ def _counts(problem: Problem) -> dict[str, int]:
         "rows": len(problem.allowed),
         "asks": int((problem.asks > 0).sum()),
         "fixed": sum(map(len, problem.fixed)),
-        "domains": sum(len(rule.standing) for rule in problem.rules),
+        "domains": sum(len(rule.bound) for rule in problem.rules),
         "roles": sum(len(rule.roles) for rule in problem.rules),
     }
 
@@ -218,7 +218,9 @@ def _host_arrays(problem: Problem) -> dict[str, object]:
 def _replica_arrays(problem: Problem) -> dict[str, object]:
     asking = problem.asks > 0
     classes, resources = np.nonzero(asking)
-    survives = np.zeros(problem.workloads, np.bool_) if problem.survives is None else problem.survives
+    must_span_zones = (
+        np.zeros(problem.workloads, np.bool_) if problem.must_span_zones is None else problem.must_span_zones
+    )
     host_wish = _host_wishes(problem)
     return {
         "workload_of": problem.workload_of,
@@ -229,7 +231,7 @@ def _replica_arrays(problem: Problem) -> dict[str, object]:
         "ask_amount": problem.asks[classes, resources],
         "class_of": problem.class_of,
         "total": problem.totals,
-        "survives": survives & (problem.totals > 1),
+        "must_span_zones": must_span_zones & (problem.totals > 1),
         "host_wish": host_wish,
         "zone_wish": host_wish * 1e-3,
         "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),
@@ -266,8 +268,10 @@ def _host_wishes(problem: Problem) -> Floats:
         for end in (edge.caller, edge.callee):
             traffic[end] += edge.weight * _worst(problem, edge.table)
     calls = traffic / totals * _scale(problem)
-    apart = np.zeros(problem.workloads) if problem.apart is None else problem.apart
-    wishes: Floats = 0.75 * apart * np.maximum(calls, _per_replica(problem)) * _gain_of_host(problem)
+    colocation_penalty = (
+        np.zeros(problem.workloads) if problem.colocation_penalty is None else problem.colocation_penalty
+    )
+    wishes: Floats = 0.75 * colocation_penalty * np.maximum(calls, _per_replica(problem)) * _gain_of_host(problem)
     return wishes
 
 
@@ -287,7 +291,7 @@ def _edge_arrays(problem: Problem) -> dict[str, object]:
         "weight": [edge.weight * scale for edge in edges],
         "latency": [table.latency for table in problem.tables],
         "local": [table.local for table in problem.tables],
-        "beyond": [table.beyond for table in problem.tables],
+        "violates_limit": [table.violates_limit for table in problem.tables],
     }
 
 
@@ -302,7 +306,7 @@ def _rule_arrays(problem: Problem) -> dict[str, object]:
     for number, rule in enumerate(rules):
         for class_, role in rule.roles.items():
             by_class[class_].append((number, role))
-    domains = [len(rule.standing) for rule in rules]
+    domains = [len(rule.bound) for rule in rules]
     roles = [role for of_class in by_class for role in of_class]
     return {
         "rule_kind": [int(rule.kind) for rule in rules],
@@ -311,7 +315,7 @@ def _rule_arrays(problem: Problem) -> dict[str, object]:
         "rule_price": [rule.price * _per_replica(problem) for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
         "domain_start": _starts(domains),
-        "standing": _joined([rule.standing for rule in rules]),
+        "bound": _joined([rule.bound for rule in rules]),
         "owned": _joined([rule.owned for rule in rules]),
         "eligible": _joined([rule.eligible for rule in rules]),
         "role_start": _starts([len(of_class) for of_class in by_class]),

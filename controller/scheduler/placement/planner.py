@@ -18,7 +18,7 @@ import numpy as np
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Host, Room
+from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pods import GroupPod, NodeSelector, Target
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
@@ -29,15 +29,15 @@ from controller.scheduler.placement.judge import count_hosts, judge
 from controller.scheduler.placement.preferences import dependencies_of, objective_of, spread_of
 from controller.scheduler.placement.problem import Ints
 from controller.scheduler.placement.problem_builder import (
-    Demand,
-    Draft,
+    BoundReplica,
+    CompiledProblem,
     Objective,
+    PlacementRequest,
     Spread,
-    Standing,
     WaitingReplica,
-    draft,
+    compile_problem,
     timed,
-    whole_cost,
+    total_cost,
     why_refused,
 )
 from controller.scheduler.placement.solve import EFFORT, FAST_EFFORT, Effort, solve
@@ -69,9 +69,9 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         used: node -> requests of the pods on it.
         released: pod key -> target of pods that the scheduler may be placing right now; these stay.
         previous: pod key -> target of an earlier plan, which wins over equally good ones.
-        seats: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
+        assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead; None when they agree.
-        room: hosts and used as a table, for whoever keeps one; None to have it made.
+        free_capacity: hosts and used as a table, for whoever keeps one; None to have it made.
         group: for its annotations; None when it has none.
         routings: workload selector -> who answers calls to it; any replica where that is not told.
         spread: where no annotation says otherwise.
@@ -94,8 +94,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     used: Mapping[str, Amounts]
     released: Mapping[str, Target] = {}
     previous: Mapping[str, Target] = {}
-    seats: Mapping[str, str] | None = None
-    room: Room | None = None
+    assigned_nodes: Mapping[str, str] | None = None
+    free_capacity: FreeCapacity | None = None
     group: AppGroup | None = None
     routings: Mapping[str, Routing] = {}
     spread: Spread = "soft"
@@ -137,17 +137,17 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def plan_group(
-    snapshot: GroupSnapshot, *, hurry: bool = False, deadline_s: float = DEADLINE_S, priced: bool = False
+    snapshot: GroupSnapshot, *, fast: bool = False, deadline_s: float = DEADLINE_S, priced: bool = False
 ) -> Plan:
     """Plan a group. The same snapshot gives the same plan, unless the deadline cuts the search short.
 
     Args:
         snapshot: the group and the cluster.
-        hurry: others wait, so that little work has to do.
+        fast: others wait, so that little work has to do.
         deadline_s: what is found by then is the plan, seconds.
         priced: also work out what surviving a zone costs, by a second plan.
     """
-    return _Reading(snapshot).plan(FAST_EFFORT if hurry else EFFORT, deadline_s, priced=priced)
+    return _Reading(snapshot).plan(FAST_EFFORT if fast else EFFORT, deadline_s, priced=priced)
 
 
 def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
@@ -156,14 +156,16 @@ def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
     promised = dict(snapshot.promised)
-    if snapshot.seats is None or key in snapshot.seats:
+    if snapshot.assigned_nodes is None or key in snapshot.assigned_nodes:
         left = dict(promised.get(node, {}))
         add(left, asks_of(pod.spec, pod.status), -1)
         promised[node] = left
     return replace(
         snapshot,
         pods=[waiting if other is pod else other for other in snapshot.pods],
-        seats=None if snapshot.seats is None else {k: seat for k, seat in snapshot.seats.items() if k != key},
+        assigned_nodes=None
+        if snapshot.assigned_nodes is None
+        else {k: seat for k, seat in snapshot.assigned_nodes.items() if k != key},
         promised=promised,
     )
 
@@ -185,7 +187,7 @@ class _Reading:
         self.kept: dict[str, Target] = {}
         self._position = {selector: i for i, selector in enumerate(self.graph.selectors)}
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
-        self._standing: list[Standing] = []
+        self._bound: list[BoundReplica] = []
         self._left_by: list[list[str]] = [[] for _ in self.graph.workloads]
         self._taken: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
         self.slots = self._read_pods()
@@ -222,7 +224,7 @@ class _Reading:
         node, counted = self._seat(pod)
         if not node or pod.metadata.key not in self._outdated:
             return False
-        self._standing.append(Standing(node, -1, pod))
+        self._bound.append(BoundReplica(node, -1, pod))
         self._left_by[position].append(node)
         if counted:
             add(self._taken[node], asks_of(pod.spec, pod.status), -1)
@@ -230,8 +232,10 @@ class _Reading:
 
     def _seat(self, pod: GroupPod) -> tuple[str, bool]:
         """The node that a pod is bound to, and whether its requests are counted there."""
-        key, seats = pod.metadata.key, self.snapshot.seats
-        return pod.spec.node_name or (seats or {}).get(key, ""), seats is None or key in seats
+        key, assigned_nodes = pod.metadata.key, self.snapshot.assigned_nodes
+        return pod.spec.node_name or (assigned_nodes or {}).get(
+            key, ""
+        ), assigned_nodes is None or key in assigned_nodes
 
     def _stays(self, pod: GroupPod, position: int) -> bool:
         """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
@@ -242,27 +246,27 @@ class _Reading:
             if target is None or target.node not in self.snapshot.hosts:
                 return False
             self.kept[key], node, counted = target, target.node, False
-        self._standing.append(Standing(node, position, pod))
+        self._bound.append(BoundReplica(node, position, pod))
         if not counted:
             add(self._taken[node], asks_of(pod.spec, pod.status))
         return True
 
-    def _demand(self) -> Demand:
+    def _request(self) -> PlacementRequest:
         snapshot, group = self.snapshot, self.snapshot.group or AppGroup()
         default = spread_of(group.metadata.annotations, snapshot.spread, self.problems)
         counts = [0] * len(self.graph.workloads)
-        for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._standing)):
+        for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._bound)):
             if position >= 0:
                 counts[position] += 1
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
-        return Demand(
+        return PlacementRequest(
             hosts=snapshot.hosts,
-            room=snapshot.room or Room(snapshot.hosts, snapshot.used),
+            free_capacity=snapshot.free_capacity or FreeCapacity(snapshot.hosts, snapshot.used),
             waiting=[slot.waiting for slot in self.slots],
-            standing=[
-                *self._standing,
+            bound=[
+                *self._bound,
                 *(
-                    Standing(node, -1, others.pod)
+                    BoundReplica(node, -1, others.pod)
                     for others in snapshot.foreign
                     for node, count in others.nodes.items()
                     for _ in range(count)
@@ -282,49 +286,49 @@ class _Reading:
 
     def plan(self, effort: Effort, deadline_s: float, *, priced: bool) -> Plan:
         """Search, and give the places found to the pods."""
-        demand = self._demand()
+        request = self._request()
         ends_at = time.monotonic() + deadline_s
         seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.turn
 
-        def search(wanted: Demand) -> tuple[Demand, Draft, Ints | None, Ints]:
-            drawn = draft(wanted)
-            hints = self._hints(drawn.number_of)
+        def search(wanted: PlacementRequest) -> tuple[PlacementRequest, CompiledProblem, Ints | None, Ints]:
+            compiled = compile_problem(wanted)
+            hints = self._hints(compiled.number_of)
             left_s = ends_at - time.monotonic()
-            return wanted, drawn, hints, solve(drawn.problem, hints, seed=seed, effort=effort, deadline_s=left_s)
+            return wanted, compiled, hints, solve(compiled.problem, hints, seed=seed, effort=effort, deadline_s=left_s)
 
-        wanted, drawn, hints, at = search(self._avoiding(demand))
-        if self.snapshot.hot and _lacks(drawn, at) > (0, 0):
+        wanted, compiled, hints, at = search(self._avoiding(request))
+        if self.snapshot.hot and _lacks(compiled, at) > (0, 0):
             # Rather a hot host than none, and rather than one that calls must not come from.
-            anywhere = search(demand)
-            if _lacks(anywhere[1], anywhere[3]) < _lacks(drawn, at):
-                wanted, drawn, hints, at = anywhere
+            anywhere = search(request)
+            if _lacks(anywhere[1], anywhere[3]) < _lacks(compiled, at):
+                wanted, compiled, hints, at = anywhere
         targets, unplaced, why = dict(self.kept), [], {}
         reasons: dict[int, str] = {}
-        for replica, host in enumerate(self._in_turns(drawn.problem.class_of, at, hints, drawn.problem.zone_of)):
+        for replica, host in enumerate(self._in_turns(compiled.problem.class_of, at, hints, compiled.problem.zone_of)):
             key = self.slots[replica].waiting.key
             if not key:
                 continue
             if host >= 0:
-                found = self.snapshot.hosts[drawn.names[host]]
+                found = self.snapshot.hosts[compiled.names[host]]
                 targets[key] = Target(found.location.zone, found.location.region, found.name)
                 continue
-            class_ = int(drawn.problem.class_of[replica])
+            class_ = int(compiled.problem.class_of[replica])
             if class_ not in reasons:
-                reasons[class_] = why_unplaced(wanted, drawn, at, replica)
+                reasons[class_] = why_unplaced(wanted, compiled, at, replica)
             unplaced.append(key)
             why[key] = reasons[class_]
         unplaced += self._whole_pod_groups(targets, why)
-        judged, by_time = judge(drawn.problem, at), timed(demand, drawn.problem)
+        judged, by_time = judge(compiled.problem, at), timed(request, compiled.problem)
         timing = judge(by_time, at)
         paid_us = None
-        if priced and pays(demand):
+        if priced and pays(request):
             left_s = max(ends_at - time.monotonic(), 0.0)
-            paid_us = price_us(demand, drawn, at, seed=seed, effort=effort, deadline_s=left_s)
+            paid_us = price_us(request, compiled, at, seed=seed, effort=effort, deadline_s=left_s)
         return Plan(
             targets=targets,
             unplaced=tuple(unplaced),
-            cost=whole_cost(demand, count_hosts(drawn.problem, at), drawn.names),
-            violations=judged.beyond,
+            cost=total_cost(request, count_hosts(compiled.problem, at), compiled.names),
+            violations=judged.violations,
             latency_us=timing.latency,
             traffic=sum(e.weight for e, found in zip(by_time.edges, timing.edges, strict=True) if found.answered),
             why=why,
@@ -341,13 +345,13 @@ class _Reading:
         why.update((key, f"not all of its PodGroup have a place: {left[key]}") for key in taken)
         return taken
 
-    def _avoiding(self, demand: Demand) -> Demand:
+    def _avoiding(self, request: PlacementRequest) -> PlacementRequest:
         """The demand without hot hosts."""
         hot = self.snapshot.hot
         if not hot:
-            return demand
-        waiting = [msgspec.structs.replace(w, refused=w.refused | hot) for w in demand.waiting]
-        return msgspec.structs.replace(demand, waiting=waiting)
+            return request
+        waiting = [msgspec.structs.replace(w, refused=w.refused | hot) for w in request.waiting]
+        return msgspec.structs.replace(request, waiting=waiting)
 
     def _hints(self, number_of: Mapping[str, int]) -> Ints | None:
         """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
@@ -391,42 +395,44 @@ class _Reading:
         return given
 
 
-def _lacks(drawn: Draft, at: Ints) -> tuple[int, int]:
+def _lacks(compiled: CompiledProblem, at: Ints) -> tuple[int, int]:
     """Replicas without a place, and limits that are broken."""
-    return int((at < 0).sum()), judge(drawn.problem, at).beyond
+    return int((at < 0).sum()), judge(compiled.problem, at).violations
 
 
-def why_unplaced(demand: Demand, draft: Draft, at: Ints, replica: int) -> str:
+def why_unplaced(request: PlacementRequest, compile_problem: CompiledProblem, at: Ints, replica: int) -> str:
     """Why a replica has no place, in kube-scheduler's manner: how many nodes there are, and what each of them lacks.
 
     Args:
-        demand: what was asked.
-        draft: its arrays.
+        request: what was asked.
+        compile_problem: its arrays.
         at: [replica] host or -1.
         replica: which one has no place.
     """
-    problem, waiting = draft.problem, demand.waiting[replica]
+    problem, waiting = compile_problem.problem, request.waiting[replica]
     class_ = int(problem.class_of[replica])
     asks = problem.asks[class_]
     taken = problem.free.copy()
     for other, host in enumerate(at.tolist()):
         if host >= 0:
             taken[host] -= problem.asks[problem.class_of[other]]
-    refused = why_refused(demand, waiting, draft.names)
+    refused = why_refused(request, waiting, compile_problem.names)
     reasons = Counter(refused.values())
-    for number, name in enumerate(draft.names):
+    for number, name in enumerate(compile_problem.names):
         if name in refused:
             continue
-        lacking = [r for r, resource in enumerate(draft.resources) if asks[r] and problem.free[number, r] < asks[r]]
-        crowded = [r for r, resource in enumerate(draft.resources) if asks[r] and taken[number, r] < asks[r]]
+        lacking = [
+            r for r, resource in enumerate(compile_problem.resources) if asks[r] and problem.free[number, r] < asks[r]
+        ]
+        crowded = [r for r, resource in enumerate(compile_problem.resources) if asks[r] and taken[number, r] < asks[r]]
         if lacking:
-            reasons[_lack(draft.resources[lacking[0]])] += 1
+            reasons[_lack(compile_problem.resources[lacking[0]])] += 1
         elif crowded:
             reasons["no room left beside the other pods of the plan"] += 1
         else:
             reasons["pod affinity, anti-affinity or topology spread constraints"] += 1
     listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
-    return f"0/{len(draft.names)} nodes are available: {listed or 'there are none'}"
+    return f"0/{len(compile_problem.names)} nodes are available: {listed or 'there are none'}"
 
 
 def _lack(resource: str) -> str:

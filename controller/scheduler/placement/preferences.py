@@ -11,7 +11,7 @@ from typing import get_args
 from controller.cluster.graph import Graph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
-from controller.scheduler.placement.problem_builder import PRICED, DependencyDemand, Objective, Spread
+from controller.scheduler.placement.problem_builder import PRICED, DependencyRequest, Objective, Spread
 from controller.traffic.weights import annotated_weights, measured_traffic
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
@@ -58,7 +58,7 @@ def objective_of(group: AppGroup, default: Objective, problems: list[str], *, pr
 
 def dependencies_of(
     group: AppGroup, graph: Graph, replicas: Sequence[int], routings: Sequence[Routing], problems: list[str]
-) -> list[DependencyDemand]:
+) -> list[DependencyRequest]:
     """The group's dependencies with their weights.
 
     What its user says counts where that is said of any, else measured traffic, else minBandwidth, else each caller counts 1. A
@@ -73,7 +73,7 @@ def dependencies_of(
     """
     weights = _weights(group, graph, problems)
     return [
-        DependencyDemand(
+        DependencyRequest(
             caller=edge.dependant,
             callee=edge.dependency,
             weight=weights[i] if weights else float(max(replicas[edge.dependant], 1)),

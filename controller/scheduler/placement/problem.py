@@ -25,9 +25,9 @@ class RuleKind(IntEnum):
     """
 
     SPREAD = 0
-    APART = 1
-    TOGETHER = 2
-    SOFT = 3
+    ANTI_AFFINITY = 1
+    AFFINITY = 2
+    PREFERENCE = 3
 
 
 COUNTED, OWNER = 1, 2
@@ -58,12 +58,12 @@ class Table(msgspec.Struct, frozen=True):
     Attributes:
         latency: [zone, zone] from a caller to a callee on another host, microseconds (or costs, in parity).
         local: within one host.
-        beyond: [zone, zone] whether that breaks the limit of the edges that use this table.
+        violates_limit: [zone, zone] whether that breaks the limit of the edges that use this table.
     """
 
     latency: Floats
     local: float
-    beyond: Bools
+    violates_limit: Bools
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Rule(msgspec.Struct, frozen=True):
         kind: see there.
         roles: class -> role.
         domain_of: [host] or -1 where a host has none.
-        standing: [domain] counted pods that stay where they are.
+        bound: [domain] counted pods that stay where they are.
         owned: [domain] pods that carry the rule and stay.
         eligible: [domain] whether its count enters the least that skew is measured from.
         skew: most by which a domain may exceed the least.
@@ -85,7 +85,7 @@ class Rule(msgspec.Struct, frozen=True):
     kind: RuleKind
     roles: dict[int, int]
     domain_of: Ints
-    standing: Ints
+    bound: Ints
     owned: Ints
     eligible: Bools
     skew: int = 1
@@ -110,8 +110,8 @@ class Problem(msgspec.Struct, frozen=True):
         edges: at most one per ordered pair of workloads.
         tables: at least one where there are edges.
         rules: demands and wishes.
-        survives: [workload] whether it must not be wholly in one zone.
-        apart: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
+        must_span_zones: [workload] whether it must not be wholly in one zone.
+        colocation_penalty: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
             with those that they talk to; zones count a thousandth of that, so that they decide between equals only.
         crowd: the same of any two replicas of the problem, ever less where there are more replicas than hosts.
         load: what of a call that loads a replica above its fair share is priced as though it went elsewhere, 0 to 1 and more.
@@ -131,8 +131,8 @@ class Problem(msgspec.Struct, frozen=True):
     edges: tuple[CallEdge, ...] = ()
     tables: tuple[Table, ...] = ()
     rules: tuple[Rule, ...] = ()
-    survives: Bools | None = None
-    apart: Floats | None = None
+    must_span_zones: Bools | None = None
+    colocation_penalty: Floats | None = None
     crowd: float = 0.0
     load: float = 1.0
     balance: float = 1e-3

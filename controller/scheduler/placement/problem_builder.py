@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location, is_one_zone
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
-from controller.cluster.hosts import Host, Room
+from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Table
-from controller.scheduler.placement.sharing import Shared, Sharing
+from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
 from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)
@@ -71,7 +71,7 @@ class WaitingReplica(msgspec.Struct, frozen=True):
     refused: frozenset[str] = frozenset()
 
 
-class Standing(msgspec.Struct, frozen=True):
+class BoundReplica(msgspec.Struct, frozen=True):
     """A pod that stays where it is.
 
     Attributes:
@@ -85,7 +85,7 @@ class Standing(msgspec.Struct, frozen=True):
     pod: GroupPod | None = None
 
 
-class DependencyDemand(msgspec.Struct, frozen=True):
+class DependencyRequest(msgspec.Struct, frozen=True):
     """One workload calls another.
 
     Attributes:
@@ -103,29 +103,29 @@ class DependencyDemand(msgspec.Struct, frozen=True):
     max_cost: int = 0
 
 
-class Demand(msgspec.Struct, frozen=True):
+class PlacementRequest(msgspec.Struct, frozen=True):
     """What is to be planned.
 
     Attributes:
         hosts: every node by name.
-        room: what is free on them.
+        free_capacity: what is free on them.
         waiting: what is to be placed.
-        standing: what stays.
+        bound: what stays.
         spreads: per workload.
         dependencies: at most one per ordered pair.
         costs: the weight in use.
-        taken: host -> amounts that ``room`` does not count yet.
+        taken: host -> amounts that ``free_capacity`` does not count yet.
         objective: by what a placement is judged.
         measured: whether a NetworkTopology is there at all.
         prices: of bytes, for objectives that weigh money.
     """
 
     hosts: Mapping[str, Host]
-    room: Room
+    free_capacity: FreeCapacity
     waiting: Sequence[WaitingReplica]
-    standing: Sequence[Standing]
+    bound: Sequence[BoundReplica]
     spreads: Sequence[Spread]
-    dependencies: Sequence[DependencyDemand]
+    dependencies: Sequence[DependencyRequest]
     costs: CostTable
     taken: Mapping[str, Amounts] = {}
     objective: Objective = "time"
@@ -133,7 +133,7 @@ class Demand(msgspec.Struct, frozen=True):
     prices: PriceTable | None = None
 
 
-class Draft(msgspec.Struct, frozen=True):
+class CompiledProblem(msgspec.Struct, frozen=True):
     """A demand as arrays.
 
     Attributes:
@@ -161,28 +161,28 @@ class _Class(msgspec.Struct, frozen=True):
     pod: GroupPod
 
 
-def draft(demand: Demand) -> Draft:
+def compile_problem(request: PlacementRequest) -> CompiledProblem:
     """Make the arrays."""
-    return _Drafting(demand).result()
+    return _Compiler(request).result()
 
 
-class _Drafting:
-    def __init__(self, demand: Demand) -> None:
-        self._demand, self._room = demand, demand.room
+class _Compiler:
+    def __init__(self, request: PlacementRequest) -> None:
+        self._request, self._free_capacity = request, request.free_capacity
         self._rows: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
         self._classes: dict[bytes, int] = {}
         self._known: list[_Class] = []
-        labels_tell = _anybody_shares(demand)
-        self._class_of = [self._classify(waiting, labels_tell=labels_tell) for waiting in demand.waiting]
+        labels_tell = _anybody_shares(request)
+        self._class_of = [self._classify(waiting, labels_tell=labels_tell) for waiting in request.waiting]
         self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
 
-    def result(self) -> Draft:
+    def result(self) -> CompiledProblem:
         problem = self._problem()
-        rules = Sharing(self._shared(problem)).rules()
+        rules = PodTopologyConstraints(self._shared(problem)).rules()
         if rules:
             problem = msgspec.structs.replace(problem, rules=rules)
-        return Draft(problem, self._room.names, self._resources)
+        return CompiledProblem(problem, self._free_capacity.names, self._resources)
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
@@ -203,25 +203,25 @@ class _Drafting:
     def _row(self, hosts: bytes, waiting: WaitingReplica) -> int:
         if hosts not in self._rows:
             self._rows[hosts] = len(self._allowed)
-            self._allowed.append(eligible_hosts(self._demand, waiting))
+            self._allowed.append(eligible_hosts(self._request, waiting))
         return self._rows[hosts]
 
     def _problem(self) -> Problem:
-        demand, room = self._demand, self._room
-        workloads = len(demand.spreads)
+        request, free_capacity = self._request, self._free_capacity
+        workloads = len(request.spreads)
         fixed: list[list[int]] = [[] for _ in range(workloads)]
-        for standing in demand.standing:
-            number = room.number_of.get(standing.node)
-            if standing.workload >= 0 and number is not None:
-                fixed[standing.workload].append(number)
+        for bound in request.bound:
+            number = free_capacity.number_of.get(bound.node)
+            if bound.workload >= 0 and number is not None:
+                fixed[bound.workload].append(number)
         asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
         tables, table_of = self.tables()
-        shape = (max(len(self._allowed), 1), len(room.names))
+        shape = (max(len(self._allowed), 1), len(free_capacity.names))
         return Problem(
             free=self._free(),
             capacity=self._capacity(),
-            zone_of=room.location_of,
-            zoned=np.array([bool(location.zone) for location in room.locations], np.bool_),
+            zone_of=free_capacity.location_of,
+            zoned=np.array([bool(location.zone) for location in free_capacity.locations], np.bool_),
             workload_of=np.array([known.workload for known in self._known], np.int64),
             asks=np.array(asks, np.int64).reshape(len(self._known), len(self._resources)),
             row_of=np.array([known.row for known in self._known], np.int64),
@@ -230,53 +230,54 @@ class _Drafting:
             fixed=tuple(tuple(hosts) for hosts in fixed),
             edges=self._edges(table_of, fixed),
             tables=tables,
-            survives=self._survives(),
-            apart=np.array([0.0 if spread == "none" else 1.0 for spread in demand.spreads], np.float64),
-            crowd=0.0 if "none" in demand.spreads else _CROWD,
-            load=0.0 if demand.objective == "parity" else 1.0,
-            balance=min((_BALANCE[spread] for spread in demand.spreads), default=0.0),
+            must_span_zones=self._must_span_zones(),
+            colocation_penalty=np.array([0.0 if spread == "none" else 1.0 for spread in request.spreads], np.float64),
+            crowd=0.0 if "none" in request.spreads else _CROWD,
+            load=0.0 if request.objective == "parity" else 1.0,
+            balance=min((_BALANCE[spread] for spread in request.spreads), default=0.0),
         )
 
     def _free(self) -> Ints:
-        free = self._room.free(self._resources)
-        for node, amounts in self._demand.taken.items():
-            number = self._room.number_of.get(node)
+        free = self._free_capacity.free(self._resources)
+        for node, amounts in self._request.taken.items():
+            number = self._free_capacity.number_of.get(node)
             if number is not None:
                 wanted = [bounded(amounts.get(resource, 0)) for resource in self._resources]
                 free[number] -= np.array(wanted, np.int64)
-        for standing in self._demand.standing:
-            number = self._room.number_of.get(standing.node)
-            if standing.pod is not None and number is not None:
-                for port in ports_of(standing.pod.spec):
+        for bound in self._request.bound:
+            number = self._free_capacity.number_of.get(bound.node)
+            if bound.pod is not None and number is not None:
+                for port in ports_of(bound.pod.spec):
                     if port in self._resources:
                         free[number, self._resources.index(port)] = 0
         return free
 
     def _capacity(self) -> Ints:
-        hosts = self._demand.hosts
+        hosts = self._request.hosts
         table = [
-            [whole(resource, hosts[name].allocatable) for resource in self._resources] for name in self._room.names
+            [whole(resource, hosts[name].allocatable) for resource in self._resources]
+            for name in self._free_capacity.names
         ]
         return np.array(table, np.int64).reshape(len(table), len(self._resources))
 
-    def _survives(self) -> Bools:
+    def _must_span_zones(self) -> Bools:
         """[workload] those that want to survive a zone and have hosts in more than one."""
         zones_of: dict[int, set[int]] = defaultdict(set)
         for known in self._known:
-            zones_of[known.workload] |= set(self._room.location_of[self._allowed[known.row]].tolist())
-        spreads = self._demand.spreads
+            zones_of[known.workload] |= set(self._free_capacity.location_of[self._allowed[known.row]].tolist())
+        spreads = self._request.spreads
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
     def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
         """One table per distinct limit."""
-        demand, locations = self._demand, tuple(self._room.locations)
-        prices = price_table(locations, demand.costs, demand.objective, measured=demand.measured)
-        local = float(SAME_HOST_COST) if demand.objective == "parity" else ON_HOST_US
-        if demand.objective in PRICED and demand.prices is not None:
-            share = _BETWEEN_EQUALS if demand.objective == "money" else 1.0
-            prices, local = weighed_with_money(prices, local, money_table(locations, demand.prices), share)
-        limits = list(dict.fromkeys(d.max_cost for d in demand.dependencies))
-        tables = [Table(prices, local, beyond_table(locations, demand.costs, limit)) for limit in limits]
+        request, locations = self._request, tuple(self._free_capacity.locations)
+        prices = price_table(locations, request.costs, request.objective, measured=request.measured)
+        local = float(SAME_HOST_COST) if request.objective == "parity" else ON_HOST_US
+        if request.objective in PRICED and request.prices is not None:
+            share = _BETWEEN_EQUALS if request.objective == "money" else 1.0
+            prices, local = weighed_with_money(prices, local, money_table(locations, request.prices), share)
+        limits = list(dict.fromkeys(d.max_cost for d in request.dependencies))
+        tables = [Table(prices, local, limit_table(locations, request.costs, limit)) for limit in limits]
         return tuple(tables), {limit: i for i, limit in enumerate(limits)}
 
     def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
@@ -284,7 +285,7 @@ class _Drafting:
         count = np.array([len(hosts) for hosts in fixed], np.int64)
         for class_ in self._class_of:
             count[self._known[class_].workload] += 1
-        parity = self._demand.objective == "parity"
+        parity = self._request.objective == "parity"
         return tuple(
             CallEdge(
                 caller=d.caller,
@@ -293,39 +294,43 @@ class _Drafting:
                 routing=Routing.ANY if parity else d.routing,
                 table=table_of[d.max_cost],
             )
-            for d in self._demand.dependencies
+            for d in self._request.dependencies
         )
 
-    def _shared(self, problem: Problem) -> Shared:
-        demand = self._demand
-        return Shared(
+    def _shared(self, problem: Problem) -> ConstrainedPods:
+        request = self._request
+        return ConstrainedPods(
             pods=[known.pod for known in self._known],
             rows=[problem.allowed[known.row] for known in self._known],
-            hosts=[demand.hosts[name] for name in self._room.names],
-            standing=[
-                (self._room.number_of[s.node], s.pod)
-                for s in demand.standing
-                if s.pod is not None and s.node in self._room.number_of
+            hosts=[request.hosts[name] for name in self._free_capacity.names],
+            bound=[
+                (self._free_capacity.number_of[s.node], s.pod)
+                for s in request.bound
+                if s.pod is not None and s.node in self._free_capacity.number_of
             ],
         )
 
 
-def eligible_hosts(demand: Demand, waiting: WaitingReplica) -> Bools:
+def eligible_hosts(request: PlacementRequest, waiting: WaitingReplica) -> Bools:
     """[host] whether a replica may go there at all, see `why_refused`."""
-    room = demand.room
+    free_capacity = request.free_capacity
     choosy = has_node_constraints(waiting.pod.spec) or waiting.volumes
-    looked_at = room.names if choosy else [room.names[n] for n in sorted({*room.tainted, *room.closing})]
-    why = why_refused(demand, waiting, [*looked_at, *(waiting.refused & room.number_of.keys())])
-    may: Bools = np.ones(len(room.names), np.bool_)
-    may[[room.number_of[name] for name in why]] = False
+    looked_at = (
+        free_capacity.names
+        if choosy
+        else [free_capacity.names[n] for n in sorted({*free_capacity.tainted, *free_capacity.closing})]
+    )
+    why = why_refused(request, waiting, [*looked_at, *(waiting.refused & free_capacity.number_of.keys())])
+    may: Bools = np.ones(len(free_capacity.names), np.bool_)
+    may[[free_capacity.number_of[name] for name in why]] = False
     return may
 
 
-def why_refused(demand: Demand, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
+def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
     """Host -> why a replica may not go there, of those of these hosts that refuse it."""
     constraints, found = Constraints(waiting.pod.spec), {}
     for name in names:
-        host = demand.hosts[name]
+        host = request.hosts[name]
         why = constraints.refusal(name, host.labels, host.taints, volumes=waiting.volumes, closing=host.closing)
         if why or name in waiting.refused:
             found[name] = why or "refused by the scheduler a moment ago, or hot"
@@ -367,11 +372,11 @@ def weighed_with_money(times: Floats, local: float, money: Floats, share: float)
     return _closed(money * (float(times.max()) / dearest) + share * times), share * local
 
 
-def timed(demand: Demand, problem: Problem) -> Problem:
+def timed(request: PlacementRequest, problem: Problem) -> Problem:
     """The same problem with calls judged by their time, whatever it was planned by."""
-    if demand.objective == "time":
+    if request.objective == "time":
         return problem
-    return draft(msgspec.structs.replace(demand, objective="time")).problem
+    return compile_problem(msgspec.structs.replace(request, objective="time")).problem
 
 
 def latency_us(
@@ -394,21 +399,21 @@ def latency_us(
     return _UNMEASURED_ZONE_US if origin.region == destination.region else _UNMEASURED_REGION_US
 
 
-def whole_cost(demand: Demand, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str]) -> int:
+def total_cost(request: PlacementRequest, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str]) -> int:
     """NetworkCost summed over all pairs of caller and callee, by the contract's table.
 
     Args:
-        demand: for dependencies and costs.
+        request: for dependencies and costs.
         hosts_of: per workload, host number -> its replicas there.
         names: of the hosts.
     """
     on = [{names[host]: count for host, count in counts.items()} for counts in hosts_of]
-    locations = {name: demand.hosts[name].location for counts in on for name in counts}
-    return sum(demand.costs.of_pairs(on[d.caller], on[d.callee], locations)[0] for d in demand.dependencies)
+    locations = {name: request.hosts[name].location for counts in on for name in counts}
+    return sum(request.costs.of_pairs(on[d.caller], on[d.callee], locations)[0] for d in request.dependencies)
 
 
 @lru_cache(_TABLES)
-def beyond_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
+def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
     """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
     flat = [costs.judge(a, b, limit)[0] == "violated" for a in locations for b in locations]
     return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
@@ -419,9 +424,9 @@ def _closed(table: NDArray[T]) -> NDArray[T]:
     return table
 
 
-def _anybody_shares(demand: Demand) -> bool:
+def _anybody_shares(request: PlacementRequest) -> bool:
     """Whether any pod says what it must or would not share a domain with: then labels tell pods apart."""
-    pods = [w.pod for w in demand.waiting] + [s.pod for s in demand.standing if s.pod is not None]
+    pods = [w.pod for w in request.waiting] + [s.pod for s in request.bound if s.pod is not None]
     return any(
         pod.spec.topology_spread_constraints
         or (pod.spec.affinity and (pod.spec.affinity.pod_anti_affinity or pod.spec.affinity.pod_affinity))

@@ -21,26 +21,26 @@ from kubekit.selectors import LabelSelector
 read_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
-_SYMMETRIC = frozenset({RuleKind.APART, RuleKind.SOFT})
+_SYMMETRIC = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
 """Kinds by which pods that stay have a say in who joins them; what else they asked for counted when they were placed."""
 _WISH = 1.0
 """Price of a pair that a pod wished apart: its user's own wish comes before the network."""
 
 
-class Shared(msgspec.Struct, frozen=True):
+class ConstrainedPods(msgspec.Struct, frozen=True):
     """What rules are read from.
 
     Attributes:
         pods: [class] one of its pods.
         rows: [class] hosts where it may go.
         hosts: every host, in the problem's order.
-        standing: host number and pod of everything that stays and is known.
+        bound: host number and pod of everything that stays and is known.
     """
 
     pods: Sequence[GroupPod]
     rows: Sequence[Bools]
     hosts: Sequence[Host]
-    standing: Sequence[tuple[int, GroupPod]]
+    bound: Sequence[tuple[int, GroupPod]]
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -67,10 +67,10 @@ class Term(msgspec.Struct, frozen=True):
     nodes: bytes = b""
 
 
-class Sharing:
+class PodTopologyConstraints:
     """Reads all rules of a problem."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ConstrainedPods) -> None:
         self._shared = shared
         self._domains: dict[str, tuple[Ints, list[str]]] = {}
 
@@ -81,9 +81,9 @@ class Sharing:
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
         standing_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
-        for host, pod in self._shared.standing:
+        for host, pod in self._shared.bound:
             for term in terms_of(pod):
-                if term in owners or term.kind is RuleKind.APART:
+                if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
                     standing_owners.setdefault(term, []).append((host, pod))
         found = []
         for term in dict.fromkeys([*owners, *standing_owners]):
@@ -92,7 +92,7 @@ class Sharing:
                 found.append(rule)
         return tuple(found)
 
-    def _rule(self, term: Term, owners: Sequence[int], standing: Sequence[tuple[int, GroupPod]]) -> Rule:
+    def _rule(self, term: Term, owners: Sequence[int], bound: Sequence[tuple[int, GroupPod]]) -> Rule:
         selector = read_selector(term.selector)
         domain_of, names = self._domain_of(term.key)
         domain_of = np.where(self._spread_over(term), domain_of, -1)
@@ -105,17 +105,17 @@ class Sharing:
         eligible: Bools = np.zeros(len(names), np.bool_)
         eligible[domain_of[domain_of >= 0]] = True
         held, owned = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        for host, pod in self._shared.standing:
+        for host, pod in self._shared.bound:
             if domain_of[host] >= 0 and _counts(term, selector, pod):
                 held[domain_of[host]] += 1
-        for host, _ in standing if term.kind in _SYMMETRIC else ():
+        for host, _ in bound if term.kind in _SYMMETRIC else ():
             if domain_of[host] >= 0:
                 owned[domain_of[host]] += 1
         return Rule(
             kind=term.kind,
             roles=dict(roles),
             domain_of=domain_of,
-            standing=held,
+            bound=held,
             owned=owned,
             eligible=eligible,
             skew=term.skew,
@@ -153,14 +153,14 @@ def terms_of(pod: GroupPod) -> Iterator[Term]:
     together = affinity.pod_affinity if affinity else None
     if apart is not None:
         for term in apart.required_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, term, RuleKind.APART)
+            yield _affinity_term(pod, term, RuleKind.ANTI_AFFINITY)
         for wish in apart.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.SOFT, _WISH * wish.weight / 100)
+            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.PREFERENCE, _WISH * wish.weight / 100)
     if together is not None:
         for term in together.required_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, term, RuleKind.TOGETHER)
+            yield _affinity_term(pod, term, RuleKind.AFFINITY)
         for wish in together.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.SOFT, -_WISH * wish.weight / 1000)
+            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.PREFERENCE, -_WISH * wish.weight / 1000)
 
 
 def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
@@ -172,7 +172,7 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
         selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **own})
     hard = constraint.when_unsatisfiable != "ScheduleAnyway"
     return Term(
-        kind=RuleKind.SPREAD if hard else RuleKind.SOFT,
+        kind=RuleKind.SPREAD if hard else RuleKind.PREFERENCE,
         key=constraint.topology_key,
         selector=_selector(selector),
         namespaces=(pod.metadata.namespace,),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from controller.scheduler.placement.native import BEYOND_PRICE, Found, Prepared
+from controller.scheduler.placement.native import LIMIT_PRICE, Found, Prepared
 from controller.scheduler.placement.problem import Ints, Problem
 
 _HOT, _COLD = 8.0, 0.003
@@ -105,7 +105,7 @@ def solve(
 
     anywhere = [-1] * runs
     found = batch(1, _HOT, anywhere)
-    if min(found, key=_rank).cost >= BEYOND_PRICE and any(table.beyond.any() for table in problem.tables):
+    if min(found, key=_rank).cost >= LIMIT_PRICE and any(table.violates_limit.any() for table in problem.tables):
         found += batch(runs + 1, _OVER_LIMITS, anywhere)
         found += batch(2 * runs + 1, _HOT, _roomiest(problem)[:runs])
     if replicas <= _SMALL_REPLICAS and problem.edges:

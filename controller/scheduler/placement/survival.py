@@ -13,7 +13,7 @@ from controller.cluster.costs import Location, count_by_location
 from controller.cluster.graph import Edge
 from controller.scheduler.placement.judge import judge
 from controller.scheduler.placement.problem import Ints
-from controller.scheduler.placement.problem_builder import Demand, Draft, draft
+from controller.scheduler.placement.problem_builder import CompiledProblem, PlacementRequest, compile_problem
 from controller.scheduler.placement.solve import Effort, solve
 
 SHOWN = 5
@@ -112,26 +112,28 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def pays(demand: Demand) -> bool:
+def pays(request: PlacementRequest) -> bool:
     """Whether there is anything to pay: some workload asked to survive a zone, and calls are timed."""
-    return "zone" in demand.spreads and demand.objective == "time" and bool(demand.dependencies)
+    return "zone" in request.spreads and request.objective == "time" and bool(request.dependencies)
 
 
-def price_us(demand: Demand, drawn: Draft, at: Ints, *, seed: int, effort: Effort, deadline_s: float) -> float | None:
+def price_us(
+    request: PlacementRequest, compiled: CompiledProblem, at: Ints, *, seed: int, effort: Effort, deadline_s: float
+) -> float | None:
     """What an expected call pays for surviving, in microseconds: a plan against the one without spreading. None where no call
     has both its ends placed.
 
     Args:
-        demand: what was planned.
-        drawn: its arrays.
+        request: what was planned.
+        compiled: its arrays.
         at: [replica] host, the plan.
         seed: of the search.
         effort: of the plan; less would find a worse plan without spreading, and so a lower price.
         deadline_s: for the other plan.
     """
-    free = draft(msgspec.structs.replace(demand, spreads=["none"] * len(demand.spreads))).problem
+    free = compile_problem(msgspec.structs.replace(request, spreads=["none"] * len(request.spreads))).problem
     alone = solve(free, at, seed=seed, effort=effort, deadline_s=deadline_s)
-    spread, packed = judge(drawn.problem, at), judge(free, alone)
+    spread, packed = judge(compiled.problem, at), judge(free, alone)
     if not any(edge.answered for edge in spread.edges) or not any(edge.answered for edge in packed.edges):
         return None
     return max(spread.latency - packed.latency, 0.0)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from controller.cluster.costs import CostTable
-from controller.cluster.hosts import Fleet, Host, Room
+from controller.cluster.hosts import FreeCapacity, Host, NodeCache
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts
@@ -56,12 +56,12 @@ class PlanningProcess:
     """The event loop's end: starts the process when it is needed, keeps its mirror, asks one question at a time.
 
     Args:
-        fleet: the hosts; `follow` keeps track of what has changed since the process was told.
+        node_cache: the hosts; `follow` keeps track of what has changed since the process was told.
         deadline_s: for one plan, the way there and back included.
     """
 
-    def __init__(self, fleet: Fleet, *, deadline_s: float = DEADLINE_S) -> None:
-        self._fleet, self._deadline_s = fleet, deadline_s
+    def __init__(self, node_cache: NodeCache, *, deadline_s: float = DEADLINE_S) -> None:
+        self._node_cache, self._deadline_s = node_cache, deadline_s
         self._process: asyncio.subprocess.Process | None = None
         self._dirty: set[str] = set()
         self._costs: CostTable | None = None
@@ -70,12 +70,12 @@ class PlanningProcess:
     def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Note every change from now on; subscribe the fleet first."""
         nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
-        pods.subscribe(self._take_pod)
+        pods.subscribe(self._mark_changed)
 
-    def _take_pod(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
-        self._dirty.update(pod.seat for pod in (old, new) if pod is not None and pod.seat)
+    def _mark_changed(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
+        self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
-    async def solve(self, snapshot: GroupSnapshot, hurry: bool = False, search_s: float = math.inf) -> Plan:
+    async def solve(self, snapshot: GroupSnapshot, fast: bool = False, search_s: float = math.inf) -> Plan:
         """Have a plan made; in a hurry, from fewer beginnings. The search ends after ``search_s`` with what it has found.
 
         Raises:
@@ -83,7 +83,7 @@ class PlanningProcess:
         """
         async with self._lock:
             try:
-                return await self._ask(snapshot, hurry=hurry, search_s=search_s)
+                return await self._ask(snapshot, fast=fast, search_s=search_s)
             except TimeoutError:
                 await self.stop()
                 raise PlanningError(
@@ -98,7 +98,7 @@ class PlanningProcess:
                 await self.stop()
                 raise
 
-    async def _ask(self, snapshot: GroupSnapshot, *, hurry: bool, search_s: float) -> Plan:
+    async def _ask(self, snapshot: GroupSnapshot, *, fast: bool, search_s: float) -> Plan:
         fresh = self._process is None or self._process.returncode is not None
         process = await self._running()
         assert process.stdin is not None
@@ -118,7 +118,7 @@ class PlanningProcess:
             for name, value in fields.items():
                 for piece in _pieces(value):
                     await self._send(process.stdin, ("field", (name, piece)))
-            await self._send(process.stdin, ("plan", (min(SEARCH_SHARE * self._deadline_s, search_s), hurry)))
+            await self._send(process.stdin, ("plan", (min(SEARCH_SHARE * self._deadline_s, search_s), fast)))
             kind, answer = await _receive(process.stdout)
         if kind == "failed":
             log.error("a plan failed", error=answer)
@@ -131,14 +131,14 @@ class PlanningProcess:
             command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
-            self._dirty, self._costs = set(self._fleet.hosts), None
+            self._dirty, self._costs = set(self._node_cache.hosts), None
         return self._process
 
     async def _tell_hosts(self, stream: asyncio.StreamWriter) -> None:
         names, self._dirty = sorted(self._dirty), set()
         for begin in range(0, len(names), PIECE):
             batch = [
-                (name, self._fleet.hosts.get(name), self._fleet.used.get(name, {}))
+                (name, self._node_cache.hosts.get(name), self._node_cache.used.get(name, {}))
                 for name in names[begin : begin + PIECE]
             ]
             await self._send(stream, ("hosts", batch))
@@ -200,7 +200,7 @@ class PlanningWorker:
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}
         self._used: dict[str, Amounts] = {}
-        self._room: Room | None = None
+        self._free_capacity: FreeCapacity | None = None
         self._fields: dict[str, Any] = {}
         self._costs = CostTable()
         self._alike = NodeEquivalenceClasses()
@@ -224,22 +224,24 @@ class PlanningWorker:
             if host is None:
                 self._hosts.pop(name, None)
                 self._used.pop(name, None)
-                self._room = None
+                self._free_capacity = None
                 continue
             if self._hosts.get(name) != host:
-                self._room = None
+                self._free_capacity = None
             self._hosts[name] = host
-            if self._room is not None:
+            if self._free_capacity is not None:
                 before = self._used.get(name, {})
-                self._room.take(name, {r: used.get(r, 0) - before.get(r, 0) for r in used.keys() | before.keys()})
+                self._free_capacity.take(
+                    name, {r: used.get(r, 0) - before.get(r, 0) for r in used.keys() | before.keys()}
+                )
             self._used[name] = used
 
-    def _plan(self, deadline_s: float, hurry: bool) -> Iterable[tuple[str, Any]]:
+    def _plan(self, deadline_s: float, fast: bool) -> Iterable[tuple[str, Any]]:
         # Costs are sent when they are other than those of the question before.
         self._costs = self._fields.get("costs", self._costs)
         fields, self._fields = self._fields | {"costs": self._costs}, {}
         snapshot = self._among(GroupSnapshot(**fields, hosts=self._hosts, used=self._used))
-        plan = plan_group(snapshot, hurry=hurry, deadline_s=deadline_s, priced=not hurry)
+        plan = plan_group(snapshot, fast=fast, deadline_s=deadline_s, priced=not fast)
         answers = [(n, piece) for n in plan.__struct_fields__ for piece in _pieces(getattr(plan, n))]
         return [("plan", len(answers)), *answers]
 
@@ -247,17 +249,19 @@ class PlanningWorker:
         """The question about as many hosts as it takes: those that are spoken of by name, and of each kind one more per pod."""
         count = sum(not pod.over for pod in snapshot.pods) + sum(snapshot.replicas.values())
         spoken_of = {target.node for target in (*snapshot.previous.values(), *snapshot.released.values())}
-        spoken_of.update(*snapshot.refused.values(), snapshot.promised, (snapshot.seats or {}).values(), snapshot.hot)
+        spoken_of.update(
+            *snapshot.refused.values(), snapshot.promised, (snapshot.assigned_nodes or {}).values(), snapshot.hot
+        )
         spoken_of.update(pod.spec.node_name for pod in snapshot.pods)
         spoken_of.update(*(others.nodes for others in snapshot.foreign))
         volumes = [snapshot.volumes.get(pod.metadata.key, ()) for pod in snapshot.pods if pod.waiting]
         names = [] if names_hosts(snapshot.pods, volumes) else self._alike.enough(count, spoken_of)
         if not names or len(names) > FEW_ENOUGH * len(self._hosts):
-            if self._room is None:
-                self._room = Room(self._hosts, self._used)
-            return msgspec.structs.replace(snapshot, room=self._room)
+            if self._free_capacity is None:
+                self._free_capacity = FreeCapacity(self._hosts, self._used)
+            return msgspec.structs.replace(snapshot, free_capacity=self._free_capacity)
         hosts, used = part_of(self._hosts, self._used, names)
-        return msgspec.structs.replace(snapshot, hosts=hosts, used=used, room=Room(hosts, used))
+        return msgspec.structs.replace(snapshot, hosts=hosts, used=used, free_capacity=FreeCapacity(hosts, used))
 
 
 def main() -> None:

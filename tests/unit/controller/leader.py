@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, hosts: int, cpu: int) -> None:
         self.config = SchedulerConfig()
-        self.state, self.fleet, self.volumes = State(self.config, "netaware-system"), Fleet(), Volumes()
+        self.state, self.node_cache, self.volumes = State(self.config, "netaware-system"), NodeCache(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, GroupPod] = {}
         self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
@@ -53,7 +53,7 @@ class World:
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.fleet, self.volumes),
+            PlanInputs(self.state, self.node_cache, self.volumes),
             self.of,
             self.declared,  # type: ignore[arg-type]
             config=self.config.gates,
@@ -70,7 +70,7 @@ class World:
         body = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
         node = msgspec.convert(body, Node)
         self.state.take_node(name, None, node)
-        self.fleet.take_node(name, None, node)
+        self.node_cache.take_node(name, None, node)
 
     def add_group(self, key: str, members: int) -> None:
         namespace, _, name = key.partition("/")
@@ -119,11 +119,11 @@ class World:
         self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
 
     def seat(self, key: str) -> None:
-        self.fleet.take_pod(key, None, PodReader().read(self.pods[key]))
+        self.node_cache.take_pod(key, None, PodReader().read(self.pods[key]))
 
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
-        self.fleet.take_pod(key, None, None)
+        self.node_cache.take_pod(key, None, None)
         self.plans.assumed.forget(key)
 
     def of(self, group: str) -> list[GroupPod]:
@@ -146,7 +146,7 @@ class World:
                 cpu = self.plans.assumed.asks_of(other)["cpu"]
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
         wanted, carried = self.plans.assumed.asks_of(pod)["cpu"], target_of(pod)
-        free = [n for n in self.fleet.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
+        free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
         if carried is not None and carried.node in free and not pod.found_no_node:
             return carried.node
         return rng.choice(free) if free else ""
@@ -156,9 +156,9 @@ class World:
         taken: dict[str, int] = {}
         promised: set[str] = set()
         for group in self.state.groups:
-            standing = self.plans._standing.get(group)
+            cached = self.plans._cached.get(group)
             for pod in self.of(group):
-                target = standing.plan.targets.get(pod.metadata.key) if standing is not None else None
+                target = cached.plan.targets.get(pod.metadata.key) if cached is not None else None
                 node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
                 if node:
                     taken[node] = taken.get(node, 0) + self.plans.assumed.asks_of(pod)["cpu"]

@@ -51,7 +51,7 @@ class Planners(World):
         known[name] = msgspec.convert(body, Node)
         self.file.nodes[:] = known.values()
         self.state.take_node(name, before, known[name])
-        self.fleet.take_node(name, before, known[name])
+        self.node_cache.take_node(name, before, known[name])
 
     def add_foreign(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
         name = f"foreign-{node}"
@@ -62,7 +62,7 @@ class Planners(World):
         }
         pod = msgspec.convert(body, GroupPod)
         self.file.pods.append(pod)
-        self.fleet.take_pod(pod.metadata.key, None, PodReader().read(pod))
+        self.node_cache.take_pod(pod.metadata.key, None, PodReader().read(pod))
 
     def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
         self.file = msgspec.structs.replace(self.file, classes=[class_], claims=[*claims], volumes=[*volumes])
@@ -79,7 +79,7 @@ class Planners(World):
         pod = self.pods["d/p1"]
         self.file.pods.append(pod)
         await self.plans.make("d/g")
-        leader = self.plans.look("d/g", self.of("d/g")).plan
+        leader = self.plans.get_or_request("d/g", self.of("d/g")).plan
         offline, _ = plan_offline(self.file, Given())
         assert leader is not None
         assert dict(leader.why) == offline.unplaced
@@ -93,7 +93,7 @@ class Planners(World):
         return found["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:
-        return {self.fleet.hosts[node].location.zone for node in nodes}
+        return {self.node_cache.hosts[node].location.zone for node in nodes}
 
     def _read(self) -> list[PodInfo]:
         return [PodReader().read(pod) for pod in self.file.pods]

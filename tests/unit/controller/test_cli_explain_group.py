@@ -7,7 +7,7 @@ import pytest
 
 from controller.cli.explain_group import (
     ExplainedGroup,
-    explain_as_it_stands,
+    explain_placed_group,
     price_line,
 )
 from controller.cli.looking import inputs_of
@@ -21,7 +21,7 @@ from tests.unit.controller.made_up import make_snapshot
 
 def explained(snapshot: ClusterSnapshot) -> ExplainedGroup:
     inputs = inputs_of(snapshot, map(PodReader().read, snapshot.pods), Volumes())
-    return explain_as_it_stands(inputs, "default/online-boutique", snapshot.pods)
+    return explain_placed_group(inputs, "default/online-boutique", snapshot.pods)
 
 
 def with_spread(snapshot: ClusterSnapshot, spread: str) -> ClusterSnapshot:

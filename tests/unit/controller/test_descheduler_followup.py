@@ -308,7 +308,7 @@ def test_a_restart_every_hour_does_not_make_it_more() -> None:
     assert 1 <= len(days.moves) <= 4
 
 
-class Fleet:
+class NodeCache:
     """Ten hot and forty cool nodes whose pods land on the least loaded node; load is what pods use."""
 
     def __init__(self, *, spare: bool = True) -> None:
@@ -352,11 +352,11 @@ POLICY: Mapping[str, Any] = {"lowThresholds": {"cpu": 35}, "highThresholds": {"c
 
 
 def test_fifty_nodes_with_ten_hot_ones_converge_within_the_limits_and_are_quiet_then() -> None:
-    fleet = Fleet()
+    node_cache = NodeCache()
     default = {"perNode": 2, "perNamespace": 10, "perRound": 20, "perWorkload": "10%", "unavailablePerWorkload": "10%"}
-    days = Days(settings(POLICY, limits=default), fleet.look, fleet.evict)
+    days = Days(settings(POLICY, limits=default), node_cache.look, node_cache.evict)
     days.run(3600)
-    assert max(fleet.load().values()) <= 4.0
+    assert max(node_cache.load().values()) <= 4.0
     pods = [name for _, name in days.moves]
     assert len(pods) == len(set(pods)) == 10
     assert days.last is not None
@@ -366,8 +366,8 @@ def test_fifty_nodes_with_ten_hot_ones_converge_within_the_limits_and_are_quiet_
 
 
 def test_load_that_fits_nowhere_else_is_left_alone_and_the_reason_is_visible() -> None:
-    fleet = Fleet(spare=False)
-    days = Days(settings(POLICY), fleet.look, fleet.evict)
+    node_cache = NodeCache(spare=False)
+    days = Days(settings(POLICY), node_cache.look, node_cache.evict)
     days.run(1021)  # ends on a round in which the nodes are found hot
     assert days.moves == []
     assert days.last is not None

@@ -17,7 +17,7 @@ from controller.descheduler.preview import preview
 from controller.descheduler.round import Round
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
-from controller.scheduler.rules import Tally
+from controller.scheduler.rules import PlaceScore
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import Node, Resource, format_time
@@ -165,11 +165,11 @@ def plan(
     return thought.decision
 
 
-APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
+ANTI_AFFINITY = {"web-1": "z3-n1", "db-1": "z1-n1"}
 
 
 def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_would_put_it() -> None:
-    world = cluster(APART)
+    world = cluster(ANTI_AFFINITY)
     decision = plan(world)
     (move,) = decision.plan.moves
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
@@ -178,14 +178,14 @@ def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_w
         move.reason
         == "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
     )
-    weighing = world.network.weigh("default", "shop", "web")
-    score = {name: weighing.tally(name, world.network.place_of[name]).cost for name in world.nodes}
+    score_table = world.network.weigh("default", "shop", "web")
+    score = {name: score_table.place_score(name, world.network.place_of[name]).cost for name in world.nodes}
     assert (move.cost_before, move.cost_after) == (score["z3-n1"], score[move.target])
     assert move.cost_after == min(score.values())
 
 
 def test_it_is_off_unless_asked_for() -> None:
-    assert moved(plan(cluster(APART), enabled=False)) == []
+    assert moved(plan(cluster(ANTI_AFFINITY), enabled=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_it_is_off_unless_asked_for() -> None:
 )
 def test_a_gain_must_exceed_both_margins(gain: int, margin: int, percent: float, moves: int) -> None:
     costs = {("z1", "z2"): gain, ("z1", "z3"): gain, ("z2", "z3"): gain}
-    decision = plan(cluster(APART, costs=costs, max_cost=1000), margin=margin, marginPercent=percent)
+    decision = plan(cluster(ANTI_AFFINITY, costs=costs, max_cost=1000), margin=margin, marginPercent=percent)
     assert len(decision.plan.moves) == moves
 
 
@@ -208,7 +208,7 @@ def test_a_share_of_the_cost_counts_when_it_is_more_than_the_margin() -> None:
 
 
 def test_the_gain_must_last_without_a_break() -> None:
-    apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
+    apart, together = cluster(ANTI_AFFINITY), cluster(ANTI_AFFINITY, costs=dict.fromkeys(CHEAP, 2))
     watched, found = Watched(), []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
         decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
@@ -219,7 +219,7 @@ def test_the_gain_must_last_without_a_break() -> None:
 
 
 def test_a_gain_that_has_not_lasted_is_told() -> None:
-    decision = plan(cluster(APART), confirmed=False, holdS=300)
+    decision = plan(cluster(ANTI_AFFINITY), confirmed=False, holdS=300)
     assert [(s.pod, s.kind, s.why) for s in decision.plan.skips] == [
         ("default/db-1", "not-lasting", "a better place has been there for 0 of 300 s"),
         ("default/web-1", "not-lasting", "a better place has been there for 0 of 300 s"),
@@ -244,14 +244,16 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
 def test_a_group_that_is_not_whole_loses_nobody(fields: dict[str, Any]) -> None:
-    decision = plan(cluster(APART, **fields))
+    decision = plan(cluster(ANTI_AFFINITY, **fields))
     assert moved(decision) == []
     assert "group-not-whole" in decision.plan.skipped
 
 
 def test_a_better_node_must_have_room_now() -> None:
     full = {"cpu": "3"}
-    assert plan(cluster(APART, requests=full)).plan.moves[0].target == "z1-n2", "beside its peer there is no room"
+    assert plan(cluster(ANTI_AFFINITY, requests=full)).plan.moves[0].target == "z1-n2", (
+        "beside its peer there is no room"
+    )
     cordoned = frozenset({"z1-n1", "z1-n2", "z2-n1", "z2-n2"})
     decision = plan(cluster({"web-1": "z3-n1", "db-1": "z1-n1"}, cordoned=cordoned), margin=1)
     assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "then the peer comes here"
@@ -259,8 +261,8 @@ def test_a_better_node_must_have_room_now() -> None:
 
 def test_hot_nodes_are_no_places_to_go() -> None:
     hot, idle = amounts(3.9, 1), amounts(0.1, 1)
-    usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
-    (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
+    usage = {name: hot if name.startswith("z1") else idle for name in cluster(ANTI_AFFINITY).nodes}
+    (move,) = plan(cluster(ANTI_AFFINITY), usage=usage, policy={"numberOfNodes": 100}).plan.moves
     assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
 
 
@@ -303,14 +305,17 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
 
 
 def test_the_reason_says_what_is_gained() -> None:
-    assert describe_misplacement(Tally(0, 0, 50), Tally(0, 0, 1)) == "pod is misplaced, network cost(50)>elsewhere(1)"
-    assert describe_misplacement(Tally(0, 2, 5), Tally(1, 1, 5)) == (
+    assert (
+        describe_misplacement(PlaceScore(0, 0, 50), PlaceScore(0, 0, 1))
+        == "pod is misplaced, network cost(50)>elsewhere(1)"
+    )
+    assert describe_misplacement(PlaceScore(0, 2, 5), PlaceScore(1, 1, 5)) == (
         "pod is misplaced, network cost(5), elsewhere(5), dependencies beyond maxNetworkCost(2)>elsewhere(1)"
     )
 
 
 def test_the_world_follows_its_events() -> None:
-    world = cluster(APART)
+    world = cluster(ANTI_AFFINITY)
     assert isinstance(world.nodes["z1-n1"], Host)
     assert isinstance(world.pods.by_key["default/web-1"], PodInfo)
     world.take_pod("default/db-1", None, None)
@@ -329,7 +334,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     for narrowed, moves in ((True, 1), (False, 0)):
-        world = cluster(APART, score_dependents=False)
+        world = cluster(ANTI_AFFINITY, score_dependents=False)
         document = pod_document("web-1", "z3-n1")
         document["spec"]["affinity"] = affinity
         if narrowed:
@@ -365,7 +370,7 @@ def test_pods_of_one_group_in_several_namespaces_draw_on_the_one_limit_of_their_
 @pytest.mark.parametrize(("survives", "waits_s"), [(True, (60, 120)), (False, (300, 600))])
 async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, waits_s: tuple[int, int]) -> None:
     """Who goes into a zone that is being filled changes the answers about those that talk to it."""
-    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else APART))
+    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else ANTI_AFFINITY))
     group = world.network.groups["default/shop"]
     meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": "zone"} if survives else {})
     world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
@@ -400,7 +405,7 @@ async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, 
 async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_it_for_a_gain(
     answers: tuple[str | None, ...], target: str, kind: str
 ) -> None:
-    world = planned(cluster(APART))
+    world = planned(cluster(ANTI_AFFINITY))
     view = world.snapshot(UsageView({}, {}))
     rules = settings(misplacement={"enabled": True}, limits={"perAppGroup": 1})
     deliberation = deliberate(view, Memory(), Watched(), rules, NOW_S, confirmed=True)

@@ -23,7 +23,7 @@ from tests.unit.controller.descheduling import (
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
 
-TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
+AFFINITY = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
 """After an outage of the other zones: web is wholly in z1."""
 EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
 
@@ -36,7 +36,7 @@ def spread(world: World, how: str = "zone") -> World:
 
 
 def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
-    decision = plan(spread(cluster(TOGETHER)))
+    decision = plan(spread(cluster(AFFINITY)))
     (move,) = decision.plan.moves
     assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
     assert move.reason == "all replicas of its workload are in zone z1, and it is to survive one"
@@ -44,18 +44,18 @@ def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
 
 @pytest.mark.parametrize("how", ["soft", "none"])
 def test_nobody_moves_who_is_not_to_survive_a_zone(how: str) -> None:
-    assert moved(plan(spread(cluster(TOGETHER), how))) == []
+    assert moved(plan(spread(cluster(AFFINITY), how))) == []
 
 
 def test_nobody_moves_while_the_other_zones_are_away_or_beyond_the_limit() -> None:
-    assert moved(plan(spread(cluster(TOGETHER, cordoned=EVERYWHERE_BUT_Z1)))) == []
-    placed = {name: on for name, on in TOGETHER.items() if name != "db-2"}
+    assert moved(plan(spread(cluster(AFFINITY, cordoned=EVERYWHERE_BUT_Z1)))) == []
+    placed = {name: on for name, on in AFFINITY.items() if name != "db-2"}
     assert moved(plan(spread(cluster(placed, max_cost=1)))) == [], "survival breaks no maxNetworkCost"
 
 
 def test_it_waits_until_the_zone_has_been_back_for_a_while_and_moves_once() -> None:
     """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
-    placed, watched, moves = dict(TOGETHER), Watched(), []
+    placed, watched, moves = dict(AFFINITY), Watched(), []
     for minute in range(30):
         world = spread(cluster(placed))
         decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
@@ -127,7 +127,7 @@ def test_who_can_go_only_after_his_peers_does_not_wait_anew(group: str, strategy
     """The other zones were there for long enough when the first of the group went."""
     before = Followed("default/db-9", "u", "default/ReplicaSet/db-rs", "z1-n1", NOW_S - 30, strategy, group=group)
     landed = msgspec.structs.replace(before, landed="z2-n1", landed_pod="default/db-2", landed_s=NOW_S - 20)
-    decision = plan(spread(cluster(TOGETHER)), confirmed=False, holdS=300, memory=Memory(follows=(landed,)))
+    decision = plan(spread(cluster(AFFINITY)), confirmed=False, holdS=300, memory=Memory(follows=(landed,)))
     assert moved(decision) == (["web-2"] if goes else [])
 
 
@@ -141,6 +141,6 @@ def test_between_rounds_only_survival_moves_and_nothing_is_counted() -> None:
         "since when it is misplaced is not forgotten"
     )
     hot = {name: amounts(3.9, 1) for name in ("z1-n1", "z1-n2")}
-    decision = plan(spread(cluster(TOGETHER)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
+    decision = plan(spread(cluster(AFFINITY)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
     assert [move.strategy for move in decision.plan.moves] == ["ZoneSurvival"]
     assert decision.watched.detectors == {}

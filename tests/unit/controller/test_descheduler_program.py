@@ -110,7 +110,7 @@ def program(api: Api) -> Descheduler:
         namespace="netaware-system",
         network=network,
         volumes=Volumes(),
-        planner=cast("Any", SimpleNamespace(place_anew=None)),
+        planner=cast("Any", SimpleNamespace(simulate_replacement=None)),
         tell_heat=lambda _: None,
         source=source,
         wall=lambda: NOW_S,

@@ -268,8 +268,8 @@ def test_limits_of_one_round_and_of_the_last_hour(limits: dict[str, int], spent_
 def test_a_workload_moves_one_pod_at_a_time_by_default_and_a_share_of_its_pods_when_it_is_large() -> None:
     limits = {"perWorkload": "10%", "unavailablePerWorkload": "10%"}
     assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], cpu=0.3, limits=limits))) == 1
-    fleet = [pod(f"far-{i}", "elsewhere") for i in range(20)]
-    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], *fleet, cpu=0.3, limits=limits))) == 2
+    node_cache = [pod(f"far-{i}", "elsewhere") for i in range(20)]
+    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], *node_cache, cpu=0.3, limits=limits))) == 2
 
 
 def test_a_workload_rests_for_five_minutes_after_a_move() -> None:

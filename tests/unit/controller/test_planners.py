@@ -116,11 +116,11 @@ async def test_a_plan_is_made_anew_when_a_foreign_pod_comes_into_its_way() -> No
     cluster.add_foreign("n00", NOBODY)
     cluster.add_foreign("n02", NOBODY)
     assert await cluster.zones(required("podAntiAffinity", term(NOISY))) == {"z1"}
-    cluster.fleet.take_pod("d/foreign-n02", None, None)
+    cluster.node_cache.take_pod("d/foreign-n02", None, None)
     cluster.add_foreign("n01", NOBODY)
     cluster.now += 60
-    assert cluster.plans.look("d/g", cluster.of("d/g")).pending
+    assert cluster.plans.get_or_request("d/g", cluster.of("d/g")).pending
     await cluster.plans.make("d/g")
-    moved = cluster.plans.look("d/g", cluster.of("d/g")).plan
+    moved = cluster.plans.get_or_request("d/g", cluster.of("d/g")).plan
     assert moved is not None
     assert moved.targets["d/p1"].zone == "z2"

@@ -12,7 +12,7 @@ from controller.cluster.costs import Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands, balanced, routed_near
+from controller.scheduler.balance import Advice, PlacedGroup, advise, balanced, placed_group, routed_near
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.survival import Kept, describe, survival_of
@@ -44,7 +44,7 @@ def group(**annotations: str) -> AppGroup:
     return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, annotations=named))
 
 
-def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> GroupAsItStands:
+def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
     """Per workload, the nodes of its pods: ``a1`` is a node of zone a, ``-1`` one without a zone."""
     state = State(SchedulerConfig(), "netaware-system")
     state.take_group("default/g", None, group(**annotations))
@@ -65,7 +65,7 @@ def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: st
         for number, name in enumerate(nodes):
             pod = placed(f"w{workload}-{number}", f"w{workload}", name)
             state.take_pod(pod.metadata.key, None, pod)
-    return as_it_stands(state, "default/g")
+    return placed_group(state, "default/g")
 
 
 def placed(name: str, workload: str, where: str) -> GroupPod:

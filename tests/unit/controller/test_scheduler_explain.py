@@ -38,7 +38,7 @@ def planned(target: Target) -> dict[str, Any]:
 
 def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> None:
     found = explain(example(("P2", "n1"), ("P0", "n3")), pod("P1"))
-    assert [(b.workload, b.direction, b.max_cost, b.places) for b in found.bonds] == [
+    assert [(b.workload, b.direction, b.max_cost, b.places) for b in found.peers] == [
         ("P2", "depends-on", 15, {"z1": 1}),
         ("P0", "depended-on-by", 5, {"z2": 1}),
     ]
@@ -65,7 +65,7 @@ def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> N
         assert sum(cell.cost for cell in line.cells) == line.cost
         depends = [
             cell
-            for cell, bond in zip(line.cells, explain(state, pod("P1")).bonds, strict=True)
+            for cell, bond in zip(line.cells, explain(state, pod("P1")).peers, strict=True)
             if bond.direction == "depends-on"
         ]
         assert sum(c.satisfied for c in depends) == line.satisfied

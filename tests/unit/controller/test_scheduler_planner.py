@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.hosts import Fleet, Room
+from controller.cluster.hosts import FreeCapacity, NodeCache
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec, NodeSelector, PodContainer, Target
 from controller.cluster.requests import requests_of
@@ -126,13 +126,13 @@ def test_two_watches_that_disagree_count_nothing_twice_and_nothing_never() -> No
         first, spec=msgspec.structs.replace(first.spec, node_name="b", scheduling_gates=None)
     )
     # The pod is known to be bound, but nobody has counted what it uses.
-    ahead = plan_of(case, nodes, pods=[bound, second], seats={})
+    ahead = plan_of(case, nodes, pods=[bound, second], assigned_nodes={})
     # What it uses is counted, but the pod itself still looks as if it waited.
     used = {"b": {"cpu": 1000, "pods": 1}}
-    behind = plan_of(case, nodes, pods=[first, second], used=used, seats={"default/w0-0": "b"})
+    behind = plan_of(case, nodes, pods=[first, second], used=used, assigned_nodes={"default/w0-0": "b"})
     assert zones_of(ahead) == zones_of(behind) == {"w1-0": "z1"}
     small = [node("a", "z0", "1"), node("b", "z1", "1")]
-    assert zones_of(plan_of(case, small, pods=[bound, second], seats={})) == {"w1-0": "z0"}
+    assert zones_of(plan_of(case, small, pods=[bound, second], assigned_nodes={})) == {"w1-0": "z0"}
 
 
 def test_a_released_pod_whose_host_is_gone_is_planned_anew() -> None:
@@ -349,20 +349,20 @@ def test_the_fleet_counts_each_bound_pod_once_however_often_it_is_seen() -> None
         pod = msgspec.convert({"metadata": {"name": "p", "namespace": "d"}, "spec": spec}, GroupPod)
         return PodReader().read(pod)
 
-    fleet = Fleet()
-    fleet.take_node("a", None, node("a", "z0"))
+    node_cache = NodeCache()
+    node_cache.take_node("a", None, node("a", "z0"))
     for _ in range(2):
-        fleet.take_pod("d/p", None, bound("1"))
-    assert fleet.used["a"] == {"cpu": 1000, "pods": 1}
-    fleet.take_pod("d/p", bound("1"), bound("2"))
-    assert fleet.used["a"] == {"cpu": 2000, "pods": 1}
-    fleet.take_pod("d/p", bound("2"), None)
-    assert fleet.used["a"] == {"cpu": 0, "pods": 0}
-    version = fleet.version
-    fleet.take_node("a", None, node("a", "z0"))
-    assert fleet.version == version
-    fleet.take_node("a", None, None)
-    assert fleet.hosts == {}
+        node_cache.take_pod("d/p", None, bound("1"))
+    assert node_cache.used["a"] == {"cpu": 1000, "pods": 1}
+    node_cache.take_pod("d/p", bound("1"), bound("2"))
+    assert node_cache.used["a"] == {"cpu": 2000, "pods": 1}
+    node_cache.take_pod("d/p", bound("2"), None)
+    assert node_cache.used["a"] == {"cpu": 0, "pods": 0}
+    version = node_cache.version
+    node_cache.take_node("a", None, node("a", "z0"))
+    assert node_cache.version == version
+    node_cache.take_node("a", None, None)
+    assert node_cache.hosts == {}
 
 
 def test_a_pod_goes_where_its_volumes_can_be_reached_from_and_the_others_go_round_it() -> None:
@@ -426,20 +426,27 @@ def test_a_port_that_a_stranger_holds_is_not_planned_for_until_it_is_free() -> N
     stranger = msgspec.convert(
         {"metadata": {"name": "exporter", "namespace": "d"}, "spec": {"nodeName": "a", "containers": [ports]}}, GroupPod
     )
-    fleet = Fleet()
+    node_cache = NodeCache()
     for name in ("a", "b"):
-        fleet.take_node(name, None, node(name, f"z{name}"))
-    fleet.take_pod("d/exporter", None, PodReader().read(stranger))
+        node_cache.take_node(name, None, node(name, f"z{name}"))
+    node_cache.take_pod("d/exporter", None, PodReader().read(stranger))
     waiting = [waiting_pod(f"w0-{i}", "w0", containers=[ports]) for i in range(2)]
     case = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9))
 
     def planned() -> tuple[set[str], tuple[str, ...]]:
-        found = snapshot(case, [], hosts=fleet.hosts, used=fleet.used, room=Room(fleet.hosts, fleet.used), pods=waiting)
+        found = snapshot(
+            case,
+            [],
+            hosts=node_cache.hosts,
+            used=node_cache.used,
+            free_capacity=FreeCapacity(node_cache.hosts, node_cache.used),
+            pods=waiting,
+        )
         plan = plan_group(found)
         return {target.node for target in plan.targets.values()}, plan.unplaced
 
     assert planned() == ({"b"}, ("default/w0-1",))
-    fleet.take_pod("d/exporter", None, None)
+    node_cache.take_pod("d/exporter", None, None)
     assert planned() == ({"a", "b"}, ())
 
 
@@ -449,10 +456,10 @@ def test_a_sidecar_holds_its_host_port_and_an_init_container_does_not(restarts: 
     first = {"name": "i", "restartPolicy": restarts, "ports": [{"containerPort": 9100, "hostPort": 9100}]}
     spec = {"containers": [{"name": "c"}], "initContainers": [first]}
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
-    fleet = Fleet()
-    fleet.take_node("a", None, node("a", "z0"))
-    fleet.take_pod("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
-    assert fleet.used["a"].get("port:TCP/9100", 0) == held
+    node_cache = NodeCache()
+    node_cache.take_node("a", None, node("a", "z0"))
+    node_cache.take_pod("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
+    assert node_cache.used["a"].get("port:TCP/9100", 0) == held
     pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
     plan = plan_of(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
     assert len(plan.unplaced) == held
@@ -466,12 +473,12 @@ def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_g
     meta = {"name": "w0-0", "namespace": "default", "labels": labels}
     body = {"metadata": meta, "spec": spec, "status": {"phase": "Running", "containerStatuses": [kept]}}
     pod = msgspec.convert(body, GroupPod)
-    fleet = Fleet()
-    fleet.take_node("a", None, node("a", "z0"))
-    fleet.take_pod("default/w0-0", None, PodReader().read(pod))
+    node_cache = NodeCache()
+    node_cache.take_node("a", None, node("a", "z0"))
+    node_cache.take_pod("default/w0-0", None, PodReader().read(pod))
     case = groups.Case((1,), (), ((0,),), (9,))
-    gone = without(snapshot(case, [], hosts=fleet.hosts, used=fleet.used, pods=[pod]), "default/w0-0")
-    assert fleet.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0
+    gone = without(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
+    assert node_cache.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0
 
 
 def aged(name: str, workload: str, minute: int, **spec: Any) -> GroupPod:
@@ -602,7 +609,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
         line((3,)),
         nodes,
         pods=[*bound, waiting[2]],
-        seats=seats,
+        assigned_nodes=seats,
         used=counted,
         promised={k: dict(v) for k, v in others.items()},
     )

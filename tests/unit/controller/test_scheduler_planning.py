@@ -38,7 +38,7 @@ async def play(seed: int) -> int:
     for group in rng.sample(GROUPS, 3):
         await world.plans.make(group)
         assert world.overbooked() == []
-    placed = sum(len(world.plans._standing[group].plan.targets) for group in GROUPS)
+    placed = sum(len(world.plans._cached[group].plan.targets) for group in GROUPS)
     for step in range(12):
         world.now += 60
         group = rng.choice(GROUPS)
@@ -46,8 +46,8 @@ async def play(seed: int) -> int:
         if not pods:
             continue
         pod = rng.choice(pods)
-        key, standing = pod.metadata.key, world.plans._standing.get(group)
-        target = standing.plan.targets.get(key) if standing is not None else None
+        key, cached = pod.metadata.key, world.plans._cached.get(group)
+        target = cached.plan.targets.get(key) if cached is not None else None
         match rng.choice(["release", "bind", "refuse", "delete", "add", "seat"]):
             case "release" if pod.gated:
                 world.release(key, target)
@@ -68,11 +68,11 @@ async def play(seed: int) -> int:
             pods = world.of(other)
             if not any(p.waiting for p in pods):
                 world.plans.drop(other, pods)
-            elif world.plans.look(other, pods).pending:
+            elif world.plans.get_or_request(other, pods).pending:
                 await world.plans.make(other)
         # Who gives way to a group that has begun looks again.
         for idle in world.plans.assumed.idle:
-            if world.plans.look(idle, world.of(idle)).pending:
+            if world.plans.get_or_request(idle, world.of(idle)).pending:
                 await world.plans.make(idle)
         assert world.overbooked() == []
     return placed
@@ -100,20 +100,20 @@ async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 2)
     await world.plans.make("d/g1")
-    first = world.plans._standing["d/g1"].plan.targets["d/a"].node
-    world.release("d/a", world.plans._standing["d/g1"].plan.targets["d/a"])
+    first = world.plans._cached["d/g1"].plan.targets["d/a"].node
+    world.release("d/a", world.plans._cached["d/g1"].plan.targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
     world.plans.assumed.refuse(world.pods["d/a"], first)
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
-    second = world.plans._standing["d/g1"].plan.targets["d/a"].node
+    second = world.plans._cached["d/g1"].plan.targets["d/a"].node
     assert second != first
     assert world.plans.assumed.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
     node = {
         "metadata": {"name": first, "labels": {"new": "label"}},
         "status": {"allocatable": {"cpu": "4", "pods": "9"}},
     }
-    world.fleet.take_node(first, None, msgspec.convert(node, Node))
+    world.node_cache.take_node(first, None, msgspec.convert(node, Node))
     assert world.plans.assumed.refused(world.of("d/g1")) == {}
 
 
@@ -169,14 +169,14 @@ async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come
     world.add_pod("d/idle", "c", "P1", 2)
     world.add_pod("d/idle", "e", "P2", 9)
     await world.plans.make("d/idle")
-    assert world.plans._standing["d/idle"].plan.targets["d/c"].node == "n01"
+    assert world.plans._cached["d/idle"].plan.targets["d/c"].node == "n01"
     await world.plans.make("d/begun")
-    assert world.plans._standing["d/begun"].plan.targets["d/b"].node == "n01"
+    assert world.plans._cached["d/begun"].plan.targets["d/b"].node == "n01"
     assert "d/idle" in world.woken
-    assert world.plans.look("d/idle", world.of("d/idle")).pending
+    assert world.plans.get_or_request("d/idle", world.of("d/idle")).pending
     await world.plans.make("d/idle")
-    assert world.plans._standing["d/idle"].plan.targets == {}
-    assert not world.plans.look("d/begun", world.of("d/begun")).pending
+    assert world.plans._cached["d/idle"].plan.targets == {}
+    assert not world.plans.get_or_request("d/begun", world.of("d/begun")).pending
 
 
 async def test_a_group_that_comes_up_whole_gives_no_room_to_one_that_stands_in_part() -> None:
@@ -190,7 +190,7 @@ async def test_a_group_that_comes_up_whole_gives_no_room_to_one_that_stands_in_p
     world.add_pod("d/whole", "c", "P1", 2)
     await world.plans.make("d/whole")
     await world.plans.make("d/begun")
-    assert world.plans._standing["d/begun"].plan.unplaced == ("d/b",)
+    assert world.plans._cached["d/begun"].plan.unplaced == ("d/b",)
 
 
 @pytest.mark.parametrize("members", [3, 50_000_000])
@@ -208,12 +208,12 @@ async def test_replicas_that_do_not_exist_count_up_to_what_the_group_says_it_has
     assert report is not None
     if members == 3:
         assert (report.status, report.reason) == ("True", "MoreDeclared")
-        assert world.plans._standing["d/g1"].replicas == {"P1": 3, "P2": 0}
+        assert world.plans._cached["d/g1"].replicas == {"P1": 3, "P2": 0}
     else:
         assert (report.status, report.reason) == ("False", "TooManyPods")
         assert "at most 10000 are planned together; its pods are placed by the plain rule" in report.message
-        assert world.plans.look("d/g1", world.of("d/g1")).plan is None
-    assert world.plans.look("e/g3", world.of("e/g3")).plan is not None
+        assert world.plans.get_or_request("d/g1", world.of("d/g1")).plan is None
+    assert world.plans.get_or_request("e/g3", world.of("e/g3")).plan is not None
 
 
 async def test_a_quota_limits_what_is_planned_for_too() -> None:
@@ -222,7 +222,7 @@ async def test_a_quota_limits_what_is_planned_for_too() -> None:
     world.add_group("d/g1", 9)
     world.add_pod("d/g1", "a", "P1", 1)
     await world.plans.make("d/g1")
-    assert world.plans._standing["d/g1"].replicas == {"P1": 3}
+    assert world.plans._cached["d/g1"].replicas == {"P1": 3}
 
 
 async def test_a_namespace_has_a_limit_over_all_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ async def test_a_namespace_has_a_limit_over_all_its_groups(monkeypatch: pytest.M
     world.plans.drop("d/g1", world.of("d/g1"))
     world.now += FIRST_PAUSE_S
     await world.plans.make("d/g2")
-    assert world.plans.look("d/g2", world.of("d/g2")).plan is not None
+    assert world.plans.get_or_request("d/g2", world.of("d/g2")).plan is not None
 
 
 async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> None:
@@ -248,15 +248,15 @@ async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> Non
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 1)
     world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
     report = world.plans.report("d/g1")
     assert report is not None
     assert report.message == "no plan was found within 30 s; its pods are placed by the plain rule"
-    outlook = world.plans.look("d/g1", world.of("d/g1"))
-    assert (outlook.plan, outlook.pending) == (None, False)
+    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
+    assert (plan_state.plan, plan_state.pending) == (None, False)
     world.now += FIRST_PAUSE_S
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     world.failure = None
     await world.plans.make("d/g1")
     report = world.plans.report("d/g1")
@@ -276,10 +276,10 @@ async def test_a_group_that_never_settles_rests_between_its_plans() -> None:
     world.plans._solve = slow
     await world.plans.make("d/g1")
     world.add_pod("d/g1", "b", "P1", 1)
-    outlook = world.plans.look("d/g1", world.of("d/g1"))
-    assert outlook.pending
-    assert outlook.plan is not None
-    assert "d/b" not in outlook.plan.targets
+    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
+    assert plan_state.pending
+    assert plan_state.plan is not None
+    assert "d/b" not in plan_state.plan.targets
     assert len(world.plans._queue) == 0
     await asyncio.sleep(0)
 
@@ -298,13 +298,13 @@ async def test_what_pods_of_less_priority_hold_is_room_of_last_resort() -> None:
         world.add_pod("d/g", name, workload, 1)
         world.change(f"d/{name}", spec={"priority": 10})
     await world.plans.make("d/g")
-    found = world.plans.look("d/g", world.of("d/g"))
+    found = world.plans.get_or_request("d/g", world.of("d/g"))
     assert found.plan is not None
     assert {key: target.node for key, target in found.plan.targets.items()} == {"d/p1": "n00", "d/p2": "n00"}
     assert (found.crowded, found.pending) == (frozenset(), False), "nobody evicts for a pod that waits at its gate"
     world.change("d/p1", spec={"preemptionPolicy": "Never"})
     await world.plans.make("d/g")
-    found = world.plans.look("d/g", world.of("d/g"))
+    found = world.plans.get_or_request("d/g", world.of("d/g"))
     assert found.plan is not None
     assert found.plan.unplaced == ("d/p1", "d/p2")
 
@@ -315,7 +315,7 @@ async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound
     world.add_pod("d/g1", "a", "P1", 1)
     world.change("d/a", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
     await world.plans.make("d/g1")
-    assert not world.plans.look("d/g1", world.of("d/g1")).pending
+    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
     world.volumes.take_volume(
@@ -323,11 +323,11 @@ async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound
     )
     body = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv"}}
     world.volumes.take_claim("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
-    outlook = world.plans.look("d/g1", world.of("d/g1"))
-    assert outlook.plan is not None
-    assert outlook.plan.targets["d/a"].zone == "z2"
+    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
+    assert plan_state.plan is not None
+    assert plan_state.plan.targets["d/a"].zone == "z2"
 
 
 async def test_a_pod_is_planned_for_when_the_gate_of_another_opens() -> None:
@@ -337,12 +337,12 @@ async def test_a_pod_is_planned_for_when_the_gate_of_another_opens() -> None:
         world.add_pod("d/g1", name, "P1", 1)
     world.change("d/a", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
     await world.plans.make("d/g1")
-    outlook = world.plans.look("d/g1", world.of("d/g1"))
-    assert outlook.plan is not None
-    assert not outlook.pending
-    assert set(outlook.plan.targets) == {"d/b"}
+    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
+    assert plan_state.plan is not None
+    assert not plan_state.pending
+    assert set(plan_state.plan.targets) == {"d/b"}
     world.change("d/a", spec={"schedulingGates": [{"name": GATE}]})
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
 
 
 async def test_a_bound_pod_is_placed_anew_as_if_it_were_gone_and_hot_hosts_are_left_out() -> None:
@@ -353,16 +353,16 @@ async def test_a_bound_pod_is_placed_anew_as_if_it_were_gone_and_hot_hosts_are_l
         world.bind(f"d/{name}", host)
         world.seat(f"d/{name}")
     # n00 has room for it only because it is gone from there; n01 has none.
-    found = await world.plans.place_anew("d/g1", "d/a", 0)
+    found = await world.plans.simulate_replacement("d/g1", "d/a", 0)
     assert found is not None
     assert found.node == "n00"
     world.add_node("n02", "z2")
-    world.fleet.take_heat(frozenset({"n00"}))
-    found = await world.plans.place_anew("d/g1", "d/a", 0)
+    world.node_cache.set_hot_nodes(frozenset({"n00"}))
+    found = await world.plans.simulate_replacement("d/g1", "d/a", 0)
     assert found is not None
     assert found.node == "n02"
     with pytest.raises(PlanningError):
-        await world.plans.place_anew("d/g1", "d/nobody", 0)
+        await world.plans.simulate_replacement("d/g1", "d/nobody", 0)
 
 
 async def test_a_replacement_is_planned_for_the_host_that_was_promised_until_nobody_waits_for_it() -> None:
@@ -371,11 +371,11 @@ async def test_a_replacement_is_planned_for_the_host_that_was_promised_until_nob
         world.add_group("d/g1", 1)
         world.add_pod("d/g1", "new", "P1", 1)
         if promised:
-            host = world.fleet.hosts[promised]
+            host = world.node_cache.hosts[promised]
             world.plans.expect("d/g1", "P1", Target(host.location.zone, "r", promised), (), for_s=60)
         world.now += waits_s
         await world.plans.make("d/g1")
-        return world.plans._standing["d/g1"].plan.targets["d/new"].node
+        return world.plans._cached["d/g1"].plan.targets["d/new"].node
 
     unasked = await goes_to("", 0)
     other = "n00" if unasked != "n00" else "n01"
@@ -392,7 +392,7 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
 
     async def other_goes_to() -> str:
         await world.plans.make("d/g2")
-        return world.plans._standing["d/g2"].plan.targets["d/other"].node
+        return world.plans._cached["d/g2"].plan.targets["d/other"].node
 
     wanted = await other_goes_to()
     world.plans.drop("d/g2", world.of("d/g2"))
@@ -401,7 +401,7 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
     assert elsewhere != wanted
     world.add_pod("d/g1", "heir", "P1", 3)
     await world.plans.make("d/g1")
-    assert world.plans._standing["d/g1"].plan.targets["d/heir"].node == wanted
+    assert world.plans._cached["d/g1"].plan.targets["d/heir"].node == wanted
     assert world.overbooked() == []
     world.delete("d/g1", "d/heir")
     for group in ("d/g1", "d/g2"):
@@ -417,12 +417,12 @@ async def test_other_hot_hosts_make_a_new_plan_for_pods_that_wait() -> None:
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 1)
     await world.plans.make("d/g1")
-    assert not world.plans.look("d/g1", world.of("d/g1")).pending
-    target = world.plans._standing["d/g1"].plan.targets["d/a"].node
-    world.fleet.take_heat(frozenset({target}))
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+    target = world.plans._cached["d/g1"].plan.targets["d/a"].node
+    world.node_cache.set_hot_nodes(frozenset({target}))
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
-    assert world.plans._standing["d/g1"].plan.targets["d/a"].node != target
+    assert world.plans._cached["d/g1"].plan.targets["d/a"].node != target
 
 
 async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_planned_as_ever() -> None:
@@ -435,17 +435,17 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
     world.declared.elsewhere["e"] = {"P1": 20}
     for i in range(20):
         world.add_pod("e/g3", f"b{i}", "P1", 2)
-    process, asked = PlanningProcess(world.fleet, deadline_s=60.0), []
+    process, asked = PlanningProcess(world.node_cache, deadline_s=60.0), []
 
-    async def solve(snapshot: GroupSnapshot, hurry: bool, _: float) -> Plan:
+    async def solve(snapshot: GroupSnapshot, fast: bool, _: float) -> Plan:
         asked.append(sum(snapshot.replicas.values()))
-        return await process.solve(snapshot, hurry)
+        return await process.solve(snapshot, fast)
 
     world.plans._solve = solve
     working = asyncio.create_task(world.plans.run())
     try:
-        assert world.plans.look("evil/g1", world.of("evil/g1")).pending
-        assert world.plans.look("e/g3", world.of("e/g3")).pending
+        assert world.plans.get_or_request("evil/g1", world.of("evil/g1")).pending
+        assert world.plans.get_or_request("e/g3", world.of("e/g3")).pending
         async with asyncio.timeout(60):
             while len(world.woken) < 2:
                 await asyncio.sleep(0.01)
@@ -456,7 +456,7 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
     assert report is not None
     assert (report.status, report.reason) == ("False", "TooManyPods")
     assert asked == [20], "the planner's process never heard of them"
-    plan = world.plans.look("e/g3", world.of("e/g3")).plan
+    plan = world.plans.get_or_request("e/g3", world.of("e/g3")).plan
     assert plan is not None
     assert len(plan.targets) == 20
     assert world.overbooked() == []
@@ -473,7 +473,7 @@ async def test_one_namespaces_slow_plans_do_not_keep_another_namespaces_small_gr
     groups = [*(f"hostile/g{i}" for i in range(12)), "tenant/small"]
     async with asyncio.TaskGroup() as tasks:
         for group in groups:
-            world.plans.look(group, world.of(group))
+            world.plans.get_or_request(group, world.of(group))
         planner = tasks.create_task(world.plans.run())
         while len(world.solved) < len(groups):
             await asyncio.sleep(0)
@@ -493,6 +493,6 @@ async def test_a_plan_that_left_pods_out_is_made_anew_only_when_room_came() -> N
     world.add_pod("d/g1", "web", "P1", 3)
     await world.plans.make("d/g1")
     world.now += 600
-    assert not world.plans.look("d/g1", world.of("d/g1")).pending
+    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     world.delete("d/g2", "d/other")
-    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending

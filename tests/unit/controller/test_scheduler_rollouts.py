@@ -77,9 +77,9 @@ class Cluster(World):
         if not any(pod.waiting for pod in pods):
             self.plans.drop(group, pods)
             return
-        if self.plans.look(group, pods).pending:
+        if self.plans.get_or_request(group, pods).pending:
             await self.plans.make(group)
-        found = self.plans.look(group, pods)
+        found = self.plans.get_or_request(group, pods)
         assert found.plan is not None
         order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
         queue = GroupQueue(order, exists=True, pods=pods, crowded=found.crowded)
@@ -121,7 +121,7 @@ class Cluster(World):
         """Services of which a replica is in another zone than one that it calls."""
         zones: dict[str, set[str]] = {}
         for pod in self.pods.values():
-            zones.setdefault(pod.workload, set()).add(self.fleet.hosts[pod.spec.node_name].location.zone)
+            zones.setdefault(pod.workload, set()).add(self.node_cache.hosts[pod.spec.node_name].location.zone)
         edges = [pair for g in range(GROUPS) for pair in pairwise(s for s in self.services if s.startswith(f"w{g}x"))]
         return [a for a, b in edges if len(zones[a] | zones[b]) > 1]
 

@@ -22,8 +22,8 @@ from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import (
     PeerWorkload,
-    Tally,
-    Weighing,
+    PlaceScore,
+    ScoreTable,
     normalise,
     normalise_allocatable,
     raw_score,
@@ -126,8 +126,8 @@ def test_costs_of_the_worked_example() -> None:
     state = state_of(
         UPSTREAM, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
     )
-    weighing = state.weigh("default", "a1", "P1")
-    costs = [weighing.tally(n.metadata.name, state.place_of[n.metadata.name]).cost for n in SEED_NODES]
+    score_table = state.weigh("default", "a1", "P1")
+    costs = [score_table.place_score(n.metadata.name, state.place_of[n.metadata.name]).cost for n in SEED_NODES]
     assert costs == [0, 1, 5, 5, 20, 20, 20, 20]
 
 
@@ -266,7 +266,7 @@ def test_score_dependents_in_the_direction_of_their_calls() -> None:
     found = weigh([], [PeerWorkload("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
     assert [t.cost for t in found.by_class[1:]] == [14, 2]
     assert found.by_node["n2"].cost == 0
-    assert all(tally.passes for tally in found.by_class)
+    assert all(place_score.passes for place_score in found.by_class)
 
 
 def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> None:
@@ -328,9 +328,9 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
         group({"P1": [("P2", 15)], "P2": []}),
         topology(SEED_COSTS),
     )
-    assert state.weigh("default", "a1", "P1").tally("N8", state.place_of["N8"]).cost == 20
+    assert state.weigh("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
     state.take_node("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
-    assert state.weigh("default", "a1", "P1").tally("N8", state.place_of["N8"]).cost == 1
+    assert state.weigh("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
 
 
 @pytest.mark.parametrize(
@@ -410,8 +410,8 @@ def test_score_normalisation_truncates_as_upstream_does() -> None:
 
 
 def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
-    assert "free bandwidth" in refusal("n", Tally(1, 0, 5, starved=True))
-    assert "free bandwidth" in refusal("n", Tally(1, 1, 5, starved=True)), "a tie is no reason"
+    assert "free bandwidth" in refusal("n", PlaceScore(1, 0, 5, starved=True))
+    assert "free bandwidth" in refusal("n", PlaceScore(1, 1, 5, starved=True)), "a tie is no reason"
 
 
 def normalise_all(raw: list[int]) -> list[int]:
@@ -451,7 +451,7 @@ def test_a_dependency_is_judged_by_the_replica_that_answers() -> None:
 
     def judged(routing: Routing) -> dict[str, tuple[int, int, int]]:
         found = weigh([PeerWorkload("b", 5, 0, pods, routing)], [], places, zones, costs)
-        return {name: tuple(found.tally(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
+        return {name: tuple(found.place_score(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
 
     assert judged(Routing.ANY)["m1"] == (1, 2, 1 + 9 + 9)
     assert judged(Routing.ZONE) == {
@@ -476,11 +476,11 @@ def test_a_node_without_a_zone_is_answered_from_anywhere_or_by_its_own_replica()
     costs = CostTable(None)
     pods = {"bare": 1, "n1": 1}
     by_zone = weigh([PeerWorkload("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
-    assert by_zone.tally("other", 0) == weigh([PeerWorkload("b", 5, 0, pods)], [], places, zones, costs).tally(
-        "other", 0
-    )
+    assert by_zone.place_score("other", 0) == weigh(
+        [PeerWorkload("b", 5, 0, pods)], [], places, zones, costs
+    ).place_score("other", 0)
     by_node = weigh([PeerWorkload("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
-    assert by_node.tally("bare", 0)[:3] == (1, 0, 0)
+    assert by_node.place_score("bare", 0)[:3] == (1, 0, 0)
 
 
 HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z3")]
@@ -541,24 +541,27 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
         place_of = {name: HERE.index(place) for name, place in where.items()}
         found = weigh(dependencies, dependants, HERE, place_of, costs)
         for name, place in place_of.items():
-            tally = found.tally(name, place)
+            place_score = found.place_score(name, place)
             wanted = expected_tally(name, where, dependencies, dependants, costs)
             # What a node that holds replicas knows of the unknown is its place's.
             satisfied, violated, total, _ = wanted
-            assert (tally.satisfied, tally.violated, tally.cost) == (satisfied, violated, total), (seed, name)
+            assert (place_score.satisfied, place_score.violated, place_score.cost) == (satisfied, violated, total), (
+                seed,
+                name,
+            )
             held = any(name in bond.pods for bond in (*dependencies, *dependants))
-            assert held or tally.unknown == wanted[3], (seed, name)
-            assert not tally.starved
+            assert held or place_score.unknown == wanted[3], (seed, name)
+            assert not place_score.starved
         assert set(found.by_node) <= {n for bond in (*dependencies, *dependants) for n in bond.pods}
         assert found.neutral == ""
 
 
 def test_tallies_pass_when_as_many_are_satisfied_as_violated_and_neutral_answers_refuse_nobody() -> None:
-    assert [Tally(a, b).passes for a, b in ((1, 1), (0, 1), (2, 1), (0, 0))] == [True, False, True, True]
-    assert not Tally(2, 0, starved=True).passes
-    assert Weighing("because").tally("n1", 7) == Tally(0, 0, 0, starved=False, unknown=0)
-    weighing = Weighing("", (Tally(1), Tally(2)), {"n1": Tally(3)})
-    assert [weighing.tally(*at).satisfied for at in (("n1", 0), ("n2", 0), ("n2", 1))] == [3, 1, 2]
+    assert [PlaceScore(a, b).passes for a, b in ((1, 1), (0, 1), (2, 1), (0, 0))] == [True, False, True, True]
+    assert not PlaceScore(2, 0, starved=True).passes
+    assert ScoreTable("because").place_score("n1", 7) == PlaceScore(0, 0, 0, starved=False, unknown=0)
+    score_table = ScoreTable("", (PlaceScore(1), PlaceScore(2)), {"n1": PlaceScore(3)})
+    assert [score_table.place_score(*at).satisfied for at in (("n1", 0), ("n2", 0), ("n2", 1))] == [3, 1, 2]
 
 
 def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() -> None:

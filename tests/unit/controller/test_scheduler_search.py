@@ -157,20 +157,20 @@ def test_a_node_without_a_zone_label_sends_anywhere() -> None:
 def test_limits_are_broken_only_by_replicas_that_may_answer() -> None:
     for routing, beyond in ((Routing.ANY, 2), (Routing.ZONE, 0), (Routing.NODE, 0)):
         problem = made([0, 1], [2, 2], (0, 1, routing), limit_us=500.0)
-        assert judge(problem, on_hosts(0, 1, 0, 1)).beyond == beyond
-        assert judge(problem, on_hosts(0, 0, 1, 1)).beyond == 4
+        assert judge(problem, on_hosts(0, 1, 0, 1)).violations == beyond
+        assert judge(problem, on_hosts(0, 0, 1, 1)).violations == 4
 
 
 def test_a_call_that_would_overload_a_replica_is_priced_as_if_it_went_elsewhere() -> None:
     """Three callers per callee's replica: locality alone would send all to one."""
-    problem = made([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), room=3, survives=np.array([False, True]))
+    problem = made([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), room=3, must_span_zones=np.array([False, True]))
     assert judge(problem, solve(problem)).hottest == 1.0
 
 
 def test_spread_zone_never_leaves_all_replicas_in_one_zone() -> None:
     problem = made([0, 0, 1], [3, 1], (0, 1, Routing.ANY))
     assert judge(problem, solve(problem)).together == (0,)
-    spread = msgspec.structs.replace(problem, survives=np.array([True, True]))
+    spread = msgspec.structs.replace(problem, must_span_zones=np.array([True, True]))
     at = solve(spread)
     assert judge(spread, at).together == ()
 
@@ -187,15 +187,15 @@ def test_rules_bind() -> None:
     zones = [0, 0, 1, 1]
     even = made(zones, [4], rules=(rule(RuleKind.SPREAD, zones, {0: both}),))
     assert np.bincount(np.array(zones)[solve(even)]).tolist() == [2, 2]
-    apart = made(zones, [5], rules=(rule(RuleKind.APART, [0, 1, 2, 3], {0: both}),))
+    apart = made(zones, [5], rules=(rule(RuleKind.ANTI_AFFINITY, [0, 1, 2, 3], {0: both}),))
     assert sorted(solve(apart).tolist()) == [-1, 0, 1, 2, 3]
-    guarded = made(zones, [1, 3], rules=(rule(RuleKind.APART, zones, {0: OWNER, 1: COUNTED}),))
+    guarded = made(zones, [1, 3], rules=(rule(RuleKind.ANTI_AFFINITY, zones, {0: OWNER, 1: COUNTED}),))
     at = solve(guarded)
     assert {zones[h] for h in at[1:]} == {1 - zones[at[0]]}, "anti-affinity holds against who carries none"
-    pair = made(zones, [2, 1], room=2, rules=(rule(RuleKind.TOGETHER, [0, 1, 2, 3], {0: OWNER, 1: COUNTED}),))
+    pair = made(zones, [2, 1], room=2, rules=(rule(RuleKind.AFFINITY, [0, 1, 2, 3], {0: OWNER, 1: COUNTED}),))
     at = solve(pair)
     assert sorted([at[0], at[1]]) == [-1, at[2]], "one fits beside whom it needs, the other may be nowhere else"
-    wish = made(zones, [4], rules=(rule(RuleKind.SOFT, [0, 1, 2, 3], {0: both}, price=1.0),))
+    wish = made(zones, [4], rules=(rule(RuleKind.PREFERENCE, [0, 1, 2, 3], {0: both}, price=1.0),))
     assert sorted(solve(wish).tolist()) == [0, 1, 2, 3]
 
 
@@ -203,7 +203,7 @@ def test_who_is_needed_for_company_is_brought_to_where_it_is_needed() -> None:
     """The second may be in zone 1 alone, and only beside the first; a third keeps the first busy in zone 0."""
     zones = [0, 0, 1, 1]
     allowed = np.array([[True, True, True, True], [False, False, True, True], [True, True, False, False]])
-    company = rule(RuleKind.TOGETHER, zones, {1: OWNER, 0: COUNTED})
+    company = rule(RuleKind.AFFINITY, zones, {1: OWNER, 0: COUNTED})
     problem = made(
         zones,
         [1, 1, 3],
@@ -221,7 +221,7 @@ def test_who_is_needed_for_company_is_brought_to_where_it_is_needed() -> None:
 def test_a_spread_holds_for_an_owner_that_its_own_selector_does_not_select() -> None:
     zones = [0, 0, 1, 1]
     held = np.array([2, 0])
-    strict = rule(RuleKind.SPREAD, zones, {0: OWNER}, standing=held)
+    strict = rule(RuleKind.SPREAD, zones, {0: OWNER}, bound=held)
     at = solve(made(zones, [2], rules=(strict,)))
     assert {zones[h] for h in at} == {1}, "zone 0 has two more of those it looks at than zone 1"
 
@@ -250,7 +250,7 @@ def test_the_last_pods_of_a_rollout_weigh_crowds_no_heavier_than_the_first() -> 
     workloads = 11
     calls = [(0, callee, Routing.ZONE) for callee in range(1, workloads)]
     apart = np.ones(workloads, np.bool_)
-    problem = made([0, 1, 2], [2] * workloads, *calls, room=40, crowd=0.1, balance=0.02, survives=apart)
+    problem = made([0, 1, 2], [2] * workloads, *calls, room=40, crowd=0.1, balance=0.02, must_span_zones=apart)
     used = sorted(set(solve(problem).tolist()))
     assert len(used) == 2
     standing = tuple(() if workload == workloads - 1 else tuple(used) for workload in range(workloads))
@@ -294,7 +294,7 @@ def test_no_zones_hints_count_while_a_replica_is_on_a_node_without_a_zone_whatev
 
     def worth(at: Ints) -> tuple[int, float]:
         found = judge(problem, at)
-        return found.beyond, found.latency
+        return found.violations, found.latency
 
     placements = (np.array(p, np.int64) for p in product(range(4), repeat=5))
     best = min(worth(at) for at in placements if (np.bincount(at, minlength=4) <= problem.free[:, 0]).all())

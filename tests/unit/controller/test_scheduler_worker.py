@@ -16,7 +16,7 @@ import pytest
 
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.graph import build_graph
-from controller.cluster.hosts import Fleet, host_of
+from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
@@ -48,8 +48,8 @@ class Store:
 
 class Cluster:
     def __init__(self) -> None:
-        self.fleet, self.nodes, self.pods = Fleet(), Store(), Store()
-        self.fleet.follow(self.nodes, self.pods)  # type: ignore[arg-type]
+        self.node_cache, self.nodes, self.pods = NodeCache(), Store(), Store()
+        self.node_cache.follow(self.nodes, self.pods)  # type: ignore[arg-type]
 
     def add_nodes(self, count: int, cpu: int = 4) -> None:
         for i in range(count):
@@ -84,14 +84,14 @@ class Cluster:
             pods=made,
             replicas={},
             costs=CostTable(),
-            hosts=self.fleet.hosts,
-            used=self.fleet.used,
+            hosts=self.node_cache.hosts,
+            used=self.node_cache.used,
         )
 
 
 @asynccontextmanager
 async def process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
-    planner = PlanningProcess(cluster.fleet, deadline_s=deadline_s)
+    planner = PlanningProcess(cluster.node_cache, deadline_s=deadline_s)
     planner.follow(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
     try:
         yield planner
@@ -189,11 +189,11 @@ async def test_a_process_that_could_not_follow_the_hosts_is_replaced_and_no_answ
     cluster.add_nodes(3)
     async with process(cluster) as planner:
         await planner.solve(cluster.snapshot(1))
-        good, cluster.fleet.hosts["n1"] = cluster.fleet.hosts["n1"], "no host"  # type: ignore[assignment]
+        good, cluster.node_cache.hosts["n1"] = cluster.node_cache.hosts["n1"], "no host"  # type: ignore[assignment]
         planner._dirty.add("n1")
         with pytest.raises(PlanningError, match="planner's process ended"):
             await planner.solve(cluster.snapshot(1))
-        cluster.fleet.hosts["n1"] = good
+        cluster.node_cache.hosts["n1"] = good
         assert len((await planner.solve(cluster.snapshot(2))).targets) == 2
         assert len((await planner.solve(cluster.snapshot(3))).targets) == 3
 
@@ -234,7 +234,7 @@ def test_a_hurried_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_th
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
         start = msgspec.structs.replace(groups.snapshot_of(case), spread="soft", objective="time")
-        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs), hurry=True)
+        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs), fast=True)
         apart += plan.latency_us > IN_ZONE_US
     assert apart <= 1
 

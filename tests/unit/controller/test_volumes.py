@@ -171,6 +171,6 @@ async def test_replicas_to_come_are_expected_where_claims_like_those_of_today_ca
     cluster.seat("d/p1-0")
     cluster.add_pod("d/g", "p2-0", "P2", 1)
     await cluster.plans.make("d/g")
-    plan = cluster.plans.look("d/g", cluster.of("d/g")).plan
+    plan = cluster.plans.get_or_request("d/g", cluster.of("d/g")).plan
     assert plan is not None
     assert plan.targets["d/p2-0"].zone == "z2"

@@ -305,7 +305,7 @@ static void summon(Search *q, Pool *pool, int64_t k) {
   for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) {
     int64_t r = p->role_rule[a];
     int32_t domain = p->domain_of[r * p->hosts + host];
-    if (p->rule_kind[r] != RULE_TOGETHER || !(p->role[a] & OWNER) || domain < 0 || s->here[p->domain_start[r] + domain]) continue;
+    if (p->rule_kind[r] != RULE_AFFINITY || !(p->role[a] & OWNER) || domain < 0 || s->here[p->domain_start[r] + domain]) continue;
     int32_t j = (int32_t)below(s, p->replicas), to = (int32_t)below(s, p->hosts), from = s->at[j], other = class_at(s, j);
     for (int turn = 0; turn < 64 && (j == i || !(role_in(s, other, r) & COUNTED)); turn++)
       j = (int32_t)below(s, p->replicas), from = s->at[j], other = class_at(s, j);
@@ -547,7 +547,7 @@ static double lead(State *s, int32_t i, int32_t to, double heat) {
   for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) {
     int64_t r = p->role_rule[a];
     int32_t domain = p->domain_of[r * p->hosts + here];
-    if (p->rule_kind[r] == RULE_TOGETHER && (p->role[a] & COUNTED) && domain >= 0 && domain != p->domain_of[r * p->hosts + to])
+    if (p->rule_kind[r] == RULE_AFFINITY && (p->role[a] & COUNTED) && domain >= 0 && domain != p->domain_of[r * p->hosts + to])
       rule = r;
   }
   if (rule < 0) return 0;
@@ -616,7 +616,7 @@ static double typical(State *s) {
     int32_t i = (int32_t)below(s, p->replicas), to = propose(s, i);
     if (to < 0 || s->at[i] < 0 || to == s->at[i] || !allows(p, class_at(s, i), to)) continue;
     double delta = fabs(state_delta(s, i, to));
-    if (delta > p->beyond_price / 4 || delta == 0) continue;
+    if (delta > p->limit_price / 4 || delta == 0) continue;
     sum += delta;
     count++;
   }
@@ -694,7 +694,7 @@ double plan_search(const Problem *p, int32_t *at, uint64_t seed, int64_t steps, 
     int32_t *start = malloc((size_t)p->replicas * sizeof(int32_t));
     memcpy(start, s->at, (size_t)p->replicas * sizeof(int32_t));
     int64_t before = s->placed;
-    double scale = hot < 0 ? p->beyond_price : typical(s);
+    double scale = hot < 0 ? p->limit_price : typical(s);
     if (steps && anneal(&q, steps, fabs(hot) * scale, cold * typical(s)) > 0 && s->placed <= before) restore(s, start);
     free(start);
     if (p->replicas * p->hosts <= MOST_SETTLED) settle(&q, 8);

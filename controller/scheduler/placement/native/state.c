@@ -6,15 +6,15 @@
 static inline double latency(const Problem *p, int64_t table, int64_t from, int64_t to) {
   return p->latency[(table * p->zones + from) * p->zones + to];
 }
-static inline int beyond(const Problem *p, int64_t table, int64_t from, int64_t to) {
-  return p->beyond[(table * p->zones + from) * p->zones + to];
+static inline int violates(const Problem *p, int64_t table, int64_t from, int64_t to) {
+  return p->violates_limit[(table * p->zones + from) * p->zones + to];
 }
 
 /* What one caller in a zone pays for one replica in another, when every replica answers alike. */
 static inline double pair(const State *s, int64_t e, int64_t from, int64_t to) {
   const Problem *p = s->p;
   double price = s->unit[e] * latency(p, p->table[e], from, to);
-  return beyond(p, p->table[e], from, to) ? price + p->beyond_price : price;
+  return violates(p, p->table[e], from, to) ? price + p->limit_price : price;
 }
 
 /* What of an edge happens within one host: pairs; or calls that stay there without loading a replica above its share. */
@@ -38,7 +38,7 @@ static double zone_term(const State *s, int64_t e, int64_t z, int64_t callers, i
   double near = latency(p, t, z, z), gain = near - p->local[t], share = s->unit[e] * (double)of_callee;
   int by_zone = p->routing[e] != ROUTE_ANY && p->zoned[z] && called && !unzoned;
   if (!by_zone && p->routing[e] != ROUTE_NODE)
-    return (double)callers * towards - (double)shared * (s->unit[e] * gain + (beyond(p, t, z, z) ? p->beyond_price : 0));
+    return (double)callers * towards - (double)shared * (s->unit[e] * gain + (violates(p, t, z, z) ? p->limit_price : 0));
   double stay = p->routing[e] == ROUTE_NODE ? (double)shared / (double)of_callee : 0;
   if (!by_zone) return ((double)callers - stay) * towards + stay * share * p->local[t];
   double price = (double)callers * share * near;
@@ -148,7 +148,7 @@ State *state_new(const Problem *p, uint64_t seed) {
   s->here = longs(domains);
   s->own = longs(domains);
   s->least = longs(p->rules);
-  memcpy(s->here, p->standing, (size_t)domains * sizeof(int64_t));
+  memcpy(s->here, p->bound, (size_t)domains * sizeof(int64_t));
   memcpy(s->own, p->owned, (size_t)domains * sizeof(int64_t));
   for (int64_t r = 0; r < p->rules; r++) s->least[r] = least_of(s, r);
   return s;
@@ -216,8 +216,8 @@ int state_open(const State *s, int32_t class, int32_t from, int32_t host) {
     int32_t to = p->domain_of[r * p->hosts + host], left = from < 0 ? -1 : p->domain_of[r * p->hosts + from];
     int open = 1;
     if (p->rule_kind[r] == RULE_SPREAD) open = spread_open(s, r, p->role[k], left, to);
-    if (p->rule_kind[r] == RULE_APART) open = apart_open(s, r, p->role[k], left, to);
-    if (p->rule_kind[r] == RULE_TOGETHER) open = together_open(s, r, p->role[k], left, to);
+    if (p->rule_kind[r] == RULE_ANTI_AFFINITY) open = apart_open(s, r, p->role[k], left, to);
+    if (p->rule_kind[r] == RULE_AFFINITY) open = together_open(s, r, p->role[k], left, to);
     if (!open) return 0;
   }
   return 1;
@@ -231,7 +231,7 @@ int state_may_leave(const State *s, int32_t class, int32_t from) {
     int32_t left = p->domain_of[r * p->hosts + from];
     if (left < 0 || !(p->role[k] & COUNTED)) continue;
     int64_t least = s->here[base + left] - 1, mine = (p->role[k] & OWNER) ? 1 : 0;
-    if (p->rule_kind[r] == RULE_TOGETHER && least == 0 && s->own[base + left] - mine > 0) return 0;
+    if (p->rule_kind[r] == RULE_AFFINITY && least == 0 && s->own[base + left] - mine > 0) return 0;
     if (p->rule_kind[r] != RULE_SPREAD || !p->eligible[base + left] || p->rule_short[r] || least >= s->least[r]) continue;
     for (int64_t d = base; d < p->domain_start[r + 1]; d++)
       if (d != base + left && s->own[d] && s->here[d] - least > p->rule_skew[r]) return 0;
@@ -319,7 +319,7 @@ static double soft_delta(const State *s, int32_t class, int32_t from, int32_t to
   double sum = 0;
   for (int64_t k = p->role_start[class]; k < p->role_start[class + 1]; k++) {
     int64_t r = p->role_rule[k];
-    if (p->rule_kind[r] != RULE_SOFT) continue;
+    if (p->rule_kind[r] != RULE_PREFERENCE) continue;
     int32_t left = from < 0 ? -1 : p->domain_of[r * p->hosts + from], there = to < 0 ? -1 : p->domain_of[r * p->hosts + to];
     if (left == there) continue;
     int64_t counted = (p->role[k] & COUNTED) ? 1 : 0, owner = (p->role[k] & OWNER) ? 1 : 0, base = p->domain_start[r];
@@ -349,11 +349,11 @@ double state_network(const State *s, int32_t class, int32_t from, int32_t to) {
     int64_t e = s->adjacent[k] >> 1;
     sum += s->adjacent[k] & 1 ? delta_as_callee(s, e, from, to) : delta_as_caller(s, e, from, to);
   }
-  if (p->survives[w]) {
+  if (p->must_span_zones[w]) {
     int64_t z1 = from >= 0 ? p->zone_of[from] : -1, z2 = to >= 0 ? p->zone_of[to] : -1, all = p->total[w];
     if (z1 != z2) {
-      if (z1 >= 0 && s->in_zone[w * p->zones + z1] == all) sum -= p->together_price;
-      if (z2 >= 0 && s->in_zone[w * p->zones + z2] + 1 == all) sum += p->together_price;
+      if (z1 >= 0 && s->in_zone[w * p->zones + z1] == all) sum -= p->one_zone_price;
+      if (z2 >= 0 && s->in_zone[w * p->zones + z2] + 1 == all) sum += p->one_zone_price;
     }
   }
   return sum;
@@ -465,7 +465,7 @@ double state_cost(const State *s) {
   double sum = 0;
   for (int64_t k = 0; k < p->edges * p->zones; k++) sum += s->term[k];
   for (int64_t k = 0; k < p->workloads * p->zones; k++)
-    if (p->survives[k / p->zones] && s->in_zone[k] == p->total[k / p->zones]) sum += p->together_price;
+    if (p->must_span_zones[k / p->zones] && s->in_zone[k] == p->total[k / p->zones]) sum += p->one_zone_price;
   for (int64_t w = 0; w < p->workloads; w++) {
     for (int64_t z = 0; z < p->zones; z++) sum += p->zone_wish[w] * (double)(s->in_zone[w * p->zones + z] * s->in_zone[w * p->zones + z]);
     for (int64_t h = 0; p->host_wish[w] > 0 && h < p->hosts; h++)
@@ -473,7 +473,7 @@ double state_cost(const State *s) {
   }
   for (int64_t h = 0; h < p->hosts; h++) sum += p->crowd_price * s->crowd[h] * s->crowd[h];
   for (int64_t r = 0; r < p->rules; r++)
-    for (int64_t d = p->domain_start[r]; p->rule_kind[r] == RULE_SOFT && d < p->domain_start[r + 1]; d++)
+    for (int64_t d = p->domain_start[r]; p->rule_kind[r] == RULE_PREFERENCE && d < p->domain_start[r + 1]; d++)
       sum += p->rule_price[r] * (double)(s->own[d] * s->here[d]);
   for (int64_t k = 0; k < p->hosts * p->resources; k++) {
     double used = 1 - (double)s->free[k] * p->inverse[k];

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 enum { ROUTE_ANY = 0, ROUTE_ZONE = 1, ROUTE_NODE = 2 };
-enum { RULE_SPREAD = 0, RULE_APART = 1, RULE_TOGETHER = 2, RULE_SOFT = 3 };
+enum { RULE_SPREAD = 0, RULE_ANTI_AFFINITY = 1, RULE_AFFINITY = 2, RULE_PREFERENCE = 3 };
 enum { COUNTED = 1, OWNER = 2 };
 
 /* The order of the fields is the order in native.py. Every array is C-contiguous and outlives the call. */
@@ -27,7 +27,7 @@ typedef struct {
   const int64_t *ask_amount;
   const int32_t *class_of;      /* [replica] */
   const int64_t *total;         /* [workload] replicas of it, fixed ones included */
-  const uint8_t *survives;      /* [workload] whether it must not be wholly in one zone */
+  const uint8_t *must_span_zones;      /* [workload] whether it must not be wholly in one zone */
   const double *host_wish, *zone_wish; /* [workload] price of two of its replicas on one host, in one zone, over 2 */
   const int64_t *fixed_start;   /* [workload + 1] into fixed_host */
   const int32_t *fixed_host;    /* a host per fixed replica */
@@ -35,18 +35,18 @@ typedef struct {
   const double *weight;         /* [edge] traffic of all callers together */
   const double *latency;        /* [table][zone][zone] between different hosts */
   const double *local;          /* [table] within a host */
-  const uint8_t *beyond;        /* [table][zone][zone] whether that breaks the edge's limit */
+  const uint8_t *violates_limit;        /* [table][zone][zone] whether that breaks the edge's limit */
   const int32_t *rule_kind, *rule_skew; /* [rule] */
   const uint8_t *rule_short;    /* [rule] fewer domains than asked for: the least is 0 */
   const double *rule_price;     /* [rule] of soft ones */
   const int32_t *domain_of;     /* [rule][host] or -1 */
   const int64_t *domain_start;  /* [rule + 1] into the three that follow */
-  const int64_t *standing, *owned;
+  const int64_t *bound, *owned;
   const uint8_t *eligible;      /* whether a domain's count enters the least */
   const int64_t *role_start;    /* [class + 1] into role_rule, role */
   const int32_t *role_rule;
   const uint8_t *role;
-  double beyond_price, together_price, load_price, balance_price, crowd_price;
+  double limit_price, one_zone_price, load_price, balance_price, crowd_price;
 } Problem;
 
 typedef struct { int32_t *item, length, room; } Roster;
