@@ -41,11 +41,13 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    offer = choose_bandwidth(node, config, find_capacity(snapshot), None, await find_type(snapshot.machine, node))
+    node_bandwidth = choose_bandwidth(
+        node, config, find_capacity(snapshot), None, await find_type(snapshot.machine, node)
+    )
     if as_json:
-        _print_json(_capacity_document(snapshot, offer, node, problem))
+        _print_json(_capacity_document(snapshot, node_bandwidth, node, problem))
     else:
-        print(_capacity_text(snapshot, offer, node, problem))
+        print(_capacity_text(snapshot, node_bandwidth, node, problem))
 
 
 async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
@@ -60,9 +62,9 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         cilium = await read_cilium(client)
-    wishes = tuple(spec_of(pod) for pod in pods if not pod.terminal)
+    limits = tuple(spec_of(pod) for pod in pods if not pod.terminal)
     cache = ResultCache()
-    snapshot = await take_snapshot(config.proc, network_of(config), wishes, cache=cache, cilium=cilium)
+    snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=cache, cilium=cilium)
     plan = plan_limits(snapshot, Policy())
     if as_json:
         _print_json(_bandwidth_document(plan))
@@ -87,7 +89,7 @@ def _uplinks(snapshot: LinkSnapshot) -> tuple[list[int], list[int]]:
 
 
 def _capacity_document(
-    snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str
+    snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: OwnNode | None, problem: str
 ) -> dict[str, Any]:
     uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
@@ -95,19 +97,19 @@ def _capacity_document(
         "node": node.metadata.name if node is not None else None,
         "node_problem": problem,
         "published": (node.status.capacity or {}).get(BANDWIDTH) if node is not None else None,
-        "rate_bps": offer.rate_bps,
-        "gross_bps": offer.gross_bps,
-        "source": offer.source,
-        "explanation": offer.explanation,
-        "warnings": list(offer.warnings),
+        "rate_bps": node_bandwidth.rate_bps,
+        "gross_bps": node_bandwidth.gross_bps,
+        "source": node_bandwidth.source,
+        "explanation": node_bandwidth.explanation,
+        "warnings": list(node_bandwidth.warnings),
         "uplinks": [names.get(index, str(index)) for index in uplinks],
         "standby": [names.get(index, str(index)) for index in standby],
-        "devices": list(offer.devices),
+        "devices": list(node_bandwidth.devices),
         "links": [msgspec.to_builtins(link) for link in snapshot.links],
     }
 
 
-def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
+def _capacity_text(snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
     uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
     rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
@@ -115,7 +117,7 @@ def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode |
         if link.loopback or (link.kind == "veth" and link.index not in uplinks):
             continue
         role = "uplink" if link.index in uplinks else "standby" if link.index in standby else ""
-        role = ", ".join(part for part in (role, "counted" if link.name in offer.devices else "") if part)
+        role = ", ".join(part for part in (role, "counted" if link.name in node_bandwidth.devices else "") if part)
         rows.append(
             (
                 link.name,
@@ -129,9 +131,9 @@ def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode |
             )
         )
     lines = [_table(rows), ""]
-    lines.append(f"capacity   {_bits(offer.rate_bps)}")
-    lines.append(f"source     {offer.source}: {offer.explanation}")
-    lines += [f"warning    {warning}" for warning in offer.warnings]
+    lines.append(f"capacity   {_bits(node_bandwidth.rate_bps)}")
+    lines.append(f"source     {node_bandwidth.source}: {node_bandwidth.explanation}")
+    lines += [f"warning    {warning}" for warning in node_bandwidth.warnings]
     if node is None:
         lines.append(f"node       not read: {problem}")
     else:
@@ -162,7 +164,7 @@ def _bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
                 "worst_queue_s": j.queue_s,
                 "detail": j.detail,
             }
-            for j in plan.judgements
+            for j in plan.statuses
         ],
         "unlocated": plan.unlocated,
         "programs_unknown": plan.programs_unknown,
@@ -173,7 +175,7 @@ def _bandwidth_text(plan: BandwidthPlan) -> str:
     rows: list[tuple[str, ...]] = [
         ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
     ]
-    rows += [_bandwidth_row(judgement) for judgement in plan.judgements]
+    rows += [_bandwidth_row(status) for status in plan.statuses]
     rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
     if len(rows) == 1:
         return "no pod on this node has a bandwidth annotation"

@@ -69,7 +69,7 @@ async def run_agent(config: AgentConfig) -> None:
         kernel.on_links(publisher.note_link_change)
         kernel.on_default_routes(links.note_route_change)
         kernel.on_default_routes(publisher.note_link_change)
-        traffic = Traffic(config.node, NetDirectory(config.sys), lambda: publisher.offer, registry)
+        traffic = Traffic(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "node": node.run(),
             "events": recorder.run(),

@@ -37,7 +37,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
         refused_claim: why a claim to other cgroups was not believed, or empty.
         host_network: it has no network of its own.
         has_address: the network was set up; before, the CNI plugins may still be at work.
-        wishes: by direction, only where there is an annotation.
+        limits: by direction, only where there is an annotation.
         created: metadata.creationTimestamp.
         mismatch: how scheduled and enforced bandwidth differ, or empty.
     """
@@ -49,7 +49,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
     refused_claim: str = ""
     host_network: bool = False
     has_address: bool = True
-    wishes: dict[Direction, LimitSpec] = {}
+    limits: dict[Direction, LimitSpec] = {}
     created: str = ""
     mismatch: str = ""
 
@@ -70,7 +70,7 @@ def read_annotation(text: str) -> LimitSpec:
 def spec_of(pod: Pod) -> PodBandwidthSpec:
     """What a pod asks for."""
     annotations = pod.metadata.annotations or {}
-    wishes = {d: read_annotation(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
+    limits = {d: read_annotation(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
     claim, refused = _claim(pod)
     return PodBandwidthSpec(
         namespace=pod.metadata.namespace,
@@ -80,9 +80,9 @@ def spec_of(pod: Pod) -> PodBandwidthSpec:
         refused_claim=refused,
         host_network=pod.spec.host_network,
         has_address=bool(pod.status.pod_ip),
-        wishes=wishes,
+        limits=limits,
         created=pod.metadata.creation_timestamp or "",
-        mismatch=_mismatch(wishes, scheduled_bps(pod)),
+        mismatch=_mismatch(limits, scheduled_bps(pod)),
     )
 
 
@@ -161,12 +161,12 @@ def _amount(container: Container) -> Decimal | None:
         return None  # the API server admits no such pod
 
 
-def _mismatch(wishes: Mapping[Direction, LimitSpec], scheduled: int | None) -> str:
+def _mismatch(limits: Mapping[Direction, LimitSpec], scheduled: int | None) -> str:
     if scheduled is None:
         return ""
     differing = [
-        f"{ANNOTATIONS[direction]} is {wish.rate_bps} bit/s"
-        for direction, wish in wishes.items()
-        if wish.rate_bps is not None and wish.rate_bps != scheduled
+        f"{ANNOTATIONS[direction]} is {limit_spec.rate_bps} bit/s"
+        for direction, limit_spec in limits.items()
+        if limit_spec.rate_bps is not None and limit_spec.rate_bps != scheduled
     ]
     return f"scheduled for {scheduled} bit/s of {BANDWIDTH}, but " + " and ".join(differing) if differing else ""

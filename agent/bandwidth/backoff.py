@@ -90,4 +90,4 @@ def _place(action: Action) -> Place:
 
 def _wanted(action: Action) -> object:
     """A limit may need its filter one time and its bucket the next; it is the same limit."""
-    return action.shape if isinstance(action, LimitIngress | LimitEgress) else action
+    return action.params if isinstance(action, LimitIngress | LimitEgress) else action

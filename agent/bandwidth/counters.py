@@ -26,7 +26,7 @@ _MAX_BYTES = 16384
 
 
 async def take_readings(
-    effects: Effects, proc: Path, judgements: Sequence[LimitStatus], now_s: float, *, everything: bool
+    effects: Effects, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, everything: bool
 ) -> bool:
     """Read what is needed and hand it over; whether the kernel's queues and filters were read too.
 
@@ -35,14 +35,16 @@ async def take_readings(
     Raises:
         KernelError: netlink did not answer.
     """
-    sites = [judgement.site for judgement in judgements if judgement.site is not None]
-    devices = read_devices(proc, {site.pid for site in sites})
-    busy = effects.busy(judgements, devices, now_s)
+    sites = [status.counter_source for status in statuses if status.counter_source is not None]
+    devices = read_devices(proc, {counter_source.pid for counter_source in sites})
+    busy = effects.busy(statuses, devices, now_s)
     if not everything and not busy:
-        effects.take(judgements, devices, None, now_s)
+        effects.add_readings(statuses, devices, None, now_s)
         return False
     kernel = await read_kernel_counts(busy)
-    effects.take(judgements, devices, kernel, now_s, read_devices(proc, {s.pid for s in sites if s.device in busy}))
+    effects.add_readings(
+        statuses, devices, kernel, now_s, read_devices(proc, {s.pid for s in sites if s.device in busy})
+    )
     return True
 
 

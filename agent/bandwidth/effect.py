@@ -75,7 +75,7 @@ class _Meter(msgspec.Struct):
         counted_at_s: when counters were read last.
         device, bucket, redirected_bytes: what they were; those of queue and filter are None where they were not read.
         passed_bytes: how much went through since the start.
-        site: what they were read from.
+        counter_source: what they were read from.
         level_bytes: how much more than the limit allows has gone through; leaks at the limit's rate.
         mark: an earlier time and sum, for the mean.
         exceeded_at_s: when the limit was exceeded last.
@@ -86,7 +86,7 @@ class _Meter(msgspec.Struct):
     device: DeviceCount
     bucket: BucketCount | None
     redirected_bytes: int | None
-    site: CounterSource
+    counter_source: CounterSource
     level_bytes: float = 0.0
     passed_bytes: int = 0
     mark: tuple[float, int] = (0.0, 0)
@@ -106,21 +106,27 @@ class Effects:
         self.known: dict[Key, Effect] = {}
         self.exceeding: dict[Key, str] = {}
 
-    def busy(self, judgements: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
+    def busy(self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
         """Devices of pods that sent so much that only bucket and filter can tell what went through."""
         found: set[int] = set()
-        for judgement in judgements:
-            meter, site = self._meters.get(judgement.key), judgement.site
-            count = devices.get(site.pid) if site is not None else None
-            if meter is None or site is None or count is None or site.bucket is None or judgement.direction != "egress":
+        for status in statuses:
+            meter, counter_source = self._meters.get(status.key), status.counter_source
+            count = devices.get(counter_source.pid) if counter_source is not None else None
+            if (
+                meter is None
+                or counter_source is None
+                or count is None
+                or counter_source.bucket is None
+                or status.direction != "egress"
+            ):
                 continue
             if _sent_much(meter, count, now_s):
-                found.add(site.device)
+                found.add(counter_source.device)
         return found
 
-    def take(
+    def add_readings(
         self,
-        judgements: Sequence[LimitStatus],
+        statuses: Sequence[LimitStatus],
         devices: Mapping[int, DeviceCount],
         kernel: KernelCount | None,
         now_s: float,
@@ -129,7 +135,7 @@ class Effects:
         """Take readings.
 
         Args:
-            judgements: those whose effect is looked for; what is known of others is forgotten.
+            statuses: those whose effect is looked for; what is known of others is forgotten.
             devices: of the pods' own devices, by process.
             kernel: of queues and filters, None when they were not read this time.
             now_s: monotonic time.
@@ -138,38 +144,38 @@ class Effects:
         later = later or {}
         meters: dict[Key, _Meter] = {}
         known: dict[Key, Effect] = {}
-        for judgement in judgements:
-            site, wanted_bps = judgement.site, judgement.wanted_bps
-            count = devices.get(site.pid) if site is not None else None
-            if site is None or count is None or wanted_bps is None:
+        for status in statuses:
+            counter_source, wanted_bps = status.counter_source, status.wanted_bps
+            count = devices.get(counter_source.pid) if counter_source is not None else None
+            if counter_source is None or count is None or wanted_bps is None:
                 continue
-            key = judgement.key
+            key = status.key
             meter = self._meters.get(key)
             effect = self.known.get(key, Effect())
-            if meter is None or (meter.site, meter.wanted_bytes_per_s) != (site, wanted_bps / 8):
-                begun = _Meter(wanted_bps / 8, now_s, count, None, None, site, mark=(now_s, 0))
+            if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
+                begun = _Meter(wanted_bps / 8, now_s, count, None, None, counter_source, mark=(now_s, 0))
                 # A repaired limit, or another annotation: what was exceeded before stays so until it has held a while.
                 begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
                 meters[key], known[key] = begun, effect
                 continue
             meters[key], known[key] = meter, effect
-            passed = _passed(meter, judgement, count, kernel, now_s)
+            passed = _passed(meter, status, count, kernel, now_s)
             if passed is not None:
-                _count(meter, effect, passed, judgement, now_s)
-            meter.counted_at_s, meter.device = now_s, later.get(site.pid, count)
+                _count(meter, effect, passed, status, now_s)
+            meter.counted_at_s, meter.device = now_s, later.get(counter_source.pid, count)
             meter.bucket = meter.redirected_bytes = None
-            if kernel is not None and site.bucket is not None:
-                meter.bucket = kernel.buckets.get(site.bucket)
-                meter.redirected_bytes = kernel.redirected_bytes.get(site.device)
+            if kernel is not None and counter_source.bucket is not None:
+                meter.bucket = kernel.buckets.get(counter_source.bucket)
+                meter.redirected_bytes = kernel.redirected_bytes.get(counter_source.device)
             effect.bucket = meter.bucket or effect.bucket
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
                 effect.exceeded, meter.exceeded_at_s = "", None
         self._meters, self.known = meters, known
         self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
 
-    def exceeded(self, judgement: LimitStatus) -> str:
-        """What is known against a judgement, in words; empty when nothing is."""
-        return self.exceeding.get(judgement.key, "")
+    def exceeded(self, status: LimitStatus) -> str:
+        """What is known against a status, in words; empty when nothing is."""
+        return self.exceeding.get(status.key, "")
 
 
 def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
@@ -179,17 +185,17 @@ def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
 
 
 def _passed(
-    meter: _Meter, judgement: LimitStatus, count: DeviceCount, kernel: KernelCount | None, now_s: float
+    meter: _Meter, status: LimitStatus, count: DeviceCount, kernel: KernelCount | None, now_s: float
 ) -> int | None:
     """Bytes that went through since the reading before; None when that cannot be told this time, but the next."""
-    if judgement.direction == "ingress":
+    if status.direction == "ingress":
         return max(0, count.received_bytes - meter.device.received_bytes)
     sent = max(0, count.sent_bytes - meter.device.sent_bytes)
-    site = judgement.site
-    if site is None or site.bucket is None or not _sent_much(meter, count, now_s):
+    counter_source = status.counter_source
+    if counter_source is None or counter_source.bucket is None or not _sent_much(meter, count, now_s):
         return sent
-    now, before = kernel.buckets.get(site.bucket) if kernel is not None else None, meter.bucket
-    redirected = kernel.redirected_bytes.get(site.device) if kernel is not None else None
+    now, before = kernel.buckets.get(counter_source.bucket) if kernel is not None else None, meter.bucket
+    redirected = kernel.redirected_bytes.get(counter_source.device) if kernel is not None else None
     if now is None or before is None or redirected is None or meter.redirected_bytes is None:
         return None
     # Filters count packets without their Ethernet header, one for each that the device sent.
@@ -198,7 +204,7 @@ def _passed(
     return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
 
 
-def _count(meter: _Meter, effect: Effect, passed: int, judgement: LimitStatus, now_s: float) -> None:
+def _count(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_s: float) -> None:
     seconds = now_s - meter.counted_at_s
     if seconds <= 0:
         return
@@ -209,7 +215,7 @@ def _count(meter: _Meter, effect: Effect, passed: int, judgement: LimitStatus, n
     if now_s - meter.mark[0] >= MEAN_S:
         meter.mark = (now_s, meter.passed_bytes)
     meter.level_bytes = max(0.0, meter.level_bytes + passed - SLACK_RATIO * wanted * seconds)
-    if not judgement.effect_counts:
+    if not status.effect_counts:
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0

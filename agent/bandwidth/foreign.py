@@ -11,7 +11,7 @@ import msgspec
 from agent.bandwidth.annotations import Direction
 from agent.bandwidth.cni import Attachment
 from agent.bandwidth.state import PLUGIN_HANDLE, Device, Hook
-from agent.bandwidth.view import View, is_a_limits
+from agent.bandwidth.view import View, is_limit_device
 
 PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
 """Queueing disciplines that devices have by default and that limit nothing; any other is somebody's work, at the root or below it."""
@@ -59,7 +59,7 @@ def _foreign_root(
     root = view.roots.get(device.index)
     if direction == "egress" or root is None or view.is_our_root(device.index):
         return None
-    if root.shape is not None:
+    if root.params is not None:
         if root.handle == PLUGIN_HANDLE and _has_plugin(attachment, view):
             return None
         handle = f"{root.handle >> 16:x}:"
@@ -73,8 +73,8 @@ def _foreign_root(
 
 
 def _foreign_redirect(direction: Direction, device: Device, view: View) -> ForeignShaper | None:
-    through = view.behind(device.index)
-    if direction == "ingress" or through is None or is_a_limits(through):
+    through = view.redirect_target(device.index)
+    if direction == "ingress" or through is None or is_limit_device(through):
         return None
     found = f"a filter of somebody else's redirects what {device.name} receives to {through.name}"
     return ForeignShaper(found, through)
@@ -89,7 +89,7 @@ def _foreign_elsewhere(
         limited = view.is_our_root(device.index)
     else:
         other = _foreign_root("ingress", device, attachment, view)
-        limited = view.behind(device.index) is not None
+        limited = view.redirect_target(device.index) is not None
     if other is None or limited:
         return None
     return ForeignShaper(f"nothing limits {device.name} in this direction; {other.evidence}", device, absent=True)

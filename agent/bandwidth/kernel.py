@@ -39,16 +39,16 @@ class _TbfOptions(sched_tbf.options):  # type: ignore[misc]
 
 def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a `TbfParams` exactly; pyroute2's own would round a burst in bytes to another number of ticks."""
-    shape: TbfParams = arguments["shape"]
+    params: TbfParams = arguments["params"]
     parameters = {
-        "rate": min(shape.rate_bytes_per_s, WORD - 1),
-        "buffer": shape.buffer_ticks,
-        "limit": shape.limit_bytes,
+        "rate": min(params.rate_bytes_per_s, WORD - 1),
+        "buffer": params.buffer_ticks,
+        "limit": params.limit_bytes,
         "mtu": 0,
     }
     attributes: list[list[Any]] = [["TCA_TBF_PARMS", parameters], ["TCA_TBF_RTAB", True]]
-    if shape.rate_bytes_per_s >= WORD:
-        attributes.append(["TCA_TBF_RATE64", shape.rate_bytes_per_s])
+    if params.rate_bytes_per_s >= WORD:
+        attributes.append(["TCA_TBF_RATE64", params.rate_bytes_per_s])
     return {"attrs": attributes}
 
 
@@ -65,7 +65,7 @@ async def execute(action: Action) -> None:
     """
     async with rtnetlink(f"{type(action).__name__} on {action.name}") as netlink:
         if isinstance(action, LimitIngress):
-            await _set_root(netlink, action.device, action.shape)
+            await _set_root(netlink, action.device, action.params)
         elif isinstance(action, LimitEgress):
             await _limit_egress(netlink, action)
         elif isinstance(action, RemoveLimit):
@@ -74,8 +74,8 @@ async def execute(action: Action) -> None:
             await _remove(netlink, action.name)
 
 
-async def _set_root(netlink: Any, device: int, shape: TbfParams) -> None:
-    await netlink.tc("replace", "tbf", index=device, handle=OUR_HANDLE, shape=shape)
+async def _set_root(netlink: Any, device: int, params: TbfParams) -> None:
+    await netlink.tc("replace", "tbf", index=device, handle=OUR_HANDLE, params=params)
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
@@ -83,7 +83,7 @@ async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
     through, made = await _intermediate(netlink, action)
     try:
         # The bucket before the filter: packets must not find an intermediate device that does not limit yet.
-        await _set_root(netlink, through, action.shape)
+        await _set_root(netlink, through, action.params)
         if action.add_hook:
             await netlink.tc("add", "ingress", index=action.device)
             await netlink.link("set", index=through, ifalias=action.alias + HOOK_MARK)

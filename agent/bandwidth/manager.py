@@ -83,12 +83,12 @@ class BandwidthManager:
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
         self._verdicts: dict[Key, LimitStatus] = {}
-        self._looked = False
+        self._reconciled = False
         self._faults: dict[tuple[str, str], str] = {}
         self._unlocated = False
-        self._patience = RepairBackoff()
+        self._backoff = RepairBackoff()
         self._effects = Effects()
-        self._told: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
+        self._reported: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
         self._plan, self._wishes = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -109,7 +109,7 @@ class BandwidthManager:
         while True:
             self._wake.clear()
             try:
-                await self._look()
+                await self._reconcile()
             except KernelError as error:
                 log.change("kernel", str(error), "cannot read traffic control", error=error)
                 asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
@@ -119,24 +119,24 @@ class BandwidthManager:
             if await wait_for(self._wake, FULL_LOOK_S):
                 await asyncio.sleep(GATHER_S)
 
-    async def _look(self) -> None:
+    async def _reconcile(self) -> None:
         """Read, judge, repair, and read again what was repaired before telling anybody."""
         pods = tuple(spec_of(pod) for pod in self._pods if not pod.terminal and not pod.metadata.deletion_timestamp)
-        plan = await self._judge(pods)
-        due = self._patience.due(plan.actions, asyncio.get_running_loop().time())
+        plan = await self._plan_limits(pods)
+        due = self._backoff.due(plan.actions, asyncio.get_running_loop().time())
         if due:
             for action in due:
                 await self._repair(action)
-            plan = await self._judge(pods)
-        self.take(plan, pods)
+            plan = await self._plan_limits(pods)
+        self.show(plan, pods)
 
-    def take(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
+    def show(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Show this picture from now on, and tell what is new in it."""
         self._plan, self._wishes = plan, pods
-        self._tell()
+        self._report()
 
-    async def _judge(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
-        if not self._policy.enforce and not any(pod.wishes for pod in pods):
+    async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
+        if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
         await self._ask_cilium()
         network = network_of(self._config)
@@ -170,7 +170,7 @@ class BandwidthManager:
             done = True
             self._metrics.repairs.labels("ok").inc()
             log.change(topic, "", "limits can be set again", device=action.name, what=what)
-        loop.call_later(self._patience.note(action, loop.time(), done=done), self._wake.set)
+        loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
 
     async def _follow(self) -> None:
         """Compare what goes through with the limits, for as long as there are any."""
@@ -178,48 +178,46 @@ class BandwidthManager:
         read_at_s = -math.inf
         while True:
             await asyncio.sleep(EFFECT_S)
-            judgements = [judgement for judgement in self._plan.judgements if judgement.site is not None]
-            if not judgements:
+            statuses = [status for status in self._plan.statuses if status.counter_source is not None]
+            if not statuses:
                 continue
             try:
                 everything = loop.time() - read_at_s >= COUNTERS_S
-                if await take_readings(
-                    self._effects, self._config.proc, judgements, loop.time(), everything=everything
-                ):
+                if await take_readings(self._effects, self._config.proc, statuses, loop.time(), everything=everything):
                     read_at_s = loop.time()
             except KernelError as error:
                 log.change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.change("counters", "", "counters can be read again")
-            if self._seen() != self._told:
-                self._tell()
+            if self._overruling() != self._reported:
+                self._report()
             else:  # nearly always: only rates have changed
                 self._metrics.show_effects(self._effects.known)
 
-    def _seen(self) -> tuple[Mapping[Key, str], Mapping[Place, str]]:
+    def _overruling(self) -> tuple[Mapping[Key, str], Mapping[Place, str]]:
         """What happens that overrules a verdict: limits that are exceeded, and those that somebody takes away again."""
-        return self._effects.exceeding, self._patience.disputed(asyncio.get_running_loop().time())
+        return self._effects.exceeding, self._backoff.disputed(asyncio.get_running_loop().time())
 
     # --- telling ---------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Tell what is set up and what comes of it."""
-        self._told = self._seen()
-        pods, (_, disputed) = self._wishes, self._told
-        judgements = tuple(
+        self._reported = self._overruling()
+        pods, (_, disputed) = self._wishes, self._reported
+        statuses = tuple(
             with_effect(j, self._effects.exceeded(j), disputed.get((_KIND_OF[j.direction], j.host_device), ""))
-            for j in self._plan.judgements
+            for j in self._plan.statuses
         )
-        plan = msgspec.structs.replace(self._plan, judgements=judgements)
-        self._metrics.take(plan, self._effects.known)
-        verdicts = {j.key: j for j in plan.judgements}
-        for key, judgement in verdicts.items():
-            self._tell_one(judgement, self._verdicts.get(key))
+        plan = msgspec.structs.replace(self._plan, statuses=statuses)
+        self._metrics.show(plan, self._effects.known)
+        verdicts = {j.key: j for j in plan.statuses}
+        for key, status in verdicts.items():
+            self._report_status(status, self._verdicts.get(key))
         # A pod that cannot be located for a while keeps the verdict that was told.
         living = {pod.uid for pod in pods}
         self._verdicts = {key: told for key, told in self._verdicts.items() if key[0] in living} | verdicts
-        self._tell_faults(pods)
-        self._looked = True
+        self._report_faults(pods)
+        self._reconciled = True
         self._unlocated = bool(plan.unlocated)
         waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
         if plan.programs_unknown:  # for as long as the process lives
@@ -227,7 +225,7 @@ class BandwidthManager:
             log.change("programs", plan.programs_unknown, line, level="info", why=plan.programs_unknown)
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
-    def _tell_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
+    def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """What is wrong with a pod's words, told once and again when it changes."""
         told: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
@@ -241,7 +239,7 @@ class BandwidthManager:
                     self._send(pod, reason, why, action, first=before is None)
         self._faults = told
 
-    def _tell_one(self, now: LimitStatus, before: LimitStatus | None) -> None:
+    def _report_status(self, now: LimitStatus, before: LimitStatus | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
             return
         if before is not None and before.verdict == now.verdict:
@@ -260,7 +258,7 @@ class BandwidthManager:
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, first: bool, fine: bool = False
     ) -> None:
         """Send an event, unless this is the first look of an agent that was restarted: of older pods it was told before."""
-        if first and not self._looked and not _is_new(pod, time.time()):
+        if first and not self._reconciled and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if fine else self._recorder.warning
         send(_reference(pod), reason, note, action=action)
@@ -279,7 +277,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
         KubekitError: the pods cannot be listed, or the kernel refused.
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    unlimited = tuple(msgspec.structs.replace(spec_of(pod), wishes={}) for pod in pods if not pod.terminal)
+    unlimited = tuple(msgspec.structs.replace(spec_of(pod), limits={}) for pod in pods if not pod.terminal)
     snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache())
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:
@@ -287,12 +285,12 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
     return len(actions)
 
 
-def describe(judgement: LimitStatus) -> str:
+def describe(status: LimitStatus) -> str:
     """One sentence about a verdict, for an event."""
-    rate = f"{judgement.wanted_bps} bit/s" if judgement.wanted_bps is not None else "its annotation"
-    detail = f": {judgement.detail}" if judgement.detail else ""
-    where = f" on {judgement.device}" if judgement.device else ""
-    return f"{judgement.direction} bandwidth of {rate} is {judgement.verdict}{where}{detail}"
+    rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "its annotation"
+    detail = f": {status.detail}" if status.detail else ""
+    where = f" on {status.device}" if status.device else ""
+    return f"{status.direction} bandwidth of {rate} is {status.verdict}{where}{detail}"
 
 
 def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:

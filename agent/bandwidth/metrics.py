@@ -17,7 +17,7 @@ _LABELS = ("namespace", "pod", "direction")
 
 
 class BandwidthMetrics:
-    """A collector over the latest judgements."""
+    """A collector over the latest statuses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._judgements: Sequence[LimitStatus] = ()
@@ -28,13 +28,13 @@ class BandwidthMetrics:
         )
         registry.register(self)
 
-    def take(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
+    def show(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
         """Show these from now on."""
-        self._judgements, self._unlocated = plan.judgements[:MAX_LIMITS_SHOWN], len(plan.unlocated)
+        self._judgements, self._unlocated = plan.statuses[:MAX_LIMITS_SHOWN], len(plan.unlocated)
         self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
 
     def show_effects(self, effects: Mapping[Key, Effect]) -> None:
-        """Show what goes through now; the judgements are those of before."""
+        """Show what goes through now; the statuses are those of before."""
         self._effects = effects
 
     def collect(self) -> Iterator[Metric]:
@@ -52,15 +52,15 @@ class BandwidthMetrics:
         backlog = _gauge("backlog_bytes", "What waits in the limit's queue.")
         dropped = _counter("dropped_packets", "Packets that the limit's queue had no room for.")
         overlimits = _counter("overlimits", "How often the limit made a packet wait.")
-        for judgement in self._judgements:
-            labels = (judgement.pod.namespace, judgement.pod.name, judgement.direction)
-            verdict.add_metric((*labels, judgement.verdict, judgement.device), 1)
-            effect = self._effects.get(judgement.key, _UNKNOWN)
+        for status in self._judgements:
+            labels = (status.pod.namespace, status.pod.name, status.direction)
+            verdict.add_metric((*labels, status.verdict, status.device), 1)
+            effect = self._effects.get(status.key, _UNKNOWN)
             for family, value in (
-                (wanted, None if judgement.wanted_bps is None else judgement.wanted_bps / 8),
-                (rate, judgement.rate_bytes_per_s),
-                (burst, judgement.burst_bytes),
-                (queue, judgement.queue_s),
+                (wanted, None if status.wanted_bps is None else status.wanted_bps / 8),
+                (rate, status.rate_bytes_per_s),
+                (burst, status.burst_bytes),
+                (queue, status.queue_s),
                 (used, effect.bytes_per_s),
             ):
                 if value is not None and math.isfinite(value):

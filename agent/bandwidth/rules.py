@@ -33,7 +33,7 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.view import View, describe, is_a_limits, is_ours, owner_of
+from agent.bandwidth.view import View, describe, is_limit_device, is_ours, owner_of
 
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})
@@ -50,49 +50,49 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Judge every annotated pod and say what to do."""
     view = View(snapshot)
     doubtful = contested(snapshot.pods)
-    judgements: list[LimitStatus] = []
+    statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
     for pod in snapshot.pods:
         if pod.uid in doubtful:
             refusal = LimitAssessment("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
-            judgements += [_judgement(pod, direction, refusal) for direction in pod.wishes]
+            statuses += [_status_of(pod, direction, refusal) for direction in pod.limits]
             continue
         for direction in DIRECTIONS:
-            if direction not in pod.wishes:
+            if direction not in pod.limits:
                 continue
-            judged = _judge(pod, direction, snapshot.locations.get(pod.uid), view)
+            judged = _assess(pod, direction, snapshot.locations.get(pod.uid), view)
             if isinstance(judged, str):
                 unlocated[pod.key] = judged
                 continue
-            judgement, action = judged
-            judgements.append(judgement)
+            status, action = judged
+            statuses.append(status)
             repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
-            if policy.enforce and action is not None and judgement.verdict in repaired:
+            if policy.enforce and action is not None and status.verdict in repaired:
                 actions.append(action)
         if policy.enforce:
             actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), view)
     if policy.enforce:
         actions += _orphans(view, snapshot)
     return BandwidthPlan(
-        judgements=tuple(judgements),
+        statuses=tuple(statuses),
         unlocated=unlocated,
         actions=tuple(actions),
         programs_unknown=snapshot.kernel.programs_unknown,
     )
 
 
-def with_effect(judgement: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
+def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
     """A verdict on what is set up, overruled by what happens: an excess, or somebody who takes our limit away again."""
     if exceeded:
         verdict, found = "exceeded", exceeded
     elif disputed:
         verdict, found = "disputed", disputed
     else:
-        return judgement
-    set_up = judgement.verdict + (f", {judgement.detail}" if judgement.detail else "")
+        return status
+    set_up = status.verdict + (f", {status.detail}" if status.detail else "")
     return msgspec.structs.replace(
-        judgement, verdict=verdict, set_up=judgement.verdict, detail=f"{found}; as set up: {set_up}"
+        status, verdict=verdict, set_up=status.verdict, detail=f"{found}; as set up: {set_up}"
     )
 
 
@@ -127,52 +127,58 @@ class LimitAssessment(msgspec.Struct, frozen=True):
     verdict: Verdict
     detail: str = ""
     device: Device | None = None
-    shape: TbfParams | None = None
+    params: TbfParams | None = None
     action: Action | None = None
     lossy: bool = False
 
 
-def _judge(
+def _assess(
     pod: PodBandwidthSpec, direction: Direction, location: Location | None, view: View
 ) -> tuple[LimitStatus, Action | None] | str:
-    """A judgement and what would mend it; or a text, when it is too early to judge."""
-    wish = pod.wishes[direction]
-    ruling: LimitAssessment | str
-    if wish.rate_bps is None:
-        ruling = LimitAssessment("invalid", wish.problem)
+    """A status and what would mend it; or a text, when it is too early to judge."""
+    limit_spec = pod.limits[direction]
+    assessment: LimitAssessment | str
+    if limit_spec.rate_bps is None:
+        assessment = LimitAssessment("invalid", limit_spec.problem)
     elif pod.host_network:
-        ruling = LimitAssessment("not-applicable", "the pod uses the node's network")
+        assessment = LimitAssessment("not-applicable", "the pod uses the node's network")
     elif not pod.has_address:
-        ruling = "the pod has no address yet"
+        assessment = "the pod has no address yet"
     elif location is None:
-        ruling = "none of its processes was found"
+        assessment = "none of its processes was found"
     else:
-        ruling = _rule(pod, direction, wish.rate_bps, location, view)
-    if isinstance(ruling, str):
-        return ruling
-    judgement = _judgement(pod, direction, ruling)
-    if location is None or wish.rate_bps is None:
-        return judgement, ruling.action
-    return msgspec.structs.replace(judgement, **_site(direction, ruling, location, view)), ruling.action
+        assessment = _assess_located(pod, direction, limit_spec.rate_bps, location, view)
+    if isinstance(assessment, str):
+        return assessment
+    status = _status_of(pod, direction, assessment)
+    if location is None or limit_spec.rate_bps is None:
+        return status, assessment.action
+    return msgspec.structs.replace(status, **_counters_of(direction, assessment, location, view)), assessment.action
 
 
-def _site(direction: Direction, ruling: LimitAssessment, location: Location, view: View) -> dict[str, object]:
+def _counters_of(
+    direction: Direction, assessment: LimitAssessment, location: Location, view: View
+) -> dict[str, object]:
     """Where the effect can be counted, and whether it tells that the limit is exceeded."""
     end = find_device(location, view.ends)
-    bucket = ruling.device.index if ruling.device is not None and ruling.device.index in view.roots else None
+    bucket = (
+        assessment.device.index if assessment.device is not None and assessment.device.index in view.roots else None
+    )
     if direction == "egress" and (end is None or bucket == end.index or view.redirect_of(end.index) is None):
         bucket = None
-    counts = direction == "ingress" or bucket is not None or not (ruling.lossy or ruling.verdict == "other-enforcer")
+    counts = (
+        direction == "ingress" or bucket is not None or not (assessment.lossy or assessment.verdict == "other-enforcer")
+    )
     if location.host_network:  # what its eth0 counts is the node's own traffic
         return {}
     return {
         "host_device": end.name if end is not None else "",
-        "site": CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
+        "counter_source": CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
         "effect_counts": counts,
     }
 
 
-def _rule(
+def _assess_located(
     pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, view: View
 ) -> LimitAssessment:
     if location.host_network:
@@ -185,65 +191,70 @@ def _rule(
     foreign = find_foreign(direction, device, location.attachment, view)
     if foreign is not None:
         verdict: Verdict = "missing" if foreign.absent else "other-enforcer"
-        shape = None if foreign.absent else view.shape_at(foreign.device.index)
-        return LimitAssessment(verdict, foreign.evidence, foreign.device, shape)
+        params = None if foreign.absent else view.params_at(foreign.device.index)
+        return LimitAssessment(verdict, foreign.evidence, foreign.device, params)
     if direction == "ingress":
-        ruling = _rule_ingress(rate_bps, device, view)
+        assessment = _assess_ingress(rate_bps, device, view)
     else:
-        ruling = _rule_egress(pod, rate_bps, device, location, view)
-    ruling = _keep_stricter(ruling, direction, rate_bps, location, view)
-    return _beside_others(ruling, device, "egress" if direction == "ingress" else "ingress", view)
+        assessment = _assess_egress(pod, rate_bps, device, location, view)
+    assessment = _keep_stricter(assessment, direction, rate_bps, location, view)
+    return _beside_others(assessment, device, "egress" if direction == "ingress" else "ingress", view)
 
 
-def _beside_others(ruling: LimitAssessment, device: Device, hook: Hook, view: View) -> LimitAssessment:
+def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, view: View) -> LimitAssessment:
     """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them.
 
     Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
     """
-    strangers = view.strangers(device, hook)
-    found = describe(device, strangers) if strangers else unseen_programs(device, view)
-    if not found or ruling.verdict == "other-enforcer":
-        return ruling
-    if ruling.verdict == "enforced":
+    foreign_attachments = view.foreign_attachments(device, hook)
+    found = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, view)
+    if not found or assessment.verdict == "other-enforcer":
+        return assessment
+    if assessment.verdict == "enforced":
         return msgspec.structs.replace(
-            ruling, detail=f"as set up; whether {found} may carry packets past it is not known"
+            assessment, detail=f"as set up; whether {found} may carry packets past it is not known"
         )
-    found = f"{found}: not ours" if strangers else f"unknown: {found} may limit"
-    return LimitAssessment("other-enforcer", f"{found}, so nothing is set; {ruling.detail}", device)
+    found = f"{found}: not ours" if foreign_attachments else f"unknown: {found} may limit"
+    return LimitAssessment("other-enforcer", f"{found}, so nothing is set; {assessment.detail}", device)
 
 
 def _keep_stricter(
-    ruling: LimitAssessment, direction: Direction, rate_bps: int, location: Location, view: View
+    assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, view: View
 ) -> LimitAssessment:
     """Never raise a limit that somebody else chose: a rate in the CNI configuration is the administrator's word.
 
     One that the runtime asked the plugin for came from the pod's annotation, as it was then.
     """
-    device, shape = ruling.device, ruling.shape
-    if ruling.verdict != "wrong-rate" or device is None or shape is None or shape.rate_bytes_per_s * 8 >= rate_bps - 8:
-        return ruling
+    device, params = assessment.device, assessment.params
+    if (
+        assessment.verdict != "wrong-rate"
+        or device is None
+        or params is None
+        or params.rate_bytes_per_s * 8 >= rate_bps - 8
+    ):
+        return assessment
     asked = location.attachment.asked.get(f"{direction}Rate", 0) if location.attachment is not None else 0
-    if view.is_our_root(device.index) or abs(shape.rate_bytes_per_s - asked // 8) <= 1:
-        return ruling
-    detail = f"{ruling.detail}; it is not ours and stricter than the annotation, so it stays"
-    return msgspec.structs.replace(ruling, detail=detail, action=None)
+    if view.is_our_root(device.index) or abs(params.rate_bytes_per_s - asked // 8) <= 1:
+        return assessment
+    detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
+    return msgspec.structs.replace(assessment, detail=detail, action=None)
 
 
-def _rule_ingress(rate_bps: int, device: Device, view: View) -> LimitAssessment:
-    shape = view.shape_at(device.index)
+def _assess_ingress(rate_bps: int, device: Device, view: View) -> LimitAssessment:
+    params = view.params_at(device.index)
     action = LimitIngress(device.index, device.name, tbf.bounded_params(rate_bps, device.mtu))
-    if shape is None:
+    if params is None:
         root = view.roots.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
         return LimitAssessment("missing", detail, device, None, action)
-    verdict, detail = _judge_shape(shape, rate_bps, device.mtu, ours=view.is_our_root(device.index))
-    return LimitAssessment(verdict, detail, device, shape, action)
+    verdict, detail = _assess_params(params, rate_bps, device.mtu, ours=view.is_our_root(device.index))
+    return LimitAssessment(verdict, detail, device, params, action)
 
 
-def _rule_egress(
+def _assess_egress(
     pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, view: View
 ) -> LimitAssessment:
-    redirect, through = view.redirect_of(device.index), view.behind(device.index)
+    redirect, through = view.redirect_of(device.index), view.redirect_target(device.index)
     action = LimitEgress(
         device.index,
         device.name,
@@ -255,19 +266,19 @@ def _rule_egress(
         stale_filters=tuple(f.priority for f in view.filters(device.index) if _is_stale(f, view)),
     )
     if redirect is None:
-        return _rule_without_redirect(device, action, view)
+        return _assess_without_redirect(device, action, view)
     if through is None:
         lost = "and is lost" if redirect.swallows else "and goes on unlimited"
         detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
         return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.swallows)
-    limit = view.shape_at(through.index)
+    limit = view.params_at(through.index)
     action = msgspec.structs.replace(action, through=through.name, add_filter=False, stale_filters=())
     if not through.up:
         lost = f"{through.name} is down, and what {device.name} receives is lost there"
         return LimitAssessment("filter-missing", lost, through, limit, action, lossy=True)
     if limit is None:
         return LimitAssessment("missing", f"{through.name} has no limit", through, None, action)
-    verdict, detail = _judge_shape(limit, rate_bps, device.mtu, ours=view.is_our_root(through.index))
+    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=view.is_our_root(through.index))
     return LimitAssessment(verdict, detail, through, limit, action)
 
 
@@ -276,59 +287,59 @@ def _is_stale(one: Filter, view: View) -> bool:
     return one.matches_all and one.redirects_to is not None and one.redirects_to not in view.devices
 
 
-def _rule_without_redirect(device: Device, action: LimitEgress, view: View) -> LimitAssessment:
+def _assess_without_redirect(device: Device, action: LimitEgress, view: View) -> LimitAssessment:
     if any(f.polices for f in view.filters(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
     made = view.by_name.get(action.through)
-    limit = view.shape_at(made.index) if made is not None else None
+    limit = view.params_at(made.index) if made is not None else None
     if made is None or limit is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
     detail = f"{made.name} has a limit, but no filter sends it what {device.name} receives"
     return LimitAssessment("filter-missing", detail, made, limit, action)
 
 
-def _judge_shape(shape: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
+def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
     wanted = rate_bps // 8
-    if abs(shape.rate_bytes_per_s - wanted) > 1:
-        return "wrong-rate", f"limited to {shape.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
-    if (ours and not tbf.blocks_everything(shape, mtu)) or shape.partial:
+    if abs(params.rate_bytes_per_s - wanted) > 1:
+        return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
+    if (ours and not tbf.blocks_everything(params, mtu)) or params.partial:
         partly = "only for the subnets that the plugin's configuration names (shapedSubnets)"
-        return "enforced", partly if shape.partial else ""
-    asked = tbf.wrapped_burst(shape)
+        return "enforced", partly if params.partial else ""
+    asked = tbf.wrapped_burst(params)
     if asked is not None:
         effect = (
             "which is less than a packet: nothing gets through"
-            if tbf.blocks_everything(shape, mtu)
-            else (f"which lasts {shape.burst_s:.1f} s")
+            if tbf.blocks_everything(params, mtu)
+            else (f"which lasts {params.burst_s:.1f} s")
         )
-        return "wrapped", f"a burst of {asked} bytes overflowed into one of {shape.burst_bytes}, {effect}"
-    if tbf.blocks_everything(shape, mtu):
-        return "wrong-rate", f"a burst of {shape.burst_bytes} bytes lets no packet through"
-    if tbf.lets_too_much_through(shape, mtu):
+        return "wrapped", f"a burst of {asked} bytes overflowed into one of {params.burst_bytes}, {effect}"
+    if tbf.blocks_everything(params, mtu):
+        return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
+    if tbf.lets_too_much_through(params, mtu):
         return "burst-too-large", (
-            f"a burst of {shape.burst_bytes} bytes passes unlimited for {shape.burst_s:.1f} s at the limit's rate, "
-            f"and the queue may take {shape.queue_s:.1f} s"
+            f"a burst of {params.burst_bytes} bytes passes unlimited for {params.burst_s:.1f} s at the limit's rate, "
+            f"and the queue may take {params.queue_s:.1f} s"
         )
     return "enforced", ""
 
 
-def _judgement(pod: PodBandwidthSpec, direction: Direction, ruling: LimitAssessment) -> LimitStatus:
-    device, shape = ruling.device, ruling.shape
+def _status_of(pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment) -> LimitStatus:
+    device, params = assessment.device, assessment.params
     found = LimitStatus(
         pod=pod,
         direction=direction,
-        verdict=ruling.verdict,
+        verdict=assessment.verdict,
         device=device.name if device is not None else "",
-        wanted_bps=pod.wishes[direction].rate_bps,
-        detail=ruling.detail,
+        wanted_bps=pod.limits[direction].rate_bps,
+        detail=assessment.detail,
     )
-    if shape is None or device is None or ruling.verdict == "filter-missing":
+    if params is None or device is None or assessment.verdict == "filter-missing":
         return found
     return msgspec.structs.replace(
         found,
-        rate_bytes_per_s=0 if tbf.blocks_everything(shape, device.mtu) else shape.rate_bytes_per_s,
-        burst_bytes=shape.burst_bytes,
-        queue_s=shape.queue_s,
+        rate_bytes_per_s=0 if tbf.blocks_everything(params, device.mtu) else params.rate_bytes_per_s,
+        burst_bytes=params.burst_bytes,
+        queue_s=params.queue_s,
     )
 
 
@@ -340,13 +351,13 @@ def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, view: View) 
     if device is None:
         return []
     found: list[Action] = []
-    if "ingress" not in pod.wishes and view.is_our_root(device.index):
+    if "ingress" not in pod.limits and view.is_our_root(device.index):
         found.append(RemoveLimit(device.index, device.name, "ingress"))
-    through = view.behind(device.index)
-    if through is None or not is_a_limits(through):
+    through = view.redirect_target(device.index)
+    if through is None or not is_limit_device(through):
         return found
-    unwanted = "egress" not in pod.wishes and view.is_our_root(through.index)
-    if unwanted or view.stolen_from(device):
+    unwanted = "egress" not in pod.limits and view.is_our_root(through.index)
+    if unwanted or view.filters_passed_over(device):
         found.append(_removal_of_egress(device, through, view))
     return found
 
@@ -367,7 +378,7 @@ def _orphans(view: View, snapshot: BandwidthSnapshot) -> list[Action]:
         if (location := snapshot.locations.get(pod.uid)) is not None
         else None
         for pod in snapshot.pods
-        if "egress" in pod.wishes or pod.uid not in snapshot.locations
+        if "egress" in pod.limits or pod.uid not in snapshot.locations
     }
     return [
         RemoveDevice(device.index, device.name)

@@ -76,7 +76,7 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A queueing discipline.
 
     Attributes:
-        shape: of token buckets, and of the HTB of the plugin's 1.5, whose class is one.
+        params: of token buckets, and of the HTB of the plugin's 1.5, whose class is one.
         shared_block: of a hook whose filters for received packets it shares with other devices, the number of their block.
     """
 
@@ -84,7 +84,7 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     handle: int
     parent: int
-    shape: TbfParams | None = None
+    params: TbfParams | None = None
     default_class: int | None = None
     shared_block: int = 0
 
@@ -217,7 +217,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         queue_s: worst queueing time.
         detail: what was found, in words.
         host_device: name of the host's end of the pod's pair.
-        site: where its effect is counted; None where it cannot be.
+        counter_source: where its effect is counted; None where it cannot be.
         effect_counts: that more went through than the limit allows can be told from the counters. Of what a pod sends it
             cannot where others may drop packets after they were counted.
         set_up: the verdict on what is set up, where the effect is told instead of it.
@@ -233,7 +233,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     queue_s: float | None = None
     detail: str = ""
     host_device: str = ""
-    site: CounterSource | None = None
+    counter_source: CounterSource | None = None
     effect_counts: bool = False
     set_up: Verdict | None = None
 
@@ -248,7 +248,7 @@ class LimitIngress(msgspec.Struct, frozen=True, tag=True):
 
     device: int
     name: str
-    shape: TbfParams
+    params: TbfParams
 
 
 class LimitEgress(msgspec.Struct, frozen=True, tag=True):
@@ -258,7 +258,7 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
         device: the pod's host-side device; ``name`` is its name.
         through: name of the intermediate device, made when it is not there.
         mtu: of the intermediate device.
-        shape: of its token bucket.
+        params: of its token bucket.
         alias: marks an intermediate device that we make.
         add_hook: the device has no ``ingress`` yet.
         add_filter: the filter is missing.
@@ -269,7 +269,7 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
     name: str
     through: str
     mtu: int
-    shape: TbfParams
+    params: TbfParams
     alias: str
     add_hook: bool = False
     add_filter: bool = True
@@ -308,13 +308,13 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the rules say.
 
     Attributes:
-        judgements: one per annotated direction of each pod that could be located.
+        statuses: one per annotated direction of each pod that could be located.
         unlocated: annotated pods whose device is not known (yet), with the reason.
         actions: what to do, empty unless enforcing.
         programs_unknown: why programs on the pods' devices could not be looked at; empty when they could.
     """
 
-    judgements: tuple[LimitStatus, ...] = ()
+    statuses: tuple[LimitStatus, ...] = ()
     unlocated: dict[str, str] = {}
     actions: tuple[Action, ...] = ()
     programs_unknown: str = ""

@@ -77,19 +77,19 @@ def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
     return wrapped, saturated
 
 
-def wrapped_burst(shape: TbfParams) -> int | None:
-    """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as this shape.
+def wrapped_burst(params: TbfParams) -> int | None:
+    """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as these parameters.
 
     The plugin keeps the burst in the limit as well, which may have wrapped too (CRI-O asks for nearly 4 GiB).
     """
-    if shape.rate_bytes_per_s <= 0 or shape.kind != "tbf":
+    if params.rate_bytes_per_s <= 0 or params.kind != "tbf":
         return None
-    rate = shape.rate_bytes_per_s
-    base = shape.limit_bytes - int(rate * PLUGIN_LATENCY_S)
+    rate = params.rate_bytes_per_s
+    base = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
     for burst_bytes in (base, base + WORD):
         if burst_bytes <= 0:
             continue
-        if any(abs(shape.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffers(rate, burst_bytes)):
+        if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffers(rate, burst_bytes)):
             return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= WORD else None
     return None
 
@@ -110,15 +110,15 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
     return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
 
 
-def lets_too_much_through(shape: TbfParams, mtu: int) -> bool:
+def lets_too_much_through(params: TbfParams, mtu: int) -> bool:
     """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
     least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
-    large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
+    large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
     # HTB's queue is the device's own length in packets, whoever sets the class up.
-    long_queue = shape.kind == "tbf" and shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least
+    long_queue = params.kind == "tbf" and params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least
     return large_burst or long_queue
 
 
-def blocks_everything(shape: TbfParams, mtu: int) -> bool:
+def blocks_everything(params: TbfParams, mtu: int) -> bool:
     """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
-    return shape.burst_bytes < mtu + ETHERNET_BYTES and shape.buffer_ticks < WORD - 1
+    return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < WORD - 1

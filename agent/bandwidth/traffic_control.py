@@ -100,7 +100,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
 
 
 async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]) -> list[Qdisc]:
-    """HTB roots of the plugin's kind with the shape of their limiting class; others as they are."""
+    """HTB roots of the plugin's kind with the parameters of their limiting class; others as they are."""
     by_index = {device.index: device for device in devices}
     found = []
     for qdisc in qdiscs:
@@ -112,7 +112,7 @@ async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]
                 if error.code not in GONE:
                     raise
                 classes = {}
-            qdisc = msgspec.structs.replace(qdisc, shape=plugin_htb(qdisc, classes, by_index[qdisc.device]))
+            qdisc = msgspec.structs.replace(qdisc, params=plugin_htb(qdisc, classes, by_index[qdisc.device]))
         found.append(qdisc)
     return found
 
@@ -204,7 +204,7 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     spans = attributes(data, begin + TC.size, end)
     kind = read_text(data, spans, _KIND)
     options = nested(data, spans, _OPTIONS) if kind in {"tbf", "htb"} else {}
-    shape = _shape(data, options) if kind == "tbf" else None
+    params = _tbf_params(data, options) if kind == "tbf" else None
     default_class = None
     if kind == "htb" and (span := options.get(_HTB_INIT)) is not None and span[1] - span[0] >= _HTB_GLOBAL.size:
         (default_class,) = _HTB_GLOBAL.unpack_from(data, span[0])
@@ -213,13 +213,13 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
         kind=kind,
         handle=handle,
         parent=parent,
-        shape=shape,
+        params=params,
         default_class=default_class,
         shared_block=read_u32(data, spans, _INGRESS_BLOCK) or 0,
     )
 
 
-def _shape(data: bytes, options: Spans) -> TbfParams | None:
+def _tbf_params(data: bytes, options: Spans) -> TbfParams | None:
     span = options.get(_TBF_PARMS)
     if span is None or span[1] - span[0] < _TBF.size:
         return None

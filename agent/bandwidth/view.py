@@ -63,10 +63,10 @@ class View:
         )
         self.hooked = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
-    def shape_at(self, device: int) -> TbfParams | None:
+    def params_at(self, device: int) -> TbfParams | None:
         """Of the token bucket, or of the plugin's HTB class, at a device's root."""
         root = self.roots.get(device)
-        return root.shape if root is not None else None
+        return root.params if root is not None else None
 
     def is_our_root(self, device: int) -> bool:
         """Whether we set the token bucket at a device's root."""
@@ -81,7 +81,7 @@ class View:
         """The filter by which everything from a pod goes elsewhere."""
         return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
 
-    def behind(self, device: int) -> Device | None:
+    def redirect_target(self, device: int) -> Device | None:
         """The device that everything from a pod goes to, by `redirect_of`; None without one, or when it is gone."""
         redirect = self.redirect_of(device)
         return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
@@ -94,28 +94,28 @@ class View:
         """Indexes of the devices that something is redirected to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
-    def strangers(self, device: Device, hook: Hook) -> list[Filter | BpfAttachment]:
+    def foreign_attachments(self, device: Device, hook: Hook) -> list[Filter | BpfAttachment]:
         """Filters and programs on a device that are neither the plugin's nor ours."""
-        filters = [f for f in self.filters(device.index, hook) if not self._is_a_limits(f)]
+        filters = [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
         return [*self._programs.get((device.index, hook), ()), *filters]
 
-    def _is_a_limits(self, one: Filter) -> bool:
+    def _leads_to_limit(self, one: Filter) -> bool:
         """Whether a filter leads to a limit of the plugin's structure, or did before the intermediate device was deleted."""
         if one.kind not in {"u32", "matchall"} or one.redirects_to is None:
             return False
         target = self.devices.get(one.redirects_to)
-        return is_a_limits(target) if target is not None else one.matches_all
+        return is_limit_device(target) if target is not None else one.matches_all
 
-    def stolen_from(self, device: Device) -> list[Filter | BpfAttachment]:
+    def filters_passed_over(self, device: Device) -> list[Filter | BpfAttachment]:
         """Filters of others that no longer see what a pod sends, because a filter of ours takes it before them."""
-        ours, through = self.redirect_of(device.index), self.behind(device.index)
+        ours, through = self.redirect_of(device.index), self.redirect_target(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
-        others = self.strangers(device, "ingress")
+        others = self.foreign_attachments(device, "ingress")
         return [one for one in others if isinstance(one, Filter) and one.priority > ours.priority]
 
 
-def is_a_limits(device: Device) -> bool:
+def is_limit_device(device: Device) -> bool:
     """Whether a device is an intermediate one of the plugin's or of ours."""
     return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_ours(device))
 
@@ -130,14 +130,14 @@ def owner_of(device: Device) -> str:
     return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
 
 
-def describe(device: Device, strangers: list[Filter | BpfAttachment]) -> str:
+def describe(device: Device, foreign_attachments: list[Filter | BpfAttachment]) -> str:
     """What is attached to a device, for a person who looks for it with ``tc`` and ``bpftool``."""
     parts = []
-    for one in strangers:
+    for one in foreign_attachments:
         if isinstance(one, BpfAttachment):
             parts.append(f"{one.kind} program{'s' * (len(one.ids) > 1)} {', '.join(str(id_) for id_ in one.ids)}")
         else:
             name = f" {one.name}" if one.name else ""
             parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
-    hook = strangers[0].hook
+    hook = foreign_attachments[0].hook
     return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'ingress' else 'sends'}"

@@ -60,19 +60,19 @@ def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
     return "" if found == "0" or (rate_bps is not None and _same_quantity(found, rate_bps)) else found
 
 
-def plan_writes(node: OwnNode, offer: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
-    """Compare what the node says with the offer.
+def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
+    """Compare what the node says with what it can carry.
 
     A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
     new pods; a 0 that a kubelet left behind is removed, since no key is safer than 0.
 
     Args:
         node: as the API server has it.
-        offer: what we know.
+        node_bandwidth: what we know.
         now_s: seconds since the epoch, for the condition.
         disputed: that somebody else writes the resource again and again, in words.
     """
-    owner, foreign = owner_of(node), foreign_value(node, offer.rate_bps)
+    owner, foreign = owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
         return Writes(condition=_condition_patch(node, _owned_by_other(f"names {owner}; remove it"), now_s))
     if not owner and foreign:
@@ -84,27 +84,27 @@ def plan_writes(node: OwnNode, offer: NodeBandwidth, now_s: float, *, disputed: 
     fields = (
         ("capacity",) if has_kubelet(node) else ("capacity", "allocatable")
     )  # a kubelet copies the one to the other
-    if offer.rate_bps is None:
+    if node_bandwidth.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
             for field in fields
             if owner and _amounts(node, field).get(BANDWIDTH) == "0"
         )
-        return Writes(status=stale, condition=_condition_patch(node, _state(offer), now_s))
-    value = str(offer.rate_bps)
+        return Writes(status=stale, condition=_condition_patch(node, _state(node_bandwidth), now_s))
+    value = str(node_bandwidth.rate_bps)
     operations: list[Operation] = []
     for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
-        elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), offer.rate_bps):
+        elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), node_bandwidth.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
-    source = f"{offer.source}: {offer.explanation}"
+    source = f"{node_bandwidth.source}: {node_bandwidth.explanation}"
     wanted = {OWNER_ANNOTATION: AGENT, SOURCE_ANNOTATION: source}
     differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
     return Writes(
         status=tuple(operations),
         metadata={"metadata": {"annotations": wanted}} if differs else None,
-        condition=_condition_patch(node, _state(offer), now_s),
+        condition=_condition_patch(node, _state(node_bandwidth), now_s),
     )
 
 
@@ -139,13 +139,17 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
         return False
 
 
-def _state(offer: NodeBandwidth) -> Condition:
-    if offer.warnings:
-        return conditions.condition(CONDITION, holds=False, reason="Misconfigured", message="; ".join(offer.warnings))
-    if offer.rate_bps is None:
-        return conditions.condition(CONDITION, holds=False, reason="CapacityUnknown", message=offer.explanation)
-    reason = "".join(part.capitalize() for part in offer.source.split("-"))
-    return conditions.condition(CONDITION, holds=True, reason=reason, message=offer.explanation)
+def _state(node_bandwidth: NodeBandwidth) -> Condition:
+    if node_bandwidth.warnings:
+        return conditions.condition(
+            CONDITION, holds=False, reason="Misconfigured", message="; ".join(node_bandwidth.warnings)
+        )
+    if node_bandwidth.rate_bps is None:
+        return conditions.condition(
+            CONDITION, holds=False, reason="CapacityUnknown", message=node_bandwidth.explanation
+        )
+    reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
+    return conditions.condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
 def _owned_by_other(found: str) -> Condition:

@@ -56,13 +56,13 @@ class Disputes:
         self._replaced_s: list[float] = []
         self._wait_until_s = 0.0
 
-    def check(self, node: OwnNode, offer: NodeBandwidth, now_s: float) -> str:
+    def check(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
         """Why not to write now, in words; empty when writing is right."""
         if now_s < self._wait_until_s:
             return self._words
         self._replaced_s = [at_s for at_s in self._replaced_s if now_s - at_s < HELD_S]
         foreign = foreign_value(node, self.written_bps)
-        if self.written_bps != offer.rate_bps or owner_of(node) != AGENT or not foreign:
+        if self.written_bps != node_bandwidth.rate_bps or owner_of(node) != AGENT or not foreign:
             return ""
         self.written_bps = None  # counted once
         self._replaced_s.append(now_s)
@@ -99,7 +99,7 @@ class Publisher:
         registry: for the metric of writes.
 
     Attributes:
-        offer: the latest, for metrics and readiness; None before the first.
+        node_bandwidth: the latest, for metrics and readiness; None before the first.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Publisher:
         self._links_changed = True
         self._peak_bps: int | None = None
         self._planned_from = ""
-        self.offer: NodeBandwidth | None = None
+        self.node_bandwidth: NodeBandwidth | None = None
         self._writes = Counter(
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
         )
@@ -158,11 +158,11 @@ class Publisher:
                 hardware, read_at = await self._look(hardware), loop.time()
             idle_s = read_at + due_s - loop.time()
             node = self._view.node
-            self.offer = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type())
+            self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type())
             pause_s = SETTLE_S
             if node is not None:
                 try:
-                    wrote = await self._publish(node, self.offer)
+                    wrote = await self._publish(node, self.node_bandwidth)
                 except KubekitError as error:
                     self._writes.labels("failed").inc()
                     log.change("publish", type(error).__name__, "cannot publish the capacity", error=error)
@@ -184,30 +184,37 @@ class Publisher:
         log.change("links", "", "links can be read again")
         return found
 
-    async def _publish(self, node: OwnNode, offer: NodeBandwidth) -> bool:
-        self._report(offer)
+    async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
+        self._report(node_bandwidth)
         if node.metadata.resource_version == self._planned_from:
             self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
             return False
-        disputed = self._disputes.check(node, offer, asyncio.get_running_loop().time())
+        disputed = self._disputes.check(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed.set(bool(disputed))
-        writes = plan_writes(node, offer, time.time(), disputed=disputed)
+        writes = plan_writes(node, node_bandwidth, time.time(), disputed=disputed)
         if not writes:
             return False
         await self._execute(node.metadata.name, writes)
-        if writes.status and offer.rate_bps is not None:
-            self._disputes.written_bps = offer.rate_bps
+        if writes.status and node_bandwidth.rate_bps is not None:
+            self._disputes.written_bps = node_bandwidth.rate_bps
         self._planned_from = node.metadata.resource_version
         return True
 
-    def _report(self, offer: NodeBandwidth) -> None:
-        for warning in offer.warnings:
+    def _report(self, node_bandwidth: NodeBandwidth) -> None:
+        for warning in node_bandwidth.warnings:
             log.change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
-        text = f"{offer.rate_bps} {offer.source}"
-        if offer.rate_bps is None:
-            log.change("offer", text, "capacity unknown, nothing is published", why=offer.explanation)
+        text = f"{node_bandwidth.rate_bps} {node_bandwidth.source}"
+        if node_bandwidth.rate_bps is None:
+            log.change("node_bandwidth", text, "capacity unknown, nothing is published", why=node_bandwidth.explanation)
         else:
-            log.change("offer", text, "capacity", level="info", rate_bps=offer.rate_bps, source=offer.source)
+            log.change(
+                "node_bandwidth",
+                text,
+                "capacity",
+                level="info",
+                rate_bps=node_bandwidth.rate_bps,
+                source=node_bandwidth.source,
+            )
 
     async def _execute(self, name: str, writes: Writes) -> None:
         await execute_writes(self._patcher, name, writes)

@@ -56,14 +56,18 @@ class Traffic:
     Args:
         node: its name, the label of every series.
         directory: where the counters are.
-        offer: the capacity now, None before the first.
+        node_bandwidth: the capacity now, None before the first.
         registry: where to register.
     """
 
     def __init__(
-        self, node: str, directory: NetDirectory, offer: Callable[[], NodeBandwidth | None], registry: CollectorRegistry
+        self,
+        node: str,
+        directory: NetDirectory,
+        node_bandwidth: Callable[[], NodeBandwidth | None],
+        registry: CollectorRegistry,
     ) -> None:
-        self._node, self._directory, self._offer = node, directory, offer
+        self._node, self._directory, self._node_bandwidth = node, directory, node_bandwidth
         self._samples: deque[Counters] = deque(maxlen=_SAMPLES)
         registry.register(self)
 
@@ -75,27 +79,29 @@ class Traffic:
 
     def sample(self, now_s: float) -> None:
         """Read the counters of the uplinks once."""
-        offer = self._offer()
-        if offer is None or not offer.devices:
+        node_bandwidth = self._node_bandwidth()
+        if node_bandwidth is None or not node_bandwidth.devices:
             return
-        read = [counters for name in offer.devices if (counters := self._directory.counters(name)) is not None]
-        if len(read) == len(offer.devices):
+        read = [counters for name in node_bandwidth.devices if (counters := self._directory.counters(name)) is not None]
+        if len(read) == len(node_bandwidth.devices):
             sent, received = (sum(column) for column in zip(*read, strict=True))
-            self._samples.append(Counters(now_s, sent, received, offer.devices))
+            self._samples.append(Counters(now_s, sent, received, node_bandwidth.devices))
 
     def collect(self) -> Iterator[Metric]:
         """The families of this node; what is unknown is absent."""
-        offer = self._offer()
+        node_bandwidth = self._node_bandwidth()
         known = _gauge("netaware_node_bandwidth_known", "1 when the capacity is known and published, else 0.")
-        known.add_metric((self._node,), 1.0 if offer is not None and offer.rate_bps is not None else 0.0)
+        known.add_metric(
+            (self._node,), 1.0 if node_bandwidth is not None and node_bandwidth.rate_bps is not None else 0.0
+        )
         yield known
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
             "Published capacity after the reserve, and where it came from.",
             labels=("node", "source"),
         )
-        if offer is not None and offer.rate_bps is not None:
-            capacity.add_metric((self._node, offer.source), offer.rate_bps / 8)
+        if node_bandwidth is not None and node_bandwidth.rate_bps is not None:
+            capacity.add_metric((self._node, node_bandwidth.source), node_bandwidth.rate_bps / 8)
         yield capacity
         sent = CounterMetricFamily("netaware_node_network_transmit_bytes", "Sent by the uplinks.", labels=("node",))
         received = CounterMetricFamily(
@@ -106,8 +112,8 @@ class Traffic:
         if self._samples:
             sent.add_metric((self._node,), self._samples[-1].sent_bytes)
             received.add_metric((self._node,), self._samples[-1].received_bytes)
-        if rates is not None and offer is not None and offer.gross_bps:
-            used.add_metric((self._node,), utilisation(rates, offer.gross_bps))
+        if rates is not None and node_bandwidth is not None and node_bandwidth.gross_bps:
+            used.add_metric((self._node,), utilisation(rates, node_bandwidth.gross_bps))
         yield from (sent, received, used)
 
 

@@ -40,7 +40,7 @@ def _measure() -> dict[str, dict[str, object]]:
     highest, slowest_s = 0.0, 0.0
     for rate in RATES:
         with node_pod(rate % 251) as pod, serving(pod):
-            enforce(pod.wish(ingress=f"{rate}M", egress=f"{rate}M"))
+            enforce(pod.spec(ingress=f"{rate}M", egress=f"{rate}M"))
             for direction in ("ingress", "egress"):
                 device = pod.host_device if direction == "ingress" else intermediate_name(NETWORK, pod.container)
                 runs = [shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
@@ -78,7 +78,7 @@ def _cpu_per_gbit(rate: str) -> float:
 
     with node_pod(99) as pod, serving(pod):
         if rate:
-            enforce(pod.wish(egress=rate))
+            enforce(pod.spec(egress=rate))
         before = _busy_s()
         counts: dict[str, int] = finish(start(pod, "egress", "bulk", SECONDS))
         return (_busy_s() - before) / (sum(counts.values()) * 8 / 1e9)

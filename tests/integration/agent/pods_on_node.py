@@ -80,16 +80,16 @@ class NodePod:
         """A command inside the pod's network namespace."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def wish(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
+    def spec(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
         """The pod as the rules see it."""
         texts = {"ingress": ingress, "egress": egress}
-        wishes = {direction: read_annotation(text) for direction, text in texts.items() if text}
-        return PodBandwidthSpec(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
+        limits = {direction: read_annotation(text) for direction, text in texts.items() if text}
+        return PodBandwidthSpec(namespace="test", name=self.name, uid=self.uid, limits=limits)  # type: ignore[arg-type]
 
 
-def take_snapshot(*wishes: PodBandwidthSpec) -> BandwidthSnapshot:
+def take_snapshot(*limits: PodBandwidthSpec) -> BandwidthSnapshot:
     """What the rules are given."""
-    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), wishes))
+    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), limits))
 
 
 def execute(action: Action) -> None:
@@ -97,21 +97,21 @@ def execute(action: Action) -> None:
     asyncio.run(execute_action(action))
 
 
-def plan(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+def plan(*limits: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
     """What the rules say of this machine now."""
-    return plan_limits(take_snapshot(*wishes), policy)
+    return plan_limits(take_snapshot(*limits), policy)
 
 
-def enforce(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+def enforce(*limits: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
     """Do what the rules say, and look again."""
-    for action in plan(*wishes, policy=policy).actions:
+    for action in plan(*limits, policy=policy).actions:
         execute(action)
-    return plan(*wishes, policy=policy)
+    return plan(*limits, policy=policy)
 
 
 def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
     """A pod's statuses, by direction."""
-    return {status.direction: status for status in found.judgements if status.pod.uid == pod.uid}
+    return {status.direction: status for status in found.statuses if status.pod.uid == pod.uid}
 
 
 def wait_until_inside(pid: int, namespace: str) -> None:

@@ -76,14 +76,14 @@ def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> N
         elif stranger == "tcx program":
             with loaded(returning(NEXT), "foreign") as descriptor:
                 attach_tcx(descriptor, socket.if_nametoindex(pod.host_device))
-        wish = pod.wish(egress="10M")
+        spec = pod.spec(egress="10M")
         before = attached(pod.host_device)
         ours = intermediate_name(NETWORK, pod.container)
         for _ in range(10):
-            verdict = of_pod(enforce(wish, policy=REPAIR), pod)["egress"]
+            verdict = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
             if stranger == "empty clsact":
                 assert verdict.verdict == "enforced"
-                enforce(pod.wish(), policy=REPAIR)
+                enforce(pod.spec(), policy=REPAIR)
             else:
                 assert verdict.verdict == "other-enforcer"
                 assert stranger.rpartition(" ")[2] in verdict.detail
@@ -95,12 +95,12 @@ def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> N
 
 def test_a_drop_filter_that_comes_later_still_drops() -> None:
     with node_pod(41) as pod:
-        wish = pod.wish(egress="10M")
-        assert of_pod(enforce(wish, policy=REPAIR), pod)["egress"].verdict == "enforced"
+        spec = pod.spec(egress="10M")
+        assert of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "enforced"
         assert datagram_arrives(pod)
         attach_bpf_filter(pod.host_device, dropping_udp())
         assert not datagram_arrives(pod)
-        found = of_pod(enforce(wish, policy=REPAIR), pod)["egress"]
+        found = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
         assert (found.verdict, "pref" in found.detail) == ("enforced", True)
         assert not datagram_arrives(pod)
 
@@ -108,15 +108,15 @@ def test_a_drop_filter_that_comes_later_still_drops() -> None:
 def test_a_redirect_at_the_first_place_gives_the_packets_back() -> None:
     """An earlier edition of ours put its filter at preference 1, before those of others."""
     with node_pod(42) as pod:
-        wish = pod.wish(egress="10M")
-        enforce(wish, policy=REPAIR)
+        spec = pod.spec(egress="10M")
+        enforce(spec, policy=REPAIR)
         ours = intermediate_name(NETWORK, pod.container)
         run(f"tc filter del dev {pod.host_device} ingress")
         redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
         run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
         attach_bpf_filter(pod.host_device, dropping_udp())
         assert datagram_arrives(pod)
-        assert of_pod(enforce(wish, policy=REPAIR), pod)["egress"].verdict == "other-enforcer"
+        assert of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "other-enforcer"
         assert not datagram_arrives(pod)
         assert ours not in run("ip -br link")
 
@@ -128,17 +128,17 @@ def test_a_correct_limit_is_enforced_on_ingress_and_on_clsact(kind: str) -> None
         run(f"tc qdisc add dev {pod.host_device} {kind}")
         run(f"ip link add {ours} type ifb")
         run(f"ip link set {ours} up")
-        shape = bounded_params(10_000_000, 1500)
+        params = bounded_params(10_000_000, 1500)
         run(
-            f"tc qdisc add dev {ours} root handle 1: tbf rate 10mbit burst {shape.burst_bytes} limit {shape.limit_bytes}"
+            f"tc qdisc add dev {ours} root handle 1: tbf rate 10mbit burst {params.burst_bytes} limit {params.limit_bytes}"
         )
         redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
         run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
-        found = plan(pod.wish(egress="10M"))
-        assert [(j.verdict, j.device) for j in found.judgements] == [("enforced", ours)]
+        found = plan(pod.spec(egress="10M"))
+        assert [(j.verdict, j.device) for j in found.statuses] == [("enforced", ours)]
         # Gone but for the hook, it is repaired on both.
         run(f"tc filter del dev {pod.host_device} ingress")
-        assert of_pod(enforce(pod.wish(egress="10M"), policy=REPAIR), pod)["egress"].verdict == "enforced"
+        assert of_pod(enforce(pod.spec(egress="10M"), policy=REPAIR), pod)["egress"].verdict == "enforced"
         assert kind in run(f"tc qdisc show dev {pod.host_device}")
 
 
@@ -148,10 +148,10 @@ def test_a_repair_that_fails_leaves_no_intermediate_device_behind() -> None:
         attach_bpf_filter(pod.host_device, dropping_udp())
         ours = intermediate_name(NETWORK, pod.container)
         index = socket.if_nametoindex(pod.host_device)
-        shape = plugin_shape(10_000_000, 536_870_911)
+        params = plugin_shape(10_000_000, 536_870_911)
         with pytest.raises(KernelError):  # what rules would say that looked before there was a hook
-            execute(LimitEgress(index, pod.host_device, ours, 1500, shape, "netaware:x", add_hook=True))
-        gone = LimitEgress(999_999, "gone", ours, 1500, shape, "netaware:x")
+            execute(LimitEgress(index, pod.host_device, ours, 1500, params, "netaware:x", add_hook=True))
+        gone = LimitEgress(999_999, "gone", ours, 1500, params, "netaware:x")
         with pytest.raises(KernelError):
             execute(gone)
         assert ours not in run("ip -br link")
@@ -170,5 +170,5 @@ def test_a_pod_that_names_anothers_uid_does_not_get_that_one_throttled() -> None
                 status=PodStatus(phase="Running", pod_ip="10.0.0.9"),
             )
         )
-        assert of_pod(enforce(victim.wish(ingress="10M"), liar, policy=REPAIR), victim)["ingress"].verdict == "enforced"
+        assert of_pod(enforce(victim.spec(ingress="10M"), liar, policy=REPAIR), victim)["ingress"].verdict == "enforced"
         assert "rate 10Mbit" in run(f"tc qdisc show dev {victim.host_device} root")

@@ -42,7 +42,7 @@ def index_of(device: str) -> int:
 
 
 def set_limit(pod: NodePod, direction: str) -> None:
-    for action in plan(pod.wish(**{direction: str(RATE)})).actions:
+    for action in plan(pod.spec(**{direction: str(RATE)})).actions:
         if action.name == pod.host_device:
             execute(action)
 
@@ -60,13 +60,13 @@ def flooding(pod: NodePod, direction: str, seconds: float) -> Iterator[None]:
         process.wait()
 
 
-def follow(judgements: Sequence[LimitStatus], readings: int) -> Effects:
+def follow(statuses: Sequence[LimitStatus], readings: int) -> Effects:
     """Readings as the agent takes them, at its own pace."""
     effects = Effects()
 
     async def take() -> None:
         for number in range(readings):
-            await take_readings(effects, PROC, judgements, time.monotonic(), everything=number == 0)
+            await take_readings(effects, PROC, statuses, time.monotonic(), everything=number == 0)
             await asyncio.sleep(EFFECT_S if number + 1 < readings else 0)
 
     asyncio.run(take())
@@ -76,8 +76,8 @@ def follow(judgements: Sequence[LimitStatus], readings: int) -> Effects:
 def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = intermediate_name(NETWORK, pod.container)
-    shape = plugin_shape(RATE, 100_000)
-    execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", add_filter=False))
+    params = plugin_shape(RATE, 100_000)
+    execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
@@ -99,9 +99,9 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         wrapped, peer, stray, deleted, kept, kept_out, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        shape = plugin_shape(RATE, CONTAINERD_BURST)
+        params = plugin_shape(RATE, CONTAINERD_BURST)
         with IPRoute() as netlink:
-            netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, shape=shape)
+            netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, params=params)
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
@@ -110,13 +110,13 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         # It answers no ARP any more.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
-        execute(LimitIngress(index_of(source.host_device), source.host_device, shape))
+        execute(LimitIngress(index_of(source.host_device), source.host_device, params))
         delete_the_plugins_target(deleted, monkeypatch)
 
-        wishes = [pod.wish(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
-        wishes += [pod.wish(egress=str(RATE)) for pod in (deleted, kept_out)]
-        found = plan(*wishes, policy=Policy())
-        set_up = {j.pod.name: j.verdict for j in found.judgements}
+        limits = [pod.spec(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
+        limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
+        found = plan(*limits, policy=Policy())
+        set_up = {j.pod.name: j.verdict for j in found.statuses}
         assert set_up == {
             wrapped.name: "wrapped",
             peer.name: "enforced",
@@ -131,8 +131,8 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
             *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
         ):
             stack.enter_context(flooding(pod, direction, seconds))
-        effects = follow(found.judgements, 3)
-        exceeded = {j.pod.name: effects.exceeded(j) for j in found.judgements}
+        effects = follow(found.statuses, 3)
+        exceeded = {j.pod.name: effects.exceeded(j) for j in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
         dropped = effects.known[kept_out.uid, "egress"].bucket
         assert dropped is not None
@@ -143,5 +143,5 @@ def test_a_deleted_device_behind_our_own_filter_cuts_the_pod_off_and_the_verdict
     with node_pod(57) as pod:
         set_limit(pod, "egress")
         run(f"ip link del {intermediate_name(NETWORK, pod.container)}")
-        (judgement,) = plan(pod.wish(egress=str(RATE)), policy=Policy()).judgements
-        assert (judgement.verdict, "is lost" in judgement.detail) == ("filter-missing", True)
+        (status,) = plan(pod.spec(egress=str(RATE)), policy=Policy()).statuses
+        assert (status.verdict, "is lost" in status.detail) == ("filter-missing", True)

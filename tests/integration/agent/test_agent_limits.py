@@ -95,8 +95,8 @@ def megabits(counts: dict[str, int], seconds: float) -> float:
 )
 def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
     with node_pod(rate % 251) as pod, serving(pod):
-        wish = pod.wish(ingress=f"{rate}M", egress=f"{rate}M")
-        judged = of_pod(enforce(wish), pod)
+        spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
+        judged = of_pod(enforce(spec), pod)
         assert {name: j.verdict for name, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
         # Other work on the machine slows a stream and a round trip, and speeds up neither: the limit holds in every run;
         # that it is used up, and that its queue is short, shows in one run that had a processor when it wanted one.
@@ -118,14 +118,14 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
 
 def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
-    snapshot = take_snapshot(pod.wish())
+    snapshot = take_snapshot(pod.spec())
     device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
-    shape = plugin_shape(rate_bps, burst)
+    params = plugin_shape(rate_bps, burst)
     name = intermediate_name(NETWORK, pod.container)
-    execute(LimitEgress(device.index, device.name, name, 1500, shape, alias="", add_hook=True))
+    execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_hook=True))
     with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.kernel`
         for index in (device.index, socket.if_nametoindex(name)):
-            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, shape=shape)
+            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
 
 
 def shown_by_tc(device: str) -> dict[str, Any]:
@@ -138,16 +138,16 @@ def shown_by_tc(device: str) -> dict[str, Any]:
 def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
     with node_pod(9) as pod, serving(pod):
         as_the_plugin(pod, 50_000_000, CONTAINERD_BURST)
-        wish = pod.wish(ingress="50M", egress="50M")
-        found = plan(wish)
-        judgement = of_pod(found, pod)[direction]
-        assert judgement.verdict == "burst-too-large"
-        assert judgement.burst_bytes == pytest.approx(CONTAINERD_BURST, rel=1e-3)
+        spec = pod.spec(ingress="50M", egress="50M")
+        found = plan(spec)
+        status = of_pod(found, pod)[direction]
+        assert status.verdict == "burst-too-large"
+        assert status.burst_bytes == pytest.approx(CONTAINERD_BURST, rel=1e-3)
         assert actions_on(found, pod) == []
         assert megabits(finish(start(pod, direction, "bulk", 1.5)), 1) > 3 * 50
         # Repaired on request, the same traffic is limited.
-        enforce(wish, policy=Policy(enforce=True, repair_burst=True))
-        assert of_pod(plan(wish), pod)[direction].verdict == "enforced"
+        enforce(spec, policy=Policy(enforce=True, repair_burst=True))
+        assert of_pod(plan(spec), pod)[direction].verdict == "enforced"
         assert megabits(finish(start(pod, direction, "bulk", 2.5)), 2) <= 1.05 * 50
 
 
@@ -161,7 +161,7 @@ def test_a_buffer_that_wrapped_is_called_so_with_the_numbers_that_tc_shows_and_j
     ):
         with node_pod(10) as pod:
             as_the_plugin(pod, rate_bps, burst)
-            judged = of_pod(plan(pod.wish(ingress=str(rate_bps), egress=str(rate_bps))), pod)
+            judged = of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
             for direction, device in (
                 ("ingress", pod.host_device),
                 ("egress", intermediate_name(NETWORK, pod.container)),
@@ -175,9 +175,9 @@ def test_a_buffer_that_wrapped_is_called_so_with_the_numbers_that_tc_shows_and_j
 
 def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins_but_for_the_handle() -> None:
     with node_pod(12) as pod:
-        wish = pod.wish(ingress="10M", egress="20M")
-        assert actions_on(plan(wish), pod) == ["LimitIngress", "LimitEgress"]
-        assert actions_on(enforce(wish), pod) == []
+        spec = pod.spec(ingress="10M", egress="20M")
+        assert actions_on(plan(spec), pod) == ["LimitIngress", "LimitEgress"]
+        assert actions_on(enforce(spec), pod) == []
         name = intermediate_name(NETWORK, pod.container)
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
         assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "6e61:", 10_000_000 // 8)
@@ -192,8 +192,8 @@ def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins_but_fo
 
 def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -> None:
     with node_pod(13) as pod:
-        enforce(pod.wish(ingress="10M", egress="10M"))
-        changed = pod.wish(ingress="80M", egress="40M")
+        enforce(pod.spec(ingress="10M", egress="10M"))
+        changed = pod.spec(ingress="80M", egress="40M")
         assert {d: j.verdict for d, j in of_pod(plan(changed), pod).items()} == {
             "ingress": "wrong-rate",
             "egress": "wrong-rate",
@@ -201,7 +201,7 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
         judged = of_pod(enforce(changed), pod)
         assert {d: j.rate_bytes_per_s for d, j in judged.items()} == {"ingress": 10**7, "egress": 5 * 10**6}
         assert {d: j.verdict for d, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
-        assert actions_on(enforce(pod.wish()), pod) == []
+        assert actions_on(enforce(pod.spec()), pod) == []
         assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
         assert "ingress" not in run(f"tc qdisc show dev {pod.host_device}")
         assert intermediate_name(NETWORK, pod.container) not in run("ip -br link")
@@ -209,11 +209,11 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
 
 def test_a_limit_of_ours_outlives_a_change_of_mtu_and_goes_with_the_annotation() -> None:
     with node_pod(35) as pod:
-        wish = pod.wish(ingress="10M", egress="10M")
-        enforce(wish)
+        spec = pod.spec(ingress="10M", egress="10M")
+        enforce(spec)
         run(f"ip link set {pod.host_device} mtu 1400")
-        assert {j.verdict for j in of_pod(plan(wish), pod).values()} == {"enforced"}
-        enforce(pod.wish())
+        assert {j.verdict for j in of_pod(plan(spec), pod).values()} == {"enforced"}
+        enforce(pod.spec())
         assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
 
 
@@ -221,33 +221,33 @@ def test_a_limit_of_ours_outlives_a_change_of_mtu_and_goes_with_the_annotation()
 def test_a_filter_that_never_matches_is_no_limit(more: str) -> None:
     with node_pod(36) as pod:
         name = intermediate_name(NETWORK, pod.container)
-        enforce(pod.wish(egress="10M"))
+        enforce(pod.spec(egress="10M"))
         run(f"tc filter del dev {pod.host_device} ingress")
         chain, other = (more, "") if more.startswith("chain") else ("", more)
         rule = f"u32 match u32 0 0 {other} action mirred egress redirect dev {name}"
         run(f"tc filter add dev {pod.host_device} ingress protocol all {chain} pref 1 {rule}")
-        assert of_pod(plan(pod.wish(egress="10M")), pod)["egress"].verdict == "filter-missing"
+        assert of_pod(plan(pod.spec(egress="10M")), pod)["egress"].verdict == "filter-missing"
 
 
 def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
     with node_pod(14) as pod:
-        wish = pod.wish(egress="10M")
-        enforce(wish)
+        spec = pod.spec(egress="10M")
+        enforce(spec)
         name = intermediate_name(NETWORK, pod.container)
         run(f"tc filter del dev {pod.host_device} ingress")
-        assert of_pod(plan(wish), pod)["egress"].verdict == "filter-missing"
-        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert of_pod(plan(spec), pod)["egress"].verdict == "filter-missing"
+        assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
         run(f"tc qdisc del dev {name} root")
-        assert of_pod(plan(wish), pod)["egress"].verdict == "missing"
-        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert of_pod(plan(spec), pod)["egress"].verdict == "missing"
+        assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
         run(f"ip link del {name}")
-        assert of_pod(plan(wish), pod)["egress"].verdict in {"missing", "filter-missing"}
-        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert of_pod(plan(spec), pod)["egress"].verdict in {"missing", "filter-missing"}
+        assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
 
 
 def test_the_intermediate_device_of_a_pod_that_is_gone_is_removed() -> None:
     with node_pod(15) as pod:
-        enforce(pod.wish(egress="10M"))
+        enforce(pod.spec(egress="10M"))
         name = intermediate_name(NETWORK, pod.container)
         run(f"ip link del {pod.host_device}")
         assert name in run("ip -br link")
@@ -257,7 +257,7 @@ def test_the_intermediate_device_of_a_pod_that_is_gone_is_removed() -> None:
 
 def test_rates_beyond_32_bits_are_set_and_read_back() -> None:
     with node_pod(16) as pod:
-        judged = of_pod(enforce(pod.wish(ingress="100G", egress="100G")), pod)
+        judged = of_pod(enforce(pod.spec(ingress="100G", egress="100G")), pod)
         assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in judged.items()} == {
             "ingress": ("enforced", 12_500_000_000),
             "egress": ("enforced", 12_500_000_000),
@@ -273,7 +273,7 @@ def test_somebody_elses_queueing_is_left_alone_and_a_harmless_one_is_not_in_the_
         )
         if done.returncode != 0:
             pytest.skip(f"this kernel has no {kind}")
-        judged = of_pod(enforce(pod.wish(ingress="10M")), pod)
+        judged = of_pod(enforce(pod.spec(ingress="10M")), pod)
         assert judged["ingress"].verdict == ("other-enforcer" if kind == "htb" else "enforced")
 
 
@@ -281,7 +281,7 @@ def test_a_harmless_queue_under_the_limits_own_handle_gives_way() -> None:
     """The kernel changes no kind into another under one handle, so a plain replacement failed for ever."""
     with node_pod(31) as pod:
         run(f"tc qdisc add dev {pod.host_device} root handle 1: pfifo")
-        judged = of_pod(enforce(pod.wish(ingress="10M")), pod)
+        judged = of_pod(enforce(pod.spec(ingress="10M")), pod)
         assert judged["ingress"].verdict == "enforced"
 
 
@@ -290,32 +290,32 @@ def test_filters_in_a_block_that_devices_share_are_left_alone() -> None:
         run(f"tc qdisc add dev {pod.host_device} ingress_block 22 clsact")
         run("tc filter add block 22 protocol ip pref 10 u32 match ip protocol 17 0xff classid 1:1")
         before = run("tc filter show block 22")
-        judged = of_pod(enforce(pod.wish(egress="10M")), pod)["egress"]
+        judged = of_pod(enforce(pod.spec(egress="10M")), pod)["egress"]
         assert (judged.verdict, "filter block 22" in judged.detail) == ("other-enforcer", True)
         assert run("tc filter show block 22") == before
 
 
 def test_an_intermediate_device_that_is_down_swallows_everything_and_is_brought_up() -> None:
     with node_pod(33) as pod:
-        wish = pod.wish(egress="10M")
-        enforce(wish)
+        spec = pod.spec(egress="10M")
+        enforce(spec)
         name = intermediate_name(NETWORK, pod.container)
         run(f"ip link set {name} down")
-        found = of_pod(plan(wish), pod)["egress"]
+        found = of_pod(plan(spec), pod)["egress"]
         assert (found.verdict, "is down" in found.detail) == ("filter-missing", True)
-        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
         assert "UP" in run(f"ip -br link show {name}").split()[-1]
 
 
 def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:
     with node_pod(18) as good, node_pod(19) as dying:
-        bad = good.wish(ingress="ten", egress="10m")
+        bad = good.spec(ingress="ten", egress="10m")
         good_wish = PodBandwidthSpec(
-            namespace="test", name="good", uid=good.uid, wishes={**bad.wishes, **good.wish(egress="7M").wishes}
+            namespace="test", name="good", uid=good.uid, limits={**bad.limits, **good.spec(egress="7M").limits}
         )
-        dying_wish = dying.wish(ingress="5M")
+        dying_wish = dying.spec(ingress="5M")
         gone = PodBandwidthSpec(
-            namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", wishes=dying_wish.wishes
+            namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", limits=dying_wish.limits
         )
         snapshot = take_snapshot(good_wish, dying_wish, gone)
         run(f"ip link del {dying.host_device}")
@@ -337,14 +337,14 @@ def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_
 
 def test_a_renamed_device_is_still_the_pods() -> None:
     with node_pod(20) as pod:
-        wish = pod.wish(ingress="5M")
-        enforce(wish)
+        spec = pod.spec(ingress="5M")
+        enforce(spec)
         run(f"ip link set {pod.host_device} down")
         renamed = pod.host_device + "x"
         run(f"ip link set {pod.host_device} name {renamed}")
         try:
-            judgement = of_pod(plan(wish), pod)["ingress"]
-            assert (judgement.verdict, judgement.device) == ("enforced", renamed)
+            status = of_pod(plan(spec), pod)["ingress"]
+            assert (status.verdict, status.device) == ("enforced", renamed)
         finally:
             run(f"ip link set {renamed} name {pod.host_device}")
 
@@ -359,8 +359,8 @@ def test_a_renamed_device_is_still_the_pods() -> None:
 )
 def test_pods_are_found_in_the_cgroups_of_both_drivers(layout: str) -> None:
     with node_pod(21, layout=layout) as pod:
-        wish = pod.wish(ingress="5M")
-        snapshot = take_snapshot(wish)
+        spec = pod.spec(ingress="5M")
+        snapshot = take_snapshot(spec)
         location = snapshot.locations[pod.uid]
         assert (location.pid, location.sandbox) == (pod.pid, pod.container)
-        assert of_pod(plan(wish), pod)["ingress"].device == pod.host_device
+        assert of_pod(plan(spec), pod)["ingress"].device == pod.host_device

@@ -22,8 +22,8 @@ def test_the_plugins_limits_are_read_followed_and_left_for_its_del(version: str,
     burst = RATE // 10  # a tenth of a second
     asked = {"ingressRate": RATE, "ingressBurst": burst, "egressRate": RATE, "egressBurst": burst}
     with plugged_pod(version, main, 60, asked, tmp_path) as pod:
-        wish = pod.wish(ingress=str(RATE), egress=str(RATE))
-        judged = of_pod(plan(wish), pod)
+        spec = pod.spec(ingress=str(RATE), egress=str(RATE))
+        judged = of_pod(plan(spec), pod)
         found = {d: (j.verdict, j.device, j.rate_bytes_per_s) for d, j in judged.items()}
         name = intermediate_name(NETWORK, pod.container)
         assert found == {
@@ -32,7 +32,7 @@ def test_the_plugins_limits_are_read_followed_and_left_for_its_del(version: str,
         }
         assert judged["ingress"].burst_bytes == pytest.approx(burst // 8, rel=0.01)
         # A changed annotation changes the limit of the running pod, whatever kind it was of.
-        changed = of_pod(enforce(pod.wish(ingress="5M", egress="5M")), pod)
+        changed = of_pod(enforce(pod.spec(ingress="5M", egress="5M")), pod)
         assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in changed.items()} == {
             "ingress": ("enforced", 625_000),
             "egress": ("enforced", 625_000),
@@ -49,5 +49,5 @@ def test_a_runtimes_own_burst_is_told_from_a_limit(version: str, main: str, tmp_
         "egressBurst": CONTAINERD_BURST,
     }
     with plugged_pod(version, main, 61, asked, tmp_path) as pod:
-        judged = of_pod(plan(pod.wish(ingress=str(10 * RATE), egress=str(RATE))), pod)
+        judged = of_pod(plan(pod.spec(ingress=str(10 * RATE), egress=str(RATE))), pod)
         assert {d: j.verdict for d, j in judged.items()} == {"ingress": "burst-too-large", "egress": "burst-too-large"}

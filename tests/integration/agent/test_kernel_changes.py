@@ -36,7 +36,7 @@ class Heard:
         self.links = self.shaping = self.routes = 0
         self.events.on_default_routes(self._route)
         self.events.on_links(self._link)
-        self.events.on_shaping(self._shape)
+        self.events.on_shaping(self._tbf_params)
 
     def _route(self) -> None:
         self.routes += 1
@@ -44,7 +44,7 @@ class Heard:
     def _link(self) -> None:
         self.links += 1
 
-    def _shape(self) -> None:
+    def _tbf_params(self) -> None:
         self.shaping += 1
 
 

@@ -31,18 +31,18 @@ from agent.bandwidth.traffic_control import read_kernel
 from netperf.probers.child import Limits, start_confined
 
 async def main(pid, name):
-    shape = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
+    params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
     state, numbers = await read_kernel({"uid": pid})
     device = next(d for d in state.devices if d.name == name)
-    await execute(LimitIngress(device.index, name, shape))
-    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test", add_hook=True))
+    await execute(LimitIngress(device.index, name, params))
+    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_hook=True))
     after, _ = await read_kernel({})
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
         "same namespace": device.namespace_id == numbers["uid"],
         "own index": locate.own_index(Path("/proc"), pid) == device.peer,
-        "ingress": any(q.device == device.index and q.shape == shape for q in after.qdiscs),
-        "egress": any(q.device == through.index and q.shape == shape for q in after.qdiscs),
+        "ingress": any(q.device == device.index and q.params == params for q in after.qdiscs),
+        "egress": any(q.device == through.index and q.params == params for q in after.qdiscs),
         "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
     }))
     await execute(RemoveLimit(device.index, name, "ingress"))

@@ -48,15 +48,15 @@ def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
     ],
 )
 def test_what_is_out_of_range_is_refused_in_the_words_that_users_know(text: str, problem: str) -> None:
-    wish = read_annotation(text)
-    assert (wish.rate_bps, wish.problem) == (None, problem)
+    spec = read_annotation(text)
+    assert (spec.rate_bps, spec.problem) == (None, problem)
 
 
 @pytest.mark.parametrize("text", ["ten", "", "10 M", "10Mbit", "١٠M"])
 def test_what_is_no_quantity_is_refused_and_shown(text: str) -> None:
-    wish = read_annotation(text)
-    assert wish.rate_bps is None
-    assert repr(text) in wish.problem
+    spec = read_annotation(text)
+    assert spec.rate_bps is None
+    assert repr(text) in spec.problem
 
 
 def container(amount: str | None = None, *, restart: str | None = None) -> Container:

@@ -23,13 +23,13 @@ INTO = LimitStatus(
     verdict="enforced",
     device="veth1",
     wanted_bps=RATE,
-    site=CounterSource(pid=PID, device=VETH, bucket=VETH),
+    counter_source=CounterSource(pid=PID, device=VETH, bucket=VETH),
     effect_counts=True,
 )
 OUT = msgspec.structs.replace(
-    INTO, direction="egress", device="bwp1", site=CounterSource(pid=PID, device=VETH, bucket=PIPE)
+    INTO, direction="egress", device="bwp1", counter_source=CounterSource(pid=PID, device=VETH, bucket=PIPE)
 )
-BARE = msgspec.structs.replace(OUT, verdict="missing", site=CounterSource(pid=PID, device=VETH))
+BARE = msgspec.structs.replace(OUT, verdict="missing", counter_source=CounterSource(pid=PID, device=VETH))
 
 
 def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCount]:
@@ -54,7 +54,7 @@ def test_the_line_of_eth0_is_read_from_the_pods_table() -> None:
 def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_told() -> None:
     effects, total = Effects(), 0.0
     for second in range(0, 400, 4):
-        effects.take([INTO], device(received=total), None, float(second))
+        effects.add_readings([INTO], device(received=total), None, float(second))
         assert effects.exceeded(INTO) == ""
         total += 4 * PER_S * 1.04
     assert effects.known["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
@@ -63,17 +63,17 @@ def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_told() -> None:
 def test_ten_percent_too_much_is_noticed_in_the_end_and_four_times_as_much_at_once() -> None:
     effects, total, seconds = Effects(), 0.0, 0
     while not effects.exceeded(INTO):
-        effects.take([INTO], device(received=total), None, float(seconds))
+        effects.add_readings([INTO], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
     effects = Effects()
-    effects.take([INTO], device(), None, 0.0)
-    effects.take([INTO], device(received=16 * PER_S), None, 4.0)
+    effects.add_readings([INTO], device(), None, 0.0)
+    effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
     assert effects.exceeded(INTO) == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
-    effects.take([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
+    effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
     assert effects.exceeded(INTO)
-    effects.take([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
+    effects.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
     assert effects.exceeded(INTO) == ""
 
 
@@ -83,7 +83,7 @@ def test_what_a_pod_sends_counts_by_what_its_bucket_lets_through_however_it_floo
         packets = second * 1000
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets, dropped=second)
-        effects.take([OUT], device(sent=sent, packets=packets), counts, float(second))
+        effects.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
     assert effects.exceeded(OUT) == ""
     known = effects.known["u", "egress"]
     assert known.bytes_per_s == pytest.approx(PER_S)
@@ -93,42 +93,44 @@ def test_what_a_pod_sends_counts_by_what_its_bucket_lets_through_however_it_floo
 
 def test_what_goes_past_the_filter_counts_beside_what_the_bucket_lets_through() -> None:
     effects = Effects()
-    effects.take([OUT], device(), None, 0.0)
+    effects.add_readings([OUT], device(), None, 0.0)
     # The first reading of a busy pod is where bucket and filter begin to be read, the second tells.
-    effects.take([OUT], device(sent=20 * PER_S, packets=100), kernel(let_through=PER_S, redirected=PER_S), 4.0)
+    effects.add_readings([OUT], device(sent=20 * PER_S, packets=100), kernel(let_through=PER_S, redirected=PER_S), 4.0)
     assert effects.exceeded(OUT) == ""
-    effects.take([OUT], device(sent=40 * PER_S, packets=200), kernel(let_through=2 * PER_S, redirected=2 * PER_S), 8.0)
+    effects.add_readings(
+        [OUT], device(sent=40 * PER_S, packets=200), kernel(let_through=2 * PER_S, redirected=2 * PER_S), 8.0
+    )
     assert "went through" in effects.exceeded(OUT)
     effects = Effects()
-    effects.take([BARE], device(), None, 0.0)
-    effects.take([BARE], device(sent=20 * PER_S), None, 4.0)
+    effects.add_readings([BARE], device(), None, 0.0)
+    effects.add_readings([BARE], device(sent=20 * PER_S), None, 4.0)
     assert "went through" in effects.exceeded(BARE)
 
 
 def test_a_pod_that_sends_much_asks_for_the_buckets_counters_and_an_idle_one_does_not() -> None:
     effects = Effects()
-    effects.take([OUT], device(), kernel(), 0.0)
+    effects.add_readings([OUT], device(), kernel(), 0.0)
     assert effects.busy([OUT], device(sent=PER_S), 4.0) == set()
     assert effects.busy([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
-    effects.take([OUT], device(sent=PER_S), None, 4.0)
+    effects.add_readings([OUT], device(sent=PER_S), None, 4.0)
     assert effects.exceeded(OUT) == ""
 
 
 def test_where_others_may_drop_what_was_counted_no_excess_is_claimed() -> None:
     uncertain = msgspec.structs.replace(BARE, effect_counts=False)
     effects = Effects()
-    effects.take([uncertain], device(), None, 0.0)
-    effects.take([uncertain], device(sent=40 * PER_S), None, 4.0)
+    effects.add_readings([uncertain], device(), None, 0.0)
+    effects.add_readings([uncertain], device(sent=40 * PER_S), None, 4.0)
     assert effects.exceeded(uncertain) == ""
     assert effects.known["u", "egress"].bytes_per_s == 10 * PER_S
 
 
 def test_counters_that_go_back_and_pods_that_go_are_no_excess() -> None:
     effects = Effects()
-    effects.take([INTO], device(received=100 * PER_S), None, 0.0)
-    effects.take([INTO], device(), None, 4.0)
+    effects.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
+    effects.add_readings([INTO], device(), None, 4.0)
     assert effects.exceeded(INTO) == ""
-    effects.take([INTO], {}, None, 8.0)
+    effects.add_readings([INTO], {}, None, 8.0)
     assert effects.known == {}
 
 
@@ -158,8 +160,8 @@ def test_a_limit_that_is_removed_every_six_seconds_is_repaired_ever_less_often_a
 
 
 def test_the_same_limit_is_disputed_whichever_part_of_it_is_taken_away() -> None:
-    shape = bounded_params(RATE, 1500)
-    with_filter = LimitEgress(VETH, "veth1", "bwp1", 1500, shape, "netaware:u")
+    params = bounded_params(RATE, 1500)
+    with_filter = LimitEgress(VETH, "veth1", "bwp1", 1500, params, "netaware:u")
     bucket_only = msgspec.structs.replace(with_filter, add_filter=False)
     patience = RepairBackoff()
     for number, action in enumerate((with_filter, bucket_only, with_filter)):
@@ -174,6 +176,6 @@ def test_a_repair_that_fails_is_no_dispute_and_another_limit_is_set_at_once() ->
     assert waits == [5.0, 10.0, 20.0, 40.0]
     assert patience.disputed(40.0) == {}
     assert patience.due([LIMIT], 40.0) == []
-    other = msgspec.structs.replace(LIMIT, shape=bounded_params(2 * RATE, 1500))
+    other = msgspec.structs.replace(LIMIT, params=bounded_params(2 * RATE, 1500))
     orphan = RemoveDevice(PIPE, "bwp1")
     assert patience.due([other, orphan], 40.0) == [other, orphan]

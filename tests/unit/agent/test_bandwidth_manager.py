@@ -1,4 +1,4 @@
-"""What the bandwidth room tells, and how often."""
+"""What the bandwidth manager tells, and how often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POD = PodBandwidthSpec(
     namespace="default",
     name="p",
     uid="u",
-    wishes={"ingress": LimitSpec(10**7)},
+    limits={"ingress": LimitSpec(10**7)},
     created=(datetime.now(UTC) - timedelta(days=1)).isoformat(),
     mismatch="scheduled for less",
 )
@@ -56,10 +56,10 @@ async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None) -> list[str]:
     """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        manager = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for verdict in verdicts:
-            judgements = (LimitStatus(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
-            room.take(BandwidthPlan(judgements=judgements), (pod,))
+            statuses = (LimitStatus(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
+            manager.show(BandwidthPlan(statuses=statuses), (pod,))
         return told.reasons
 
 
@@ -79,28 +79,28 @@ async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_
 async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        manager = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for wanted_bps in (10**7, 2 * 10**7):
-            judgement = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
-            room.take(BandwidthPlan(judgements=(judgement,)), (POD,))
+            status = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
+            manager.show(BandwidthPlan(statuses=(status,)), (POD,))
         assert told.reasons == []
 
 
 async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_metric_and_in_the_report(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    judgement, registry = LimitStatus(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
-    plan = BandwidthPlan(judgements=(judgement,), programs_unknown="bpf(2) is refused")
+    status, registry = LimitStatus(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
+    plan = BandwidthPlan(statuses=(status,), programs_unknown="bpf(2) is refused")
     caplog.set_level(logging.INFO, "agent.bandwidth")
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        room = BandwidthManager(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
+        manager = BandwidthManager(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
         for seen in (plan, BandwidthPlan(), plan):
-            room.take(seen, (POD,))
+            manager.show(seen, (POD,))
     assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1
     assert len([line for line in caplog.messages if "cannot be looked at" in line]) == 1
     assert _bandwidth_document(plan)["programs_unknown"] == "bpf(2) is refused"
     assert "not looked at: bpf(2) is refused" in _bandwidth_text(plan)
-    assert "not looked at" not in _bandwidth_text(BandwidthPlan(judgements=(judgement,)))
+    assert "not looked at" not in _bandwidth_text(BandwidthPlan(statuses=(status,)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody afterwards")

@@ -50,13 +50,13 @@ PIPE_DEVICE = Device(index=PIPE, name=IFB, kind="ifb")
 
 
 def pod(ingress: int | None = None, egress: int | None = None, **changes: object) -> PodBandwidthSpec:
-    wishes = {d: LimitSpec(rate) for d, rate in (("ingress", ingress), ("egress", egress)) if rate is not None}
-    fields: dict[str, object] = {"namespace": "default", "name": "p", "uid": UID, "wishes": wishes, **changes}
+    limits = {d: LimitSpec(rate) for d, rate in (("ingress", ingress), ("egress", egress)) if rate is not None}
+    fields: dict[str, object] = {"namespace": "default", "name": "p", "uid": UID, "limits": limits, **changes}
     return PodBandwidthSpec(**fields)  # type: ignore[arg-type]
 
 
-def tbf(device: int, shape: TbfParams, handle: int = 0x10000) -> Qdisc:
-    return Qdisc(device=device, kind="tbf", handle=handle, parent=ROOT, shape=shape)
+def tbf(device: int, params: TbfParams, handle: int = 0x10000) -> Qdisc:
+    return Qdisc(device=device, kind="tbf", handle=handle, parent=ROOT, params=params)
 
 
 def ours(device: int, rate_bps: int = RATE, mtu: int = 1500) -> Qdisc:
@@ -72,7 +72,7 @@ def redirect(to: int = PIPE, *, matches_all: bool = True) -> Filter:
 
 
 def plan(
-    wish: PodBandwidthSpec,
+    spec: PodBandwidthSpec,
     *,
     devices: tuple[Device, ...] = DEVICES,
     qdiscs: tuple[Qdisc, ...] = (),
@@ -81,14 +81,14 @@ def plan(
     policy: Policy = ENFORCE,
     network: Network = ORDINARY,
 ) -> BandwidthPlan:
-    locations = {wish.uid: location} if location is not None else {}
+    locations = {spec.uid: location} if location is not None else {}
     kernel = TcState(devices=devices, qdiscs=qdiscs, filters=filters)
-    return plan_limits(BandwidthSnapshot(pods=(wish,), locations=locations, kernel=kernel, network=network), policy)
+    return plan_limits(BandwidthSnapshot(pods=(spec,), locations=locations, kernel=kernel, network=network), policy)
 
 
 def only(found: BandwidthPlan) -> LimitStatus:
-    assert len(found.judgements) == 1
-    return found.judgements[0]
+    assert len(found.statuses) == 1
+    return found.statuses[0]
 
 
 def egress(bucket: Qdisc) -> dict[str, tuple[object, ...]]:
@@ -104,17 +104,17 @@ def egress(bucket: Qdisc) -> dict[str, tuple[object, ...]]:
 
 def test_without_a_bucket_a_limit_is_missing_and_enforcing_sets_it() -> None:
     found = plan(pod(ingress=RATE), qdiscs=(Qdisc(device=VETH, kind="noqueue", handle=0, parent=ROOT),))
-    judgement = only(found)
-    assert (judgement.verdict, judgement.device) == ("missing", "veth12ab")
-    assert judgement.detail == "no limit on veth12ab, its root is noqueue"
+    status = only(found)
+    assert (status.verdict, status.device) == ("missing", "veth12ab")
+    assert status.detail == "no limit on veth12ab, its root is noqueue"
     assert found.actions == (LimitIngress(VETH, "veth12ab", bounded_params(RATE, 1500)),)
     assert plan(pod(ingress=RATE), policy=Policy()).actions == ()
 
 
 def test_a_bucket_of_ours_is_enforced_and_nothing_is_left_to_do() -> None:
     found = plan(pod(ingress=RATE), qdiscs=(ours(VETH),))
-    judgement = only(found)
-    assert (judgement.verdict, judgement.rate_bytes_per_s, judgement.queue_s) == ("enforced", RATE // 8, 0.04)
+    status = only(found)
+    assert (status.verdict, status.rate_bytes_per_s, status.queue_s) == ("enforced", RATE // 8, 0.04)
     assert found.actions == ()
 
 
@@ -126,18 +126,18 @@ def test_another_rate_is_wrong_and_a_changed_annotation_changes_the_limit() -> N
 
 def test_containerds_burst_at_10_mbit_is_wrapped_and_the_effective_numbers_are_told() -> None:
     found = plan(pod(ingress=RATE), qdiscs=(tbf(VETH, plugin_shape(RATE, CONTAINERD_BURST)),))
-    judgement = only(found)
-    assert judgement.verdict == "wrapped"
-    assert judgement.burst_bytes == 193_273_526
-    assert judgement.queue_s == pytest.approx(429.5, abs=0.1)
+    status = only(found)
+    assert status.verdict == "wrapped"
+    assert status.burst_bytes == 193_273_526
+    assert status.queue_s == pytest.approx(429.5, abs=0.1)
     assert found.actions == ()
 
 
 def test_containerds_burst_at_100_mbit_is_too_large() -> None:
     found = plan(pod(ingress=100_000_000), qdiscs=(tbf(VETH, plugin_shape(100_000_000, CONTAINERD_BURST)),))
-    judgement = only(found)
-    assert judgement.verdict == "burst-too-large"
-    assert judgement.burst_bytes == pytest.approx(CONTAINERD_BURST, rel=1e-4)
+    status = only(found)
+    assert status.verdict == "burst-too-large"
+    assert status.burst_bytes == pytest.approx(CONTAINERD_BURST, rel=1e-4)
     assert found.actions == ()
 
 
@@ -150,8 +150,8 @@ def test_the_plugins_bursts_are_repaired_only_on_request(rate_bps: int) -> None:
 
 def test_a_bucket_smaller_than_a_packet_has_an_effective_rate_of_zero() -> None:
     tiny = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=5_000, limit_bytes=40_000)
-    judgement = only(plan(pod(ingress=RATE), qdiscs=(tbf(VETH, tiny),)))
-    assert (judgement.verdict, judgement.rate_bytes_per_s) == ("wrong-rate", 0)
+    status = only(plan(pod(ingress=RATE), qdiscs=(tbf(VETH, tiny),)))
+    assert (status.verdict, status.rate_bytes_per_s) == ("wrong-rate", 0)
 
 
 # --- out of the pod --------------------------------------------------------------------------------------------------
@@ -172,15 +172,15 @@ def test_the_intermediate_device_has_the_name_that_the_plugins_del_looks_for() -
 
 
 def test_the_whole_structure_is_enforced() -> None:
-    judgement = only(plan(pod(egress=RATE), **egress(ours(PIPE))))  # type: ignore[arg-type]
-    assert (judgement.verdict, judgement.device) == ("enforced", IFB)
+    status = only(plan(pod(egress=RATE), **egress(ours(PIPE))))  # type: ignore[arg-type]
+    assert (status.verdict, status.device) == ("enforced", IFB)
 
 
 def test_a_limit_that_no_packet_reaches_is_told_as_a_missing_filter() -> None:
     parts = egress(ours(PIPE)) | {"filters": ()}
     found = plan(pod(egress=RATE), **parts)  # type: ignore[arg-type]
-    judgement = only(found)
-    assert (judgement.verdict, judgement.device, judgement.rate_bytes_per_s) == ("filter-missing", IFB, None)
+    status = only(found)
+    assert (status.verdict, status.device, status.rate_bytes_per_s) == ("filter-missing", IFB, None)
     assert isinstance(found.actions[0], LimitEgress)
     assert found.actions[0].add_filter
 
@@ -274,7 +274,7 @@ def test_ciliums_configuration_decides_and_nothing_is_set_beside_it(
         pods=(pod(RATE, RATE),), locations={UID: LOCATION}, kernel=kernel, network=network, cilium=cilium
     )
     found = plan_limits(snapshot, ENFORCE)
-    assert [(j.verdict, evidence in j.detail) for j in found.judgements] == [(verdict, True)] * 2
+    assert [(j.verdict, evidence in j.detail) for j in found.statuses] == [(verdict, True)] * 2
     assert found.actions == ()
 
 
@@ -303,8 +303,8 @@ def test_limits_of_a_data_plane_are_foreign_and_are_never_rewritten() -> None:
         policy=Policy(enforce=True, repair_burst=True),
         network=WITHOUT_PLUGIN,
     )
-    seen = {j.direction: j for j in found.judgements}
-    assert [j.verdict for j in found.judgements] == ["other-enforcer"] * 2
+    seen = {j.direction: j for j in found.statuses}
+    assert [j.verdict for j in found.statuses] == ["other-enforcer"] * 2
     assert "tbf 1: on veth12ab" in seen["ingress"].detail
     assert FELIX.name in seen["egress"].detail
     assert seen["egress"].rate_bytes_per_s == RATE // 8
@@ -341,8 +341,8 @@ def test_a_limit_of_ours_is_known_by_its_handle_whatever_becomes_of_the_mtu() ->
 def test_the_plugins_htb_is_its_limit_and_is_replaced_when_the_annotation_changes() -> None:
     classes = {0x10001: (10**11, 0), 0x10030: (RATE // 8, 1_000_000)}
     root = Qdisc(device=VETH, kind="htb", handle=0x10000, parent=ROOT, default_class=0x30)
-    shape = plugin_htb(root, classes, DEVICES[1])
-    root = msgspec.structs.replace(root, shape=shape)
+    params = plugin_htb(root, classes, DEVICES[1])
+    root = msgspec.structs.replace(root, params=params)
     assert only(plan(pod(RATE), qdiscs=(root,))).verdict == "enforced"
     (action,) = plan(pod(RATE // 5), qdiscs=(root,)).actions
     assert action == LimitIngress(VETH, "veth12ab", bounded_params(RATE // 5, 1500))
@@ -350,7 +350,7 @@ def test_the_plugins_htb_is_its_limit_and_is_replaced_when_the_annotation_change
     assert plugin_htb(root, {**classes, 0x10002: (1, 1)}, DEVICES[1]) is None
     assert plugin_htb(msgspec.structs.replace(root, handle=0x20000), classes, DEVICES[1]) is None
     partly = plugin_htb(msgspec.structs.replace(root, default_class=1), classes, DEVICES[1])
-    assert "shapedSubnets" in only(plan(pod(RATE), qdiscs=(msgspec.structs.replace(root, shape=partly),))).detail
+    assert "shapedSubnets" in only(plan(pod(RATE), qdiscs=(msgspec.structs.replace(root, params=partly),))).detail
 
 
 def test_the_runtimes_cache_names_container_and_network_where_cgroups_mislead() -> None:
@@ -386,7 +386,7 @@ def test_where_others_attached_something_nothing_is_set_and_the_evidence_is_told
         pods=(pod(RATE, RATE),), locations={UID: LOCATION}, kernel=kernel, network=Network(NETWORK)
     )
     found = plan_limits(snapshot, ENFORCE)
-    seen = {judgement.direction: judgement for judgement in found.judgements}
+    seen = {status.direction: status for status in found.statuses}
     hook = next(iter(stranger.values()))[0].hook  # type: ignore[index]
     pair: tuple[Direction, Direction] = ("egress", "ingress") if hook == "ingress" else ("ingress", "egress")
     theirs, free = pair
@@ -460,7 +460,7 @@ def test_pods_that_claim_one_cgroup_get_a_verdict_that_says_so_and_nothing_is_do
         pods=(first, second), locations={"u1": LOCATION}, kernel=kernel, network=Network(NETWORK)
     )
     found = plan_limits(snapshot, ENFORCE)
-    assert [(j.verdict, "claimed by" in j.detail) for j in found.judgements] == [("invalid", True)] * 2
+    assert [(j.verdict, "claimed by" in j.detail) for j in found.statuses] == [("invalid", True)] * 2
     assert found.actions == ()
 
 
@@ -471,17 +471,17 @@ def test_pods_without_a_network_or_a_veth_are_not_applicable() -> None:
     # With Multus the pod may have a veth pair that is not its eth0: limits there would be none of eth0.
     second = msgspec.structs.replace(LOCATION, own_index=9)
     found = plan(pod(RATE, RATE), location=second)
-    assert ({j.verdict for j in found.judgements}, found.actions) == ({"not-applicable"}, ())
+    assert ({j.verdict for j in found.statuses}, found.actions) == ({"not-applicable"}, ())
 
 
 def test_a_pod_whose_oldest_process_is_in_the_nodes_network_is_not_held_to_what_the_node_sends() -> None:
-    judgement = only(plan(pod(ingress=RATE), location=Location(pid=1, host_network=True)))
-    assert (judgement.verdict, judgement.site) == ("not-applicable", None)
+    status = only(plan(pod(ingress=RATE), location=Location(pid=1, host_network=True)))
+    assert (status.verdict, status.counter_source) == ("not-applicable", None)
 
 
 def test_an_annotation_that_cannot_be_read_is_invalid_whatever_is_set_up() -> None:
-    wish = pod(wishes={"ingress": LimitSpec(None, "resource is unreasonably small (< 1kbit)")})
-    found = plan(wish, qdiscs=(ours(VETH),))
+    spec = pod(limits={"ingress": LimitSpec(None, "resource is unreasonably small (< 1kbit)")})
+    found = plan(spec, qdiscs=(ours(VETH),))
     assert (only(found).verdict, only(found).detail) == ("invalid", "resource is unreasonably small (< 1kbit)")
     assert found.actions == ()
 

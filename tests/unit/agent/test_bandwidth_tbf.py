@@ -51,26 +51,26 @@ def test_wrapping_begins_where_the_burst_lasts_275_seconds(burst: int, wraps_at_
 def test_a_saturated_buffer_is_recognised_as_well() -> None:
     wrapped = plugin_shape(10_000_000, CONTAINERD_BURST)
     _, saturated = plugin_buffers(wrapped.rate_bytes_per_s, CONTAINERD_BURST)
-    shape = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=wrapped.limit_bytes)
+    params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=wrapped.limit_bytes)
     assert saturated == WORD - 1
-    assert wrapped_burst(shape) == CONTAINERD_BURST
+    assert wrapped_burst(params) == CONTAINERD_BURST
 
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_wrapped_burst_is_found_and_no_other_is_called_wrapped(rate_bps: int, burst: int) -> None:
-    shape = plugin_shape(rate_bps, burst)
-    overflows = burst / shape.rate_bytes_per_s * 15.625e6 >= WORD
-    assert (wrapped_burst(shape) is not None) == overflows
+    params = plugin_shape(rate_bps, burst)
+    overflows = burst / params.rate_bytes_per_s * 15.625e6 >= WORD
+    assert (wrapped_burst(params) is not None) == overflows
 
 
 @given(st.integers(10**3, 10**12), st.sampled_from([576, 1450, 1500, 8950, 65535]))
 def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_bps: int, mtu: int) -> None:
-    shape = bounded_params(rate_bps, mtu)
-    assert shape.rate_bytes_per_s == rate_bps // 8
-    assert not blocks_everything(shape, mtu)
-    assert not lets_too_much_through(shape, mtu)
-    frames_s = MIN_QUEUE_FRAMES * (mtu + 14) / shape.rate_bytes_per_s
-    assert shape.queue_s <= max(QUEUE_S, frames_s) * 1.001 + 1 / shape.rate_bytes_per_s
+    params = bounded_params(rate_bps, mtu)
+    assert params.rate_bytes_per_s == rate_bps // 8
+    assert not blocks_everything(params, mtu)
+    assert not lets_too_much_through(params, mtu)
+    frames_s = MIN_QUEUE_FRAMES * (mtu + 14) / params.rate_bytes_per_s
+    assert params.queue_s <= max(QUEUE_S, frames_s) * 1.001 + 1 / params.rate_bytes_per_s
 
 
 def test_bursts_up_to_a_quarter_second_keep_five_seconds_within_five_percent() -> None:

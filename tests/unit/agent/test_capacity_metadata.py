@@ -120,9 +120,11 @@ async def test_a_node_without_the_label_has_the_capacity_of_the_type_that_the_se
     async with serving(service.answer) as url:
         instance = InstanceType(GOOGLE, view, url)
         await run_until_known(instance)
-    offer = choose_bandwidth(view.node, AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, instance.value)
-    assert (offer.rate_bps, offer.source) == (16 * 10**9, "instance-type")
-    assert "Google Compute Engine n2-standard-8" in offer.explanation
+    node_bandwidth = choose_bandwidth(
+        view.node, AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, instance.value
+    )
+    assert (node_bandwidth.rate_bps, node_bandwidth.source) == (16 * 10**9, "instance-type")
+    assert "Google Compute Engine n2-standard-8" in node_bandwidth.explanation
 
 
 @pytest.mark.parametrize(
@@ -149,8 +151,10 @@ async def test_firmware_that_names_the_type_is_believed_and_nobody_else_asked() 
 
 
 def test_a_type_that_the_table_does_not_know_is_named() -> None:
-    offer = choose_bandwidth(node(), AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, "z9.future")
-    assert (offer.rate_bps, "z9.future is not in the table" in offer.explanation) == (None, True)
+    node_bandwidth = choose_bandwidth(
+        node(), AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, "z9.future"
+    )
+    assert (node_bandwidth.rate_bps, "z9.future is not in the table" in node_bandwidth.explanation) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -189,5 +189,5 @@ async def test_links_that_cannot_be_read_leave_the_last_value_in_place() -> None
         bench.publisher.note_link_change()
         await asyncio.sleep(120)
         assert not bench.task.done()
-        assert bench.publisher.offer is not None
-        assert bench.publisher.offer.rate_bps == 10 * G
+        assert bench.publisher.node_bandwidth is not None
+        assert bench.publisher.node_bandwidth.rate_bps == 10 * G

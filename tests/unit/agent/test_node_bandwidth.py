@@ -47,8 +47,8 @@ def test_the_order_of_trust() -> None:
         (node(None, **labels), config(), 7 * G, (750_000_000, "instance-type")),
         (node(None, pool="fast"), config(), 7 * G, (10 * G, "hardware")),
     ):
-        offer = choose_bandwidth(given, conf, HARDWARE, measured)
-        assert (offer.rate_bps, offer.source) == expected
+        node_bandwidth = choose_bandwidth(given, conf, HARDWARE, measured)
+        assert (node_bandwidth.rate_bps, node_bandwidth.source) == expected
     assert choose_bandwidth(node(), config(), NOTHING, 7 * G).source == "measured"
     unknown = choose_bandwidth(node(), config(), NOTHING, None)
     assert (unknown.rate_bps, unknown.source, unknown.explanation) == (None, "unknown", NOTHING.explanation)
@@ -56,24 +56,24 @@ def test_the_order_of_trust() -> None:
 
 @pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
 def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(text: str) -> None:
-    offer = choose_bandwidth(node(text), config(), HARDWARE, None)
-    assert offer.source == "hardware"
-    assert len(offer.warnings) == 1
-    assert "netaware.io/bandwidth-capacity" in offer.warnings[0]
+    node_bandwidth = choose_bandwidth(node(text), config(), HARDWARE, None)
+    assert node_bandwidth.source == "hardware"
+    assert len(node_bandwidth.warnings) == 1
+    assert "netaware.io/bandwidth-capacity" in node_bandwidth.warnings[0]
 
 
 def test_the_reserve_is_a_share_or_an_amount() -> None:
     assert after_reserve(10 * G, Reserve(ratio=0.1)) == 9 * G
     assert after_reserve(10 * G, Reserve(rate_bps=G)) == 9 * G
-    offer = choose_bandwidth(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
-    assert (offer.rate_bps, offer.gross_bps) == (9 * G, 10 * G)
-    assert "reserved" in offer.explanation
+    node_bandwidth = choose_bandwidth(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
+    assert (node_bandwidth.rate_bps, node_bandwidth.gross_bps) == (9 * G, 10 * G)
+    assert "reserved" in node_bandwidth.explanation
 
 
 def test_a_reserve_that_leaves_nothing_offers_nothing_rather_than_zero() -> None:
-    offer = choose_bandwidth(node(), config(reserve=Reserve(rate_bps=20 * G)), HARDWARE, None)
-    assert offer.rate_bps is None
-    assert offer.warnings == ("--reserve: nothing is left of 10000000000 bit/s",)
+    node_bandwidth = choose_bandwidth(node(), config(reserve=Reserve(rate_bps=20 * G)), HARDWARE, None)
+    assert node_bandwidth.rate_bps is None
+    assert node_bandwidth.warnings == ("--reserve: nothing is left of 10000000000 bit/s",)
 
 
 def test_noise_in_measured_throughput_does_not_move_the_offer() -> None:
@@ -97,10 +97,10 @@ def test_a_type_that_its_cloud_describes_is_known_without_a_file_with_date_and_s
     type_: str, rate_bps: int, source: str
 ) -> None:
     labels = {"node.kubernetes.io_instance-type": type_}
-    offer = choose_bandwidth(node(None, **labels), config(), NOTHING, None)
-    assert (offer.rate_bps, offer.source) == (rate_bps, "instance-type")
-    assert source in offer.explanation
-    assert "2026-" in offer.explanation
+    node_bandwidth = choose_bandwidth(node(None, **labels), config(), NOTHING, None)
+    assert (node_bandwidth.rate_bps, node_bandwidth.source) == (rate_bps, "instance-type")
+    assert source in node_bandwidth.explanation
+    assert "2026-" in node_bandwidth.explanation
     assert (
         choose_bandwidth(node(None, **{"node.kubernetes.io_instance-type": "k3s"}), config(), NOTHING, None).source
         == "unknown"

@@ -56,8 +56,8 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
     by_place = {(q.device, q.kind): q for q in qdiscs}
     limit = plugin_shape(10_000_000, 536_870_911)
-    assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, shape=limit)
-    assert by_place[IFB, "tbf"].shape == tbf.TbfParams(
+    assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, params=limit)
+    assert by_place[IFB, "tbf"].params == tbf.TbfParams(
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
     )
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
@@ -235,7 +235,7 @@ async def test_a_refusal_has_the_kernels_own_words(monkeypatch: pytest.MonkeyPat
 
     async with stand_in(monkeypatch, refuse):
         with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
-            await execute(LimitIngress(device=7, name="x0", shape=plugin_shape(10_000_000, 536_870_911)))
+            await execute(LimitIngress(device=7, name="x0", params=plugin_shape(10_000_000, 536_870_911)))
     assert refused.value.code == errno.EINVAL
 
 
@@ -246,9 +246,9 @@ async def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
             await links()
 
 
-@pytest.mark.parametrize("shape", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_params(100 * 10**9, 1500)])
+@pytest.mark.parametrize("params", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_params(100 * 10**9, 1500)])
 async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
-    shape: tbf.TbfParams, monkeypatch: pytest.MonkeyPatch
+    params: tbf.TbfParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[bytes] = []
 
@@ -257,7 +257,7 @@ async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
         return [packed(NLMSG_ERROR, bytes(4) + request, sequence=sequence)]
 
     async with stand_in(monkeypatch, accept):
-        await execute(LimitIngress(device=7, name="x0", shape=shape))
+        await execute(LimitIngress(device=7, name="x0", params=params))
     assert parse_qdisc(requests[0], HEADER, len(requests[0])) == Qdisc(
-        device=7, kind="tbf", handle=OUR_HANDLE, parent=ROOT, shape=shape
+        device=7, kind="tbf", handle=OUR_HANDLE, parent=ROOT, params=params
     )
