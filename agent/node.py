@@ -50,7 +50,7 @@ class NodeView:
         """Call ``listener`` after each change; it must be quick and must not raise."""
         self._listeners.append(listener)
 
-    def take(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
+    def on_change(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
         """Take a new state; the signature is that of a reflector's handler."""
         self.node = new
         self._changed.set()

@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
-from kubekit.health import MirrorMetrics, count_tasks, stale
+from kubekit.health import InformerMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.version import installed_version
@@ -54,7 +54,7 @@ async def run_agent(config: AgentConfig) -> None:
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
         server = Server(config.listen, checks=checks, registry=registry)
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
-        node.subscribe(view.take)
+        node.subscribe(view.on_change)
         recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
         kernel = KernelEvents()
         links = LinkReader(config.sys, config.proc)
@@ -78,7 +78,7 @@ async def run_agent(config: AgentConfig) -> None:
             "kernel-events": kernel.run(),
             "traffic": traffic.run(),
         }
-        registry.register(MirrorMetrics(lambda: {"node": node}))
+        registry.register(InformerMetrics(lambda: {"node": node}))
         checks.ready |= {
             "age": lambda: stale([node]),
             "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",

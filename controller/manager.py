@@ -31,7 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
-from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import LeaderElector, WriteFence
 from kubekit.runtime import configure_gc, supervise
@@ -170,7 +170,7 @@ class Manager:
         self._sync = Gauge(
             "netaware_informer_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
         )
-        registry.register(MirrorMetrics(lambda: self._mirrors))
+        registry.register(InformerMetrics(lambda: self._mirrors))
         self._loop = EventLoopMonitor(registry)
 
     async def _more(self, group: str) -> list[Condition]:

@@ -1,4 +1,4 @@
-"""A program's health, for /readyz and for Prometheus: how late its event loop is and what for, and how old its mirrors are.
+"""A program's health, for /readyz and for Prometheus: how late its event loop is and what for, and how old its stores are.
 
 A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
 (`kubekit.waiting.CooperativeYield`), and the controller's programs say on /metrics whether that holds.
@@ -90,33 +90,33 @@ class EventLoopMonitor:
             due, cpu_s = now + TICK_S, cpu_now_s
 
 
-def stale(mirrors: Iterable[object]) -> str:
-    """Which mirrors are old, and why; empty when none is. Views of a mirror are no mirrors."""
-    return ", ".join(text for m in mirrors if isinstance(m, Reflector) and (text := m.staleness))
+def stale(stores: Iterable[object]) -> str:
+    """Which stores are old, and why; empty when none is. Views of a store are no stores."""
+    return ", ".join(text for m in stores if isinstance(m, Reflector) and (text := m.staleness))
 
 
-class MirrorMetrics(Collector):
-    """How many objects are mirrored, how many could not be read, and when the server was last heard of."""
+class InformerMetrics(Collector):
+    """How many objects are held, how many could not be read, and when the server was last heard of."""
 
-    def __init__(self, mirrors: Callable[[], Mapping[str, Any]]) -> None:
-        self._mirrors = mirrors
+    def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
+        self._stores = stores
 
     def describe(self) -> Iterator[Metric]:
         """No names in advance: registering must not collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Three families over all mirrors."""
+        """Three families over all stores."""
         objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])
         malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be read.", labels=["kind"])
         age = GaugeMetricFamily(
             "netaware_informer_age_seconds",
-            "Time since the API server was last heard of on this mirror's watch; quiet ones speak once a minute.",
+            "Time since the API server was last heard of on this store's watch; quiet ones speak once a minute.",
             labels=["kind"],
         )
-        for name, mirror in self._mirrors().items():
-            objects.add_metric([name], len(mirror))
-            malformed.add_metric([name], len(mirror.malformed))
-            if isinstance(mirror, Reflector):
-                age.add_metric([name], mirror.age_s)
+        for name, store in self._stores().items():
+            objects.add_metric([name], len(store))
+            malformed.add_metric([name], len(store.malformed))
+            if isinstance(store, Reflector):
+                age.add_metric([name], store.age_s)
         yield from (objects, malformed, age)

@@ -30,7 +30,7 @@ from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
 
-SETTLE_S = 2.0
+WRITES_S = 2.0
 """How long a leader that ends waits for the answers to its writes before it leaves the lease to run out."""
 
 
@@ -153,7 +153,7 @@ class WriteFence:
         """A guard for what harms nobody when it takes effect late, such as events: a lease is given back without it."""
         return _Uncounted(self)
 
-    async def settle(self, limit_s: float, since_s: float) -> bool:
+    async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
         """Wait for open writes, at most ``limit_s``; tell whether none ended without an answer in the last ``since_s``."""
         return await wait_for(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
 
@@ -224,7 +224,7 @@ class LeaderElector:
         if not self.leadership.held:
             return False
         self.leadership.end()
-        if await self.leadership.settle(SETTLE_S, self._timing.duration_s):
+        if await self.leadership.wait_for_writes(WRITES_S, self._timing.duration_s):
             return True
         log.info("lease left to run out: a write was not answered", lease=self._name)
         return False

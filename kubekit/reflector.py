@@ -4,8 +4,8 @@ Level-based: handlers learn which key changed and read the store. Failures back 
 again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.
 
 Where the server streams lists (WatchList), what there is and what changes come over one request, from the server's memory and
-object by object. Elsewhere it is listed first: a mirror of few objects from the server's memory, so that ten thousand agents
-that start at once ask no etcd; a mirror of many in pages, which go to etcd on older servers, since these would answer from
+object by object. Elsewhere it is listed first: a store of few objects from the server's memory, so that ten thousand agents
+that start at once ask no etcd; a store of many in pages, which go to etcd on older servers, since these would answer from
 memory only with everything at once.
 """
 
@@ -34,7 +34,7 @@ NOT_STREAMED = (400, 422)
 """Answers of servers that do not know streamed lists, or have them switched off."""
 INITIAL_END = "k8s.io/initial-events-end"
 FAILING_S, SILENT_S = 45.0, 120.0
-"""A mirror is called old when it cannot be watched for this long, or when nothing was heard for this long all the same."""
+"""A store is called old when it cannot be watched for this long, or when nothing was heard for this long all the same."""
 
 
 class HasMetadata(Protocol):
@@ -54,7 +54,7 @@ Handler = Callable[[str, T | None, T | None], None]
 
 
 class Store(Protocol[Held_co]):
-    """What can be asked of a mirror, whole or in part."""
+    """What can be asked of a store, whole or in part."""
 
     @property
     def synced(self) -> asyncio.Event:
@@ -73,7 +73,7 @@ class Store(Protocol[Held_co]):
 
     @property
     def items(self) -> Mapping[str, Held_co]:
-        """The mirrored objects by key."""
+        """The held objects by key."""
         ...
 
     def get(self, key: str) -> Held_co | None:
@@ -89,10 +89,10 @@ class Store(Protocol[Held_co]):
     def __len__(self) -> int: ...
 
 
-def follow(mirror: Store[T], handler: Handler[T]) -> None:
-    """Call ``handler(key, None, new)`` for everything that a mirror holds, and then `Store.subscribe` it."""
-    mirror.subscribe(handler)
-    for key, held in mirror.items.items():
+def follow(store: Store[T], handler: Handler[T]) -> None:
+    """Call ``handler(key, None, new)`` for everything that a store holds, and then `Store.subscribe` it."""
+    store.subscribe(handler)
+    for key, held in store.items.items():
         handler(key, None, held)
 
 
@@ -105,7 +105,7 @@ class _Held(Generic[T]):
 
     @property
     def items(self) -> Mapping[str, T]:
-        """The mirrored objects by key (``namespace/name`` or ``name``). Changes under the caller's feet at every await."""
+        """The held objects by key (``namespace/name`` or ``name``). Changes under the caller's feet at every await."""
         return self._items
 
     def get(self, key: str) -> T | None:
@@ -131,7 +131,7 @@ class _Held(Generic[T]):
 
 
 class _Scope(TypedDict):
-    """Which of a resource's objects are mirrored."""
+    """Which of a resource's objects are held."""
 
     namespace: str | None
     label_selector: str
@@ -139,7 +139,7 @@ class _Scope(TypedDict):
 
 
 class Reflector(_Held[T]):
-    """Mirror the objects of one resource, optionally of one namespace and selector.
+    """Hold the objects of one resource, optionally of one namespace and selector.
 
     With a ``transform`` only what it returns is held, so that an object is kept in the form in which it is read, once; objects
     for which it returns None are not held at all. A change that leaves the result as it was is told to nobody.
@@ -202,7 +202,7 @@ class Reflector(_Held[T]):
         self._streams = True
 
     async def run(self) -> None:
-        """Mirror until cancelled."""
+        """List and watch until cancelled."""
         backoff, version = Backoff(), ""
         while True:
             started = time.monotonic()
@@ -232,17 +232,17 @@ class Reflector(_Held[T]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last sign of life from the server: so old may be what is mirrored."""
+        """Seconds since the last sign of life from the server: so old may be what is held."""
         return time.monotonic() - self.contact_at
 
     @property
     def staleness(self) -> str:
-        """Empty, or how old the mirror is and why, once that is more than a moment."""
+        """Empty, or how old the store is and why, once that is more than a moment."""
         age_s = self.age_s
         if age_s < (FAILING_S if self.failure else SILENT_S):
             return ""
         why = f" ({self.failure})" if self.failure else ""
-        return f"mirror of {self.resource.plural} is {age_s:.0f} s old{why}"
+        return f"store of {self.resource.plural} is {age_s:.0f} s old{why}"
 
     @property
     def _topic(self) -> str:
@@ -440,10 +440,10 @@ def _selects_few(field_selector: str) -> bool:
 
 
 class FilteredStore(_Held[T]):
-    """A part of a mirror's objects, or what of them matters to somebody, as a mirror of its own that needs no watch.
+    """A part of a store's objects, or what of them matters to somebody, as a store of its own that needs no watch.
 
     Args:
-        whole: the mirror.
+        whole: the store.
         select: the object as it is held here; None when it is no part of this.
     """
 
@@ -455,17 +455,17 @@ class FilteredStore(_Held[T]):
 
     @property
     def synced(self) -> asyncio.Event:
-        """Of the whole mirror."""
+        """Of the whole store."""
         return self._whole.synced
 
     @property
     def settled(self) -> asyncio.Event:
-        """Of the whole mirror."""
+        """Of the whole store."""
         return self._whole.settled
 
     @property
     def malformed(self) -> Mapping[str, str]:
-        """None: the whole mirror counts them."""
+        """None: the whole store counts them."""
         return {}
 
     def _take(self, key: str, _: object, new: object | None) -> None:

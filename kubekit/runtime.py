@@ -115,7 +115,7 @@ async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *,
     return True
 
 
-def settle_memory(*, everything: bool = True) -> None:
+def compact_memory(*, everything: bool = True) -> None:
     """Leave all there is now out of later garbage collections, and let none go through everything by itself any more.
 
     A full collection stops every thread for as long as it takes to visit each object, and the interpreter begins one whenever
@@ -132,13 +132,13 @@ def settle_memory(*, everything: bool = True) -> None:
 
 
 async def configure_gc() -> None:
-    """`settle_memory` now, and again whenever the program needs a tenth more than after the last time, until cancelled."""
+    """`compact_memory` now, and again whenever the program needs a tenth more than after the last time, until cancelled."""
     settled_at = 0
     while True:
         # Without a file descriptor left, which passes, nothing is known for once.
         with suppress(OSError):
             if _memory() > MEMORY_GROWTH * settled_at:
-                settle_memory()
+                compact_memory()
                 settled_at = _memory()
         await asyncio.sleep(MEMORY_LOOK_S)
 

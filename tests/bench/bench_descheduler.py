@@ -26,7 +26,7 @@ from controller.descheduler.snapshot import World
 from controller.descheduler.usage import Batch, UsageBook, UsageReading
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
-from kubekit.runtime import settle_memory
+from kubekit.runtime import compact_memory
 from kubekit.wire import Node, format_time
 
 SMALL, LARGE = (500, 10_000), (5_000, 100_000)
@@ -109,7 +109,7 @@ class _Cluster:
 
     def rounds(self, count: int) -> _Rounds:
         """The fastest of some rounds, each from the same state: the one that other programs disturbed least."""
-        settle_memory()  # as the manager does once its mirrors are full
+        compact_memory()  # as the manager does once its mirrors are full
         seconds = []
         moves = hot = 0
         for i in range(count):

@@ -32,7 +32,7 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State
 from kubekit.http import Server
-from kubekit.runtime import settle_memory
+from kubekit.runtime import compact_memory
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.unit.controller import groups
@@ -103,7 +103,7 @@ def serve(size: int, pipe: Connection) -> None:
         config = SchedulerConfig()
         Extender(made_up_cluster(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
         async with server.running() as address:
-            settle_memory()
+            compact_memory()
             pipe.send(int(address.rpartition(":")[2]))
             await asyncio.get_running_loop().run_in_executor(None, pipe.poll, None)
 

@@ -27,7 +27,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, count_tasks, stale
 from kubekit.http import Checks, Server, parse_listen
 from kubekit.reflector import Reflector
 from kubekit.runtime import configure_gc, supervise
@@ -110,7 +110,7 @@ class ExtenderService:
         checks = Checks()
         checks.ready["mirrors"] = self.unready
         checks.ready["age"] = lambda: stale(by_name.values())
-        registry.register(MirrorMetrics(lambda: by_name))
+        registry.register(InformerMetrics(lambda: by_name))
         self._loop = EventLoopMonitor(registry)
         tls = _tls(config.extender)
         if tls is None and not _is_loopback(listen):

@@ -33,7 +33,7 @@ from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
 from kubekit import logs
 from kubekit.reflector import Store
-from kubekit.runtime import settle_memory
+from kubekit.runtime import compact_memory
 from kubekit.wire import Node
 
 log = logs.get("controller.scheduler.placement.worker")
@@ -289,7 +289,7 @@ def main() -> None:
             # While nobody waits: in a plan, going through what it made for what may go would take as long as the plan. Hosts that
             # were known before are left out: nothing among them refers to itself, and the next plan may wait already.
             del answers
-            settle_memory(everything=False)
+            compact_memory(everything=False)
 
 
 def die_with_parent() -> None:

@@ -116,7 +116,7 @@ async def run_until_known(instance: InstanceType) -> None:
 
 async def test_a_node_without_the_label_has_the_capacity_of_the_type_that_the_service_says() -> None:
     service, view = StandIn("n2-standard-8"), NodeView()
-    view.take("n1", None, node())
+    view.on_change("n1", None, node())
     async with serving(service.answer) as url:
         instance = InstanceType(GOOGLE, view, url)
         await run_until_known(instance)
@@ -134,7 +134,7 @@ async def test_nobody_is_asked_where_the_label_says_it_or_the_machine_is_no_clou
     machine: Machine, labels: dict[str, str]
 ) -> None:
     service, view = StandIn(), NodeView()
-    view.take("n1", None, node(**labels))
+    view.on_change("n1", None, node(**labels))
     async with serving(service.answer) as url:
         task = asyncio.create_task(InstanceType(machine, view, url).run(lambda: None))
         await asyncio.sleep(0.1)  # a request would be on its way

@@ -36,7 +36,7 @@ class NodeStore:
         self.show()
 
     def show(self) -> None:
-        self.view.take("n1", None, self.node)
+        self.view.on_change("n1", None, self.node)
 
     def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
         tree = msgspec.to_builtins(self.node)

@@ -25,6 +25,6 @@ async def test_events_ask_for_permission_and_no_lease_waits_for_them() -> None:
     leadership.extend(float("inf"))
     assert events.check() == float("inf")
     with events.writing():
-        assert await leadership.settle(0.0, 10.0)
+        assert await leadership.wait_for_writes(0.0, 10.0)
     with costs.writing():
-        assert not await leadership.settle(0.0, 10.0)
+        assert not await leadership.wait_for_writes(0.0, 10.0)

@@ -213,9 +213,9 @@ async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_woul
         with pytest.raises(UnreachableError):
             await write
         now[0] += 9
-        assert not await leadership.settle(0.0, 10.0), "when it was sent nobody knows"
+        assert not await leadership.wait_for_writes(0.0, 10.0), "when it was sent nobody knows"
         now[0] += 2
-        assert await leadership.settle(0.0, 10.0)
+        assert await leadership.wait_for_writes(0.0, 10.0)
 
 
 async def test_a_leader_that_stops_soon_after_a_write_without_an_answer_leaves_its_lease(api: SimulatedApi) -> None:
@@ -247,7 +247,7 @@ async def test_who_refused_a_write_knows_that_it_takes_no_effect_and_who_gave_up
         api.fail_writes = [status]
         with pytest.raises(ApiError):
             await client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
-    assert await leadership.settle(0.0, 10.0) is given_back
+    assert await leadership.wait_for_writes(0.0, 10.0) is given_back
 
 
 async def test_an_event_on_its_way_does_not_keep_a_lease_from_being_given_back(api: SimulatedApi) -> None:
@@ -258,7 +258,7 @@ async def test_an_event_on_its_way_does_not_keep_a_lease_from_being_given_back(a
         events = client.fenced(leadership.uncounted)
         sent = asyncio.create_task(events.create(LEASES, BODY, Object, namespace="ns"))
         await until(lambda: api.count("POST") == 1)
-        assert await leadership.settle(0.0, 10.0)
+        assert await leadership.wait_for_writes(0.0, 10.0)
         leadership.end()
         with pytest.raises(NotLeaderError):
             await events.create(LEASES, BODY, Object, namespace="ns")

@@ -15,7 +15,7 @@ import pytest
 
 from kubekit import runtime
 from kubekit.errors import ConfigError, UnreachableError
-from kubekit.runtime import configure_gc, run_program, settle_memory, supervise
+from kubekit.runtime import compact_memory, configure_gc, run_program, supervise
 
 
 async def forever() -> None:
@@ -32,7 +32,7 @@ import asyncio, sys
 from kubekit import logs
 from kubekit.errors import ConfigError
 from kubekit import runtime
-from kubekit.runtime import configure_gc, run_program, settle_memory, supervise
+from kubekit.runtime import configure_gc, run_program, compact_memory, supervise
 logs.set_up()
 async def forever():
     print("up", flush=True)
@@ -103,7 +103,7 @@ def full_collections_of(objects: int) -> int:
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a little at a time")
 def test_nothing_goes_through_all_objects_once_memory_is_settled() -> None:
     assert full_collections_of(300_000) > 0
-    settle_memory()
+    compact_memory()
     assert full_collections_of(300_000) == 0
 
 
@@ -119,17 +119,17 @@ def test_what_refers_to_itself_goes_at_the_next_time_also_when_it_was_there_at_a
     gc.disable()
     first = Circle()
     gone = weakref.ref(first)
-    settle_memory()
+    compact_memory()
     assert gc.get_freeze_count() > 0, "young collections leave it alone"
     del first
-    settle_memory(everything=False)
+    compact_memory(everything=False)
     assert gone() is not None
-    settle_memory()
+    compact_memory()
     assert gone() is None
     second = Circle()
     gone = weakref.ref(second)
     del second
-    settle_memory(everything=False)
+    compact_memory(everything=False)
     assert gone() is None
 
 
@@ -143,7 +143,7 @@ async def test_memory_is_settled_again_when_it_has_grown_by_a_tenth_since(monkey
 
     monkeypatch.setattr(runtime, "MEMORY_LOOK_S", 0.0)
     monkeypatch.setattr(runtime, "_memory", lambda: memory[0])
-    monkeypatch.setattr(runtime, "settle_memory", settle)
+    monkeypatch.setattr(runtime, "compact_memory", settle)
     task = asyncio.create_task(configure_gc())
     # What is garbage each time does not make room for more of it the next time.
     for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
