@@ -189,9 +189,9 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "the controller does not reach the API server",
-        facts(control_plane=status(complaints=("controller-0: age: mirror of nodes is 130 s old (503)",))),
+        facts(control_plane=status(complaints=("controller-0: age: store of nodes is 130 s old (503)",))),
         "controller-not-ready",
-        "mirror of nodes is 130 s old",
+        "store of nodes is 130 s old",
         "readyz",
     ),
     Situation(

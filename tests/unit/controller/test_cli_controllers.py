@@ -17,7 +17,7 @@ async def answer(request: web.Request) -> web.Response:
         names = ("old", "fine", "gone")
         return web.json_response({"items": [{"metadata": {"name": f"controller-{name}"}} for name in names]})
     if request.path == f"{PODS}/controller-old/proxy/readyz":
-        return web.Response(status=503, text="age: mirror of nodes is 130 s old (503)\n")
+        return web.Response(status=503, text="age: store of nodes is 130 s old (503)\n")
     if request.path == f"{PODS}/controller-fine/proxy/readyz":
         return web.Response(text="ok\n")
     status = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "error trying to reach service"}
@@ -34,7 +34,7 @@ async def asked(handler: Handler) -> Session:
 
 async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
     session = await asked(answer)
-    assert session.complaints == ["controller-old: age: mirror of nodes is 130 s old (503)"]
+    assert session.complaints == ["controller-old: age: store of nodes is 130 s old (503)"]
     assert session.notes == {}
 
 

@@ -193,7 +193,7 @@ async def test_a_mirror_says_how_old_it_is_and_why() -> None:
         mirror.contact_at -= 60
         assert mirror.staleness == "", "a quiet minute is nothing"
         mirror.failure = "503"
-        assert mirror.staleness == "mirror of configmaps is 60 s old (503)"
+        assert mirror.staleness == "store of configmaps is 60 s old (503)"
         task.cancel()
 
 

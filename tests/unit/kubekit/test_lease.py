@@ -189,7 +189,7 @@ async def test_a_leader_that_stops_gives_its_lease_back_once_its_last_write_is_a
 async def test_a_leader_whose_last_write_is_not_answered_leaves_its_lease_to_run_out(
     api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubekit.lease.SETTLE_S", 0.2)
+    monkeypatch.setattr("kubekit.lease.WRITES_S", 0.2)
     async with writing_leader(api, LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (
         _,
         task,
