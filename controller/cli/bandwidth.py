@@ -18,7 +18,7 @@ _WORDS = {"ingress": "in", "egress": "out"}
 
 
 class BandwidthAnswer(View, frozen=True):
-    """What was asked for; ``readings`` tells whether Prometheus had a say in it."""
+    """Nodes and pods that were asked for; ``readings`` tells whether Prometheus answered."""
 
     bandwidth: BandwidthView
     readings: bool
@@ -48,9 +48,9 @@ class Bandwidth(Command):
         )
 
     async def ask(self, session: Session, options: argparse.Namespace) -> BandwidthAnswer:
-        """Read and narrow down."""
+        """Read everything, and select what was asked for."""
         if options.kind == "node":
-            # A node's bookings come from pods of every namespace.
+            # Requests on a node come from pods of every namespace.
             session.namespace = None
         snapshot = await session.snapshot(bandwidth=True, readings=True)
         found = build_bandwidth(snapshot)

@@ -1,4 +1,4 @@
-"""What every command is: arguments, a question to the cluster, and ways to show the answer."""
+"""The interface of a command: its arguments, its answer, and how to show it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Command(ABC):
 
     @abstractmethod
     async def ask(self, session: Session, options: argparse.Namespace) -> Any:
-        """Get the answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print as it is.
+        """The answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print as it is.
 
         Raises:
             KubekitError: no answer; the text says why.
@@ -52,7 +52,7 @@ class Command(ABC):
         return self.online
 
     async def stay(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
-        """Go on after the answer was shown, as long as what it names must be held open; not at all by default."""
+        """Runs after the answer was shown, for as long as it must stay open; ends at once by default."""
 
     def is_bad(self, answer: Any) -> bool:  # noqa: ARG002
         """Whether ``--exit-code`` should say that something is wrong."""

@@ -1,4 +1,4 @@
-"""All subcommands, in the order of the help text. A command is imported when it is used, since what they need takes most of a second."""
+"""All subcommands, in the order of the help text. A command is imported when it is used: importing all takes most of a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Summary(NamedTuple):
-    """A subcommand that is not imported: its name, half a sentence for the list of commands, and where it is."""
+    """A subcommand that is not imported yet: its name, its line in the list of commands, and its class."""
 
     name: str
     help: str

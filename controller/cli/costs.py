@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.looking import UNMEASURED, add_costs_arguments, count_unmeasured, note_unused
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
+from controller.cli.shared import UNMEASURED, add_costs_arguments, note_unused
+from controller.cli.style import FAINT, STRONG, age, heat, legend, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
@@ -53,7 +53,7 @@ class ShowCosts(Command):
         )
 
     async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
-        """Read and choose."""
+        """Read the network and the weights that were asked for."""
         snapshot = await session.snapshot()
         if not options.percentile:
             session.require(NETWORK_TOPOLOGIES)
@@ -69,7 +69,7 @@ class ShowCosts(Command):
         return CostsView(at=snapshot.now_s, network=network)
 
     def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
-        """The heat map, in blocks of columns where it is wider than the terminal."""
+        """The heat map, in blocks of columns if it is wider than the terminal."""
         network = answer.network
         pairs = by_pair(network.pairs)
         values = {key: _value(pair, options.percentile) for key, pair in pairs.items()}
@@ -107,8 +107,6 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
         unit_ms = network.unit_us / 1000
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)
-    if wrong := count_unmeasured(network.pairs):
-        text.append(f"  {wrong}", style=BAD)
     if network.measured_at is not None:
         text.append(f"  newest sample {age(answer.at - network.measured_at)} ago", style=FAINT)
     return text
@@ -116,7 +114,7 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Numbers between places, to be drawn; ``names`` are places with their regions, in order."""
+    """A matrix of numbers to draw; ``names`` are zones with their regions, in order."""
 
     names: Sequence[tuple[str, str]]
     values: Mapping[tuple[str, str], float | None]

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.looking import read_facts_of, verdict_on
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import read_facts_of, verdict_on
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import STOPS_ALL, Finding

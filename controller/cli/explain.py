@@ -18,8 +18,8 @@ from controller.cli.explain_group import (
     standing_survival,
     survival_lines,
 )
-from controller.cli.looking import state_of, verdict_on
 from controller.cli.session import Session
+from controller.cli.shared import state_of, verdict_on
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.reading import read_facts

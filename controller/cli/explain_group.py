@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.looking import belongs_to, read_inputs
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION

@@ -1,4 +1,4 @@
-"""`graph APPGROUP`: who depends on whom, in which order, where the pods are, and what each dependency costs there."""
+"""`graph APPGROUP`: dependencies as a tree, with order, placement, and the cost of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.explain_group import survival_lines
-from controller.cli.looking import add_costs_arguments, note_unused, state_of
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import add_costs_arguments, note_unused, state_of
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network

@@ -1,4 +1,4 @@
-"""Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, plugins and proxies included.
+"""Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, with plugins and proxies.
 
 What that package ignores and kubectl follows is refused by name: to leave out ``as`` without a word would be to act as oneself.
 """
@@ -174,7 +174,7 @@ def _context_of(configuration: Any) -> ssl.SSLContext:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """What the package logs meanwhile: it reports a plugin's failure in no other way."""
+    """Collects what the package logs, which is how it reports a plugin's failure."""
     found: list[str] = []
 
     class Keeper(logging.Handler):

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.looking import UNMEASURED, note_unused
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import UNMEASURED, note_unused
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds
 from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import PairView, View

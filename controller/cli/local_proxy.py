@@ -30,7 +30,7 @@ _ANSWER_HEADERS = (
 
 
 class LocalProxy:
-    """Passes requests on.
+    """Forwards requests.
 
     Args:
         session: asks the controller.

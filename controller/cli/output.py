@@ -24,20 +24,20 @@ PIPE_WIDTH = 10_000
 
 
 class Screen:
-    """Where answers go. ``width`` is in columns."""
+    """Standard output and standard error; ``width`` is in columns."""
 
     def __init__(self, console: Console, errors: Console) -> None:
         self._console, self._errors = console, errors
 
     @property
     def width(self) -> int:
-        """Columns there are; very many when standard output is no terminal."""
+        """Columns of the terminal; a very large number if standard output is none."""
         return self._console.width
 
     def print_table(self, content: RenderableType) -> None:
         """For a person."""
         if isinstance(content, str):
-            # Text for another program, such as YAML, in which there are none.
+            # Text for another program, such as YAML.
             sys.stdout.write(mask_controls(content))
             return
         content = _Masked(content)
@@ -61,7 +61,7 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """What is missing from the answer, on standard error."""
+        """A note about what the answer lacks, on standard error."""
         self._errors.print(f"note: {mask_controls(text)}", style="dim", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
@@ -70,7 +70,7 @@ class Screen:
 
 
 class _Masked:
-    """Something to print without the control characters of what it holds: names in it may be anybody's, and a terminal obeys."""
+    """Masks control characters of the content: it holds names from the cluster, and a terminal obeys them."""
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content

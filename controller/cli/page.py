@@ -1,4 +1,4 @@
-"""`page`: the page of the controller in a browser, without a port-forward by hand."""
+"""`page`: opens the page of the controller in a browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from netperf.contract import CONTROLLER
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Where the page is now. ``address`` has the proxy's key, which is good once."""
+    """The address of the page, with the proxy's key, which is good once."""
 
     address: str
 
@@ -95,13 +95,13 @@ class OpenPage(Command):
 
 
 def flags_of(options: argparse.Namespace) -> list[str]:
-    """What tells kubectl to use the same cluster. Pure."""
+    """Flags that make kubectl use the same cluster. Pure."""
     given = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
     return [f"{flag}={value}" for flag, value in given if value]
 
 
 def has_screen() -> bool:
-    """Whether a browser has somewhere to appear: not in a bare terminal, where it would take the terminal."""
+    """Whether there is a screen: in a bare terminal a text browser would take the terminal."""
     return sys.platform in {"darwin", "win32"} or any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 

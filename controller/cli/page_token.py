@@ -1,4 +1,4 @@
-"""A token that opens the page and nothing else: asked of the API server, and renewed before it ends."""
+"""A short-lived token for the page, from the API server's TokenRequest, renewed before it expires."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PageToken:
             data = await self._client.request("POST", path, body=body)
             token = _decode_token_request(data).status.token
         except (KubekitError, *DECODE_ERRORS) as error:
-            # Where there is no such account nobody asks for its tokens.
+            # An installation without this account needs no token.
             self.refused = "" if isinstance(error, ApiError) and error.not_found else str(error)
             self._renew_at = self._clock() + 30.0
             return

@@ -54,9 +54,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-_SHARED = frozenset(_DEFAULTS)
-
-
 def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentParser:
     """The grammar, without the arguments of those commands that are only summaries. Run `fill_defaults` on what it parsed."""
     shared = _shared()
@@ -93,8 +90,8 @@ class _CommandFormatter(argparse.HelpFormatter):
     """Help of one command: its own options alone, since every command has the others; lines of examples stay lines."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Leave out what `COMMON` names."""
-        if action.dest not in _SHARED:
+        """Leaves out the options that `COMMON` names."""
+        if action.dest not in _DEFAULTS:
             super().add_argument(action)
 
     def add_usage(
@@ -105,7 +102,7 @@ class _CommandFormatter(argparse.HelpFormatter):
         prefix: str | None = None,
     ) -> None:
         """The same for the line of usage."""
-        super().add_usage(usage, [action for action in actions if action.dest not in _SHARED], groups, prefix)
+        super().add_usage(usage, [action for action in actions if action.dest not in _DEFAULTS], groups, prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
@@ -149,7 +146,7 @@ def _shared() -> argparse.ArgumentParser:
 
 
 def duration(*, least_s: float = 0.0, most_s: float = float("inf"), bare: bool = False) -> Callable[[str], float]:
-    """What reads a flag's time above 0 within limits, for argparse; see `kubekit.durations.seconds`."""
+    """An argparse type for a time above 0 within limits; see `kubekit.durations.seconds`."""
 
     def read(text: str) -> float:
         try:

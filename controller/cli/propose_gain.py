@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from controller.cli.looking import read_inputs
 from controller.cli.session import Session
+from controller.cli.shared import read_inputs
 from controller.cli.simulate import simulate
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location

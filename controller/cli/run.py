@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _guarded(work: Callable[[], int]) -> int:
-    """Turn what went wrong into one line on stderr and an exit code."""
+    """Turns an error into one line on stderr and an exit code."""
     try:
         return work()
     except ConfigError as error:
@@ -58,7 +58,7 @@ def _guarded(work: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
     except BrokenPipeError:
-        # Whoever read us has seen enough, as in `... | head`. Python would complain once more while it exits.
+        # The reader has closed the pipe, as in `... | head`; without this Python complains again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ANSWERED
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -83,7 +83,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 
 async def _ask(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> object:
-    """The command's answer; says meanwhile when the API server keeps it waiting."""
+    """The command's answer; notes on stderr that the API server has not answered yet."""
     asking = asyncio.ensure_future(command.ask(session, options))
     try:
         await asyncio.wait({asking}, timeout=SILENCE_S)

@@ -30,8 +30,8 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration
+from controller.diagnosis.prometheus_readings import read_all
 from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.readings import read_all
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
 from controller.prometheus import PrometheusClient
 from controller.topology.results import ObjectName, results_named_by, results_of_agents

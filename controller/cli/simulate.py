@@ -16,10 +16,10 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.convert import read_files
-from controller.cli.looking import belongs_to, read_inputs
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph

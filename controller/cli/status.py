@@ -12,8 +12,8 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.diagnose import describe
-from controller.cli.looking import note_unused
 from controller.cli.session import Session
+from controller.cli.shared import note_unused
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, percent, rate
 from controller.diagnosis.model import NetworkView
 from controller.views.model import Overview
@@ -104,9 +104,6 @@ def _samples(network: NetworkView, at: float) -> Text:
         text.append(f"  a round every {age(network.interval_s)}", style=FAINT)
     if ages:
         text.append(f"  newest {age(ages[0])}, oldest {age(ages[-1])} ago", style=FAINT)
-    if network.refused_keys:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(network.refused_keys.items()))
-        text.append(f"  refused keys: {reasons}", style=BAD)
     return text
 
 

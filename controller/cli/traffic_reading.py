@@ -1,4 +1,4 @@
-"""What `propose` and `money` both start from: traffic as Prometheus has it, held against the cluster's workloads."""
+"""Traffic between workloads, from Prometheus and the cluster's objects, for `propose` and `money`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN_UNKNOWN = 3
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was read.
+    """Traffic and the objects that it belongs to.
 
     Attributes:
         graph: who depends on whom.

@@ -1,4 +1,4 @@
-"""Which node has an agent, what it is, and when it was last heard of in a sample."""
+"""The agent of each node: its state, version, and newest sample."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
 
 
 def _state(facts: ProbeNode, note: Announcement | None) -> tuple[State, str]:
-    """Up where the planner has it measure, with what the agent says does not work; else the first thing that keeps it from that."""
+    """``up`` if the planner lets it measure, with the problem that the agent reports; else the first reason why not."""
     checks: Sequence[tuple[bool, State, str]] = (
         (facts.ready, "away", "node is not Ready"),
         (note is not None, "down", "no agent has announced itself on this node"),

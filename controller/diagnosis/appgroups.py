@@ -1,4 +1,4 @@
-"""Findings about AppGroups: specs that make no sense, pods that are missing or too many, limits that do not hold."""
+"""Findings about AppGroups: invalid specs, missing or surplus pods, violated limits, unbalanced replicas."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from netperf.limits import UnreasonableLimitError, read_limit
 
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
-    """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
+    """Every node, and every unfinished pod that requests bandwidth or carries a limit."""
     pods = [pod for pod in snapshot.bandwidth_pods if not pod.finished and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)

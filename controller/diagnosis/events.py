@@ -157,7 +157,7 @@ class EventReporter:
             self._recorder.warning(regarding, event.reason, event.note, action="Diagnosing")
 
     async def _uid_of(self, about: ObjectReference, snapshot: ClusterSnapshot) -> str:
-        """Empty where it cannot be read."""
+        """Its UID; empty if it cannot be read."""
         with contextlib.suppress(KubekitError):
             if about.kind == "Deployment":
                 found = await self._client.list(DEPLOYMENTS, Object, namespace=about.namespace)
@@ -228,7 +228,7 @@ def event_reason(code: str) -> str:
 
 
 def _note(finding: Finding) -> str:
-    """What fits into an event; a command is whole or left out, since half of it might do something else."""
+    """The text of the event, cut to its limit; a command is whole or left out, since half of it might do something else."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
     text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
     room = NOTE_LIMIT - len(fix.encode())

@@ -1,4 +1,4 @@
-"""The shape of a finding, and how findings are put in order."""
+"""The finding, and the order of findings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Worst first; of equals our own central programs, since without them nothing else mends, then those that affect most."""
+    """Worst first; of equal severity first our own central programs, then the findings that affect most objects."""
     return tuple(
         sorted(
             map(_plain, findings),

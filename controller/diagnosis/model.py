@@ -16,7 +16,7 @@ ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base: camelCase, all fields written."""
+    """Base of everything that is shown: camelCase on the wire, all fields written."""
 
 
 class ZoneView(View, frozen=True):
@@ -73,12 +73,12 @@ class PairView(View, frozen=True):
 
     @property
     def percentiles_us(self) -> dict[str, float | None]:
-        """By name, the lowest first."""
+        """Round trips by percentile, the lowest first."""
         return {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}
 
 
 class NetworkView(View, frozen=True):
-    """The zones and what lies between them.
+    """Zones, and costs and latencies between them.
 
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
@@ -104,7 +104,6 @@ class NetworkView(View, frozen=True):
     interval_s: float | None = None
     planned: int = 0
     measured_at: float | None = None
-    refused_keys: dict[str, int] = {}
     currency: str = ""
     unused: bool = False
 
@@ -157,7 +156,7 @@ class PodBandwidthView(View, frozen=True):
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """By direction, as far as somebody says."""
+        """Verdicts by direction, as far as they are known."""
         found = {"ingress": self.ingress_verdict, "egress": self.egress_verdict}
         return {direction: verdict for direction, verdict in found.items() if verdict is not None}
 
@@ -182,7 +181,7 @@ class NodeBandwidthView(View, frozen=True):
 
     @property
     def overcommitted(self) -> bool:
-        """Pods have booked more than there is, as far as that is known."""
+        """Pods have requested more than there is, as far as that is known."""
         return self.allocatable_bps is not None and self.allocated_bps > self.allocatable_bps
 
 

@@ -121,7 +121,7 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
             yield Finding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
-        summary = f"{counted(len(impaired), 'agent')} measure, and report that something does not work"
+        summary = f"agents on {counted(len(impaired), 'node')} report that something does not work"
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
         names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
         yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
@@ -137,7 +137,7 @@ def _why_silent(agent: AgentView, facts: Facts) -> str:
     silent_s = refresh_s(facts.interval_s) + WRITTEN_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
         return agent.reason
-    # A node that no plan names is in no sample.
+    # Samples name only nodes of the probe plan.
     if agent.state == "up" and agent.probes and agent.newest_at is not None and facts.now - agent.newest_at > silent_s:
         return f"no sample has named it for {facts.now - agent.newest_at:.0f} s"
     return ""
@@ -170,7 +170,7 @@ def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Findin
 
 
 def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
-    """Paths and costs.
+    """Findings about paths and costs.
 
     Args:
         facts: the moment.
@@ -290,5 +290,5 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
 
 
 def _may_end_soon(since: float | None, facts: Facts) -> bool:
-    """Whether the next measurement of each pair may still end it."""
+    """Whether it may end by itself when each pair is measured again."""
     return since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s

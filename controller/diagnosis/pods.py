@@ -272,7 +272,7 @@ def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
         if pod.is_pending and foreign and pod.created is not None and facts.now - pod.created > SOON_S:
             by_gates[foreign].append(pod)
     for gates, pods in sorted(by_gates.items()):
-        summary = f"{_counted(pods)}: waiting at gate {', '.join(gates)}, which another controller opens"
+        summary = f"{_counted(pods)}: the gate {', '.join(gates)} is shut, and another controller opens it"
         fix = (command("kubectl -n {} describe pod {}", pods[0].namespace, pods[0].name), "ask the owner of this gate")
         yield Finding("foreign-gate", "warning", summary, (), _oldest(pods), _names(pods), fix)
 
@@ -290,7 +290,7 @@ def _unschedulable(facts: Facts) -> Iterator[Finding]:
     for (_, group, code), pods in sorted(by_cause.items()):
         first, reason, message = pods[0], reason_of(pods[0], surveys), message_of(pods[0])
         behind = gated[group]
-        summary = f"{_counted(pods)}: {first.scheduler_name} finds no node, {reason.meaning}"
+        summary = f"{_counted(pods)}: {first.scheduler_name} finds no node: {reason.meaning}"
         begun = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((at for at in begun if at is not None), default=_oldest(pods))
         cause = (*((message,) if message else ()), *limits_of(first, surveys))

@@ -15,7 +15,7 @@ from netperf.contract import CONTROLLER, SCHEDULER
 LEASE_SLACK_S = 5.0
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
-# Without a revision kubectl goes back to the one before, which after an undo is the broken one: pasted twice it would bring that back.
+# `rollout undo` without a revision goes back one; pasted twice it would bring the broken one back.
 _LATEST_REVISION = (
     "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
@@ -38,7 +38,7 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
         yield _program_down(facts, "controller", down["controller"], gated, "NetawareNoLeader")
     elif status.lease_known and (age := lease_age(status.lease, facts.now)) is not None:
         yield _no_leader(facts, age, gated)
-    # Overlays without a scheduler have none on purpose; then nobody asks for it.
+    # Some overlays have no scheduler on purpose; there no pod names it.
     if down["scheduler"] or (down["scheduler"] is not None and waiting):
         yield _program_down(facts, "scheduler", down["scheduler"], waiting, "NetawareSchedulerDown")
     elif down["extender"]:
@@ -78,7 +78,7 @@ def lease_age(lease: LeaseFact | None, now: float) -> float | None:
 
 
 def _down(facts: Facts, program: Program) -> list[ProgramPod] | None:
-    """Pods of a program of which none is ready; None when one is, or when nobody may know."""
+    """Pods of a program if none is ready; None if one is, or if that is unknown."""
     if facts.control_plane.programs is None:
         return None
     pods = [pod for pod in facts.control_plane.programs if pod.program == program]
@@ -90,7 +90,7 @@ def _program_down(
 ) -> Finding:
     cause = tuple(
         f"pod {pod.name} on {pod.node or 'no node'}: {pod.reason or pod.phase or 'not ready'}" for pod in pods[:3]
-    ) or (f"there is no pod of {program}: its Deployment is missing or has 0 replicas",)
+    ) or (f"there is no pod of the {program}: its Deployment is missing or has 0 replicas",)
     # The extender runs beside the scheduler, in its pods.
     name = CONTROLLER if program == "controller" else SCHEDULER
     fix: tuple[str, ...]

@@ -65,7 +65,7 @@ class _Spec(Wire, frozen=True):
 
 
 class ProgramPodObject(Object, frozen=True):
-    """A pod of ours with what its containers say."""
+    """A pod of our own programs, with the states of its containers."""
 
     spec: _Spec = _Spec()
     status: _Status = _Status()
@@ -104,7 +104,7 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
 
 
 def _our_alerts(readings: Readings) -> tuple[Alert, ...] | None:
-    """Our alerts that fire; None where Prometheus did not say."""
+    """Our alerts that fire; None if Prometheus did not answer."""
     if not readings.source or readings.error:
         return None
     return tuple(alert for alert in readings.alerts if alert.name.startswith("Netaware"))
@@ -136,7 +136,7 @@ def read_lease(lease: Lease | None) -> LeaseFact | None:
 
 
 def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
-    """Pods of controller and scheduler; None where there are none at all, since our programs need not run as pods."""
+    """Pods of controller and scheduler; None if there are none at all, since our programs need not run as pods."""
     found = []
     for pod in pods:
         for program in PROGRAMS.get(pod.metadata.label(NAME_LABEL), ()):
@@ -180,7 +180,7 @@ def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "exte
 
 
 def seconds(text: str | None) -> float | None:
-    """A time of the API as unix seconds; None for none, or one that is no time."""
+    """A time of the API as unix seconds; None for an absent or malformed one."""
     try:
         return parse_time(text) if text else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The objects as they were at one moment, read by a command or taken from a program's caches: what views and findings are made from."""
+"""One moment of the cluster: the objects that views and findings are computed from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """What Prometheus adds. ``source`` is its address, empty when none was asked; ``error`` says why nothing came.
+    """What Prometheus adds. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer.
 
     ``traffic`` is bits per second of calls by (client's zone, server's zone), as the leader exports it.
     """
@@ -115,7 +115,7 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a view may ask for.
+    """The objects of one moment, read by a command or taken from a program's stores.
 
     Attributes:
         now_s: wall clock, unix seconds.
@@ -154,7 +154,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> NetworkOverheadArgs:
-        """Which NetworkTopology and which of its weights count."""
+        """The scheduler's choice of NetworkTopology and weights."""
         return self.scheduler.rules
 
     @property
@@ -170,11 +170,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """Per namespace, how pods are told their place that do not say it themselves; elsewhere it is ``scheduler.placement``."""
+        """Default placement mode of each namespace; other namespaces have ``scheduler.placement``."""
         default = self.scheduler.placement
         return {n.metadata.name: placement_of(n.metadata.labels, default) for n in self.namespaces}
 
     @property
     def membership(self) -> Membership:
-        """Whose group each pod is, by the rule of the scheduler; made at each call."""
+        """The rule that assigns pods to AppGroups; made at each call."""
         return Membership.among(self.groups, self.namespaces, self.rules)

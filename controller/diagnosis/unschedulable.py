@@ -28,7 +28,7 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable.
-        meaning: completes "finds no node, ...".
+        meaning: completes "finds no node: ...".
         fix: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
     """
 
@@ -46,7 +46,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
         r"does not meet several network requirements",
         UnschedulableReason(
             "max-cost",
-            "more of its dependencies would be violated than met there",
+            "everywhere more of its dependencies would be violated than met",
             (
                 _EXPLAIN,
                 "kubectl netaware costs",
@@ -66,7 +66,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
         r"Insufficient network\.aware\.com/bandwidth",
         UnschedulableReason(
             "bandwidth",
-            "no node has that much bandwidth left, or publishes any",
+            "no node publishes that much free bandwidth",
             (
                 _BANDWIDTH,
                 f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
@@ -84,7 +84,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
         r"untolerated taint|had taint",
         UnschedulableReason(
             "taint",
-            "it does not tolerate their taints",
+            "it does not tolerate the taints of nodes",
             (
                 "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
                 "add a toleration to its template",
@@ -93,18 +93,18 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
     ),
     (
         r"were unschedulable",
-        UnschedulableReason("cordoned", "they are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
+        UnschedulableReason("cordoned", "nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
     ),
     (
         r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
         UnschedulableReason(
             "selector",
-            "they do not match its node selector or affinity",
+            "nodes do not match its node selector or affinity",
             ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
         ),
     ),
     (
-        # Older schedulers say the first, that of Kubernetes 1.36 the second.
+        # The second is the message of Kubernetes 1.36.
         r"volume node affinity conflict|match PersistentVolume's node affinity",
         UnschedulableReason(
             "volume",
@@ -132,7 +132,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
         r"anti-affinity|topology spread constraints|pod affinity rules",
         UnschedulableReason(
             "spread",
-            "its rules about other pods forbid them",
+            "its rules about other pods exclude the nodes",
             (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
         ),
     ),
@@ -140,7 +140,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
         r"free ports for the requested pod ports",
         UnschedulableReason(
             "ports",
-            "its host ports are taken there",
+            "its host ports are taken on the nodes",
             (_OF_POD, "add nodes, or lower its replicas to one for each node"),
         ),
     ),
@@ -151,7 +151,7 @@ _TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
 )
 _BY_CHOICE = next(place for place, (_, reason) in enumerate(_TABLE) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
-    "unschedulable", "and its message says no more", ("kubectl -n {namespace} describe pod {pod}",)
+    "unschedulable", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
 )
 
 

@@ -40,13 +40,13 @@ def choose_topology(snapshot: ClusterSnapshot, name: str = "") -> NetworkTopolog
 
 
 def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
-    """The scheduler's, for the groups of a namespace."""
+    """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
     return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
 
 
 def _is_unused(snapshot: ClusterSnapshot, topology: NetworkTopology, weights: str | None) -> bool:
-    """Whether the scheduler judges no group by them, be it one of the NetworkTopology's own namespace."""
+    """Whether the scheduler uses these weights for no group."""
     used = weight_for(topology, snapshot.rules)
     counting = (_counting(snapshot, namespace) for namespace in ("", topology.metadata.namespace))
     return not any(t is topology for t in counting) or weights != (used.name if used is not None else None)
@@ -74,7 +74,7 @@ def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_m
 
 
 def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
-    """What the controller would decide if it started now: the same rules, with no memory but the costs written last.
+    """The decision of a controller that starts now: the same rules, with no memory but the costs written last.
 
     The samples' ages are those that their writers claim, since we have not watched them arrive.
     """
@@ -124,15 +124,14 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         interval_s=interval_s,
         planned=sum(probe.pair_index == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
-        refused_keys=dict(decision.results.refused),
         currency=snapshot.prices.currency if snapshot.prices is not None else "",
         unused=topology is not None and _is_unused(snapshot, topology, weights),
     )
 
 
 def _with_traffic(pair: PairView, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> PairView:
-    """A pair that has no series, where others have, has no traffic."""
-    # Three digits: what is told to every browser at each change should be more than noise.
+    """The pair with its traffic: 0 for a pair without a series."""
+    # Three digits, so that noise does not change the page.
     bps = float(f"{snapshot.readings.traffic.get((pair.origin, pair.destination), 0.0):.3g}")
     month = None
     if snapshot.prices is not None:
@@ -243,7 +242,7 @@ def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Samp
 
 
 def rate_of(value: str | int | None) -> int | None:
-    """A quantity in bits per second; None for none, and for one that cannot be read."""
+    """A quantity in bits per second; None for an absent or malformed one."""
     if value is None:
         return None
     try:

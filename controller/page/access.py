@@ -1,4 +1,4 @@
-"""Who may see the page where it asks for a log-in: the API server says whose a token is, and whether he may.
+"""Authentication and authorization of the page: TokenReview and SubjectAccessReview.
 
 A token is good for one audience, ours, so that one which is stolen from a browser opens nothing but the page. The right that it
 needs is the one to reach the page through the API server's proxy: ``get services/proxy`` of our Service.
@@ -26,18 +26,18 @@ log = logs.get("controller.page.access")
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
 FRESH_S = 10.0
-"""So long an answer of the API server is used again."""
+"""A decision is cached for this time."""
 STALE_S = 300.0
-"""So long a good answer is used while the API server gives none: a page that shows what is wrong must not go with it."""
-MOST_KEPT, MOST_AT_ONCE, LONGEST_TOKEN = 256, 4, 16 << 10
+"""``allowed`` is used for this time while the API server does not answer, since the page shows what is wrong with it."""
+MAX_CACHED, MAX_REQUESTS, MAX_TOKEN_BYTES = 256, 4, 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Answer = Literal["may", "unknown", "may-not", "nobody-knows"]
-"""He may; the token is nobody's, or not for us; it is somebody's who may not; the API server does not answer."""
-_REFUSALS: Mapping[Answer, tuple[int, str]] = {
-    "unknown": (401, f"log in: open the page by `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
-    "may-not": (403, f"this needs the right to get services/proxy of {CONTROLLER}"),
-    "nobody-knows": (503, "the API server does not say who may see this"),
+Decision = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
+"""``unauthenticated``: the token is invalid or for another audience; ``unavailable``: the API server does not answer."""
+_REFUSALS: Mapping[Decision, tuple[int, str]] = {
+    "unauthenticated": (401, f"log in: open the page by `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
+    "forbidden": (403, f"this needs the right to get services/proxy of {CONTROLLER}"),
+    "unavailable": (503, "the API server does not answer, so that access cannot be checked"),
 }
 
 
@@ -67,7 +67,7 @@ class _AccessReview(Wire, frozen=True):
 
 
 class Access:
-    """Asks the API server, and remembers its answers for seconds.
+    """Asks the API server, and caches its decisions for seconds.
 
     Args:
         client: with the right to create TokenReviews and SubjectAccessReviews.
@@ -78,16 +78,16 @@ class Access:
     def __init__(self, client: Client, namespace: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._namespace, self._clock = client, namespace, clock
         # Of tokens only their hashes are kept.
-        self._answers: dict[bytes, tuple[float, Answer]] = {}
-        self._asking: dict[bytes, asyncio.Task[Answer]] = {}
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._decisions: dict[bytes, tuple[float, Decision]] = {}
+        self._asking: dict[bytes, asyncio.Task[Decision]] = {}
+        self._limiter = asyncio.Semaphore(MAX_REQUESTS)
 
-    def behind(self, handler: Handler) -> Handler:
-        """The same door for those who may pass."""
+    def authorize(self, handler: Handler) -> Handler:
+        """Wraps a handler with authorization."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            answer = await self.judge(request)
-            if answer == "may":
+            answer = await self.decide(request)
+            if answer == "allowed":
                 return await handler(request)
             status, text = _REFUSALS[answer]
             headers = safe_headers()
@@ -97,43 +97,43 @@ class Access:
 
         return guarded
 
-    async def judge(self, request: web.Request) -> Answer:
-        """The API server's answer about the token of a request."""
+    async def decide(self, request: web.Request) -> Decision:
+        """The API server's decision about the token of a request."""
         token = request.headers.get(PAGE_TOKEN_HEADER, "")
-        if not token or len(token) > LONGEST_TOKEN:
-            return "unknown"
+        if not token or len(token) > MAX_TOKEN_BYTES:
+            return "unauthenticated"
         key = hashlib.sha256(token.encode()).digest()
-        at, answer = self._answers.get(key, (float("-inf"), "nobody-knows"))
+        at, answer = self._decisions.get(key, (float("-inf"), "unavailable"))
         if self._clock() - at < FRESH_S:
             return answer
         asking = self._asking.get(key)
         if asking is None:
             asking = self._asking[key] = asyncio.ensure_future(self._ask(key, token))
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
-        # Several doors wait for one answer; that one of them goes must not take it from the others.
+        # Several requests wait for one decision; a cancelled one must not cancel it for the others.
         return await asyncio.shield(asking)
 
-    async def _ask(self, key: bytes, token: str) -> Answer:
+    async def _ask(self, key: bytes, token: str) -> Decision:
         try:
-            async with self._places:
+            async with self._limiter:
                 answer = await self._review(token)
         except KubekitError as error:
             log.change("reviews", type(error).__name__, "cannot ask who may see the page", error=error)
-            at, before = self._answers.get(key, (float("-inf"), "nobody-knows"))
-            return before if before == "may" and self._clock() - at < STALE_S else "nobody-knows"
+            at, before = self._decisions.get(key, (float("-inf"), "unavailable"))
+            return before if before == "allowed" and self._clock() - at < STALE_S else "unavailable"
         log.change("reviews", "answered", "asks the API server who may see the page")
-        self._answers.pop(key, None)
-        self._answers[key] = (self._clock(), answer)
-        while len(self._answers) > MOST_KEPT:
-            del self._answers[next(iter(self._answers))]
+        self._decisions.pop(key, None)
+        self._decisions[key] = (self._clock(), answer)
+        while len(self._decisions) > MAX_CACHED:
+            del self._decisions[next(iter(self._decisions))]
         return answer
 
-    async def _review(self, token: str) -> Answer:
+    async def _review(self, token: str) -> Decision:
         body = {**TOKEN_REVIEWS.type_meta, "spec": {"token": token, "audiences": [PAGE_AUDIENCE]}}
         review = (await self._client.create(TOKEN_REVIEWS, body, _TokenReview)).status
-        # An authenticator that knows no audiences leaves them out: what it accepts was not issued for us.
+        # An authenticator without audiences leaves them out: its tokens were not issued for us.
         if not review.authenticated or PAGE_AUDIENCE not in (review.audiences or ()):
-            return "unknown"
+            return "unauthenticated"
         user = review.user
         what = {
             "namespace": self._namespace,
@@ -150,4 +150,4 @@ class Access:
             "resourceAttributes": what,
         }
         access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": asked}, _AccessReview)
-        return "may" if access.status.allowed else "may-not"
+        return "allowed" if access.status.allowed else "forbidden"

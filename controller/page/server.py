@@ -91,7 +91,7 @@ class Page:
         """The document, and its data as JSON."""
         if self._config.enabled:
             for path, handler in (("/", self._document), (PAGE_DATA, self._overview)):
-                app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
+                app.router.add_get(path, handler if self._access is None else self._access.authorize(handler))
 
     async def run(self) -> None:
         """Read what no store keeps, while somebody looks; until cancelled."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.cluster.caches import Caches
+from controller.diagnosis.prometheus_readings import read_all
 from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.readings import read_all
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
 from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
@@ -28,7 +28,7 @@ FIRST_READING_TIMEOUT_S = 5.0
 
 
 class Sources:
-    """Snapshots of now.
+    """Takes snapshots.
 
     Args:
         caches: the manager's.

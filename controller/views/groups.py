@@ -1,4 +1,4 @@
-"""AppGroups: who depends on whom, in which order, where the pods are, and what each dependency costs there."""
+"""Views of AppGroups: dependencies, order, placement, and the cost of each dependency."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _workloads(
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The order in the status is the one in force; the facts' is what the next status will say.
+    # The status has the current order; the facts have that of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(
@@ -181,7 +181,7 @@ def _with_money(
     near: frozenset[str],
     prices: PriceTable | None,
 ) -> EdgeView:
-    """What of a dependency's measured traffic leaves its zone, and what that costs."""
+    """The edge with its traffic that leaves the zone, and the price of it."""
     if edge.traffic_bps is None or edge.verdict == "idle":
         return edge
     traffic = GroupTraffic({(edge.dependant, edge.dependency): edge.traffic_bps / 8}, measured=True, near=near)

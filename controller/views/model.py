@@ -33,7 +33,7 @@ class WorkloadView(View, frozen=True):
 
 
 class EdgeView(View, frozen=True):
-    """A dependency and how it fares now, judged by the worst pair of its placed pods.
+    """A dependency and its verdict now, by the worst pair of its placed pods.
 
     Attributes:
         verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
@@ -99,7 +99,7 @@ class GroupView(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """All of it.
+    """Everything that ``status`` and the page show.
 
     Attributes:
         at: unix seconds.

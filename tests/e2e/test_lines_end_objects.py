@@ -21,8 +21,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from controller.cli.looking import read_facts_of
 from controller.cli.session import Session
+from controller.cli.shared import read_facts_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.events import event_reason, has_event, objects_of
 from controller.diagnosis.facts import Facts

@@ -292,7 +292,7 @@ function drawZoneDetail() {
   const box = byId("zone-detail");
   const i = state.zone;
   if (i < 0 || i >= state.names.length) {
-    box.replaceChildren(h("p", { class: "soft" }, "Choose a zone to see its latencies."), h("h3", {}, "Regions"), regionTable());
+    box.replaceChildren(h("p", { class: "soft" }, "Choose a zone to see its latencies."));
     return;
   }
   const zone = state.page.network.zones[i];
@@ -305,10 +305,4 @@ function drawZoneDetail() {
     h("h3", {}, "Round trips, p50, nearest first"),
     h("ol", { class: "worst" }, ...others.slice(0, 20).map(([name, j, us]) => h("li", {}, h("button", { type: "button", onclick: () => { choosePair(i, j); showTab("matrix", true); } }, h("span", {}, name), h("span", {}, ms(us)))))),
     others.length > 20 ? h("p", { class: "soft" }, `and ${others.length - 20} more in the matrix`) : "");
-}
-
-function regionTable() {
-  const zones = state.page.network.zones;
-  const regions = [...new Set(zones.map((zone) => zone.region))];
-  return h("dl", { class: "facts" }, ...regions.map((region) => [h("dt", {}, region || "no region"), h("dd", {}, counted(zones.filter((zone) => zone.region === region).length, "zone"))]));
 }

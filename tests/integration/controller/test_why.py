@@ -8,8 +8,8 @@ import os
 import time
 from typing import Any
 
-from controller.cli.looking import read_facts_of
 from controller.cli.session import Session
+from controller.cli.shared import read_facts_of
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.diagnosis.events import EventReporter
 from controller.diagnosis.findings import Finding

@@ -92,22 +92,22 @@ async def test_a_right_that_is_taken_away_ends_within_seconds_and_outlives_a_sil
     access = Access(client, component, clock=lambda: now)
     headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT)}
     request = make_mocked_request("GET", "/", headers=headers)
-    assert await access.judge(request) == "may"
+    assert await access.decide(request) == "allowed"
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
         access._client = nowhere
         now = FRESH_S
-        assert await access.judge(request) == "may"
+        assert await access.decide(request) == "allowed"
         now = STALE_S
-        assert await access.judge(request) == "nobody-knows"
+        assert await access.decide(request) == "unavailable"
     access._client = client
-    assert await access.judge(request) == "may"
+    assert await access.decide(request) == "allowed"
     await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
-    assert await access.judge(request) == "may", "remembered"
+    assert await access.decide(request) == "allowed", "remembered"
     now += FRESH_S
     # RBAC is mirrored by the API server as well, and so a moment behind.
-    while await access.judge(request) == "may":
+    while await access.decide(request) == "allowed":
         now += FRESH_S
-    assert await access.judge(request) == "may-not"
+    assert await access.decide(request) == "forbidden"
 
 
 async def test_a_token_is_used_until_it_is_due(client: Client, component: str) -> None:

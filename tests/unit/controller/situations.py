@@ -527,7 +527,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "no bandwidth left",
         no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
         "no-node-bandwidth",
-        "bandwidth left",
+        "free bandwidth",
         "kubectl netaware bandwidth",
     ),
     Situation(

@@ -15,10 +15,10 @@ from aiohttp import web
 from controller.cli.costs import ShowCosts
 from controller.cli.explain import Explain, Explained
 from controller.cli.graph import GraphOf
-from controller.cli.looking import read_facts_of, state_of
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import NotFoundError, Session
+from controller.cli.shared import read_facts_of, state_of
 from controller.cli.simulate import Simulate, Simulation
 from controller.cli.traffic_reading import _costs
 from controller.cluster.pods import GroupPod

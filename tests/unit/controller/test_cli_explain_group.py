@@ -10,7 +10,7 @@ from controller.cli.explain_group import (
     explain_placed_group,
     price_line,
 )
-from controller.cli.looking import inputs_of
+from controller.cli.shared import inputs_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot

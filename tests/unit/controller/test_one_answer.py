@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from controller.cli.command import Command
 from controller.cli.diagnose import about
 from controller.cli.graph import GraphOf
-from controller.cli.looking import inputs_of, state_of, verdict_on
 from controller.cli.offline import Given, _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
+from controller.cli.shared import inputs_of, state_of, verdict_on
 from controller.cli.status import ShowStatus
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs

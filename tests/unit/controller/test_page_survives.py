@@ -81,7 +81,7 @@ async def test_a_refusal_lets_a_browser_run_as_little_as_any_other_answer() -> N
         raise AssertionError
 
     app = web.Application()
-    app.router.add_get("/", Access(cast("Client", Deaf()), "home").behind(handler))
+    app.router.add_get("/", Access(cast("Client", Deaf()), "home").authorize(handler))
     async with TestClient(TestServer(app)) as browser, browser.get("/") as answer:
         assert answer.status == 401
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]

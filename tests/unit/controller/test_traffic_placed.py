@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from controller.cli.looking import inputs_of
+from controller.cli.shared import inputs_of
 from controller.cli.simulate import Simulate, Simulation, simulate
 from controller.cli.templates import Controller
 from controller.cluster.services import Service, ServiceIndex

@@ -20,7 +20,7 @@ ALERTS = 'ALERTS{alertstate="firing", alertname=~"Netaware.*"}'
 
 
 async def read_all(prometheus: PrometheusClient) -> Readings:
-    """Ask everything at once. Never raises for Prometheus' sake: see `Readings.error`."""
+    """Everything that Prometheus adds, by concurrent queries. Its errors are in `Readings.error`."""
     questions = (TRANSMIT, RECEIVE, POD_USED, VERDICTS, TRAFFIC, ALERTS)
     answers = await asyncio.gather(*(prometheus.query(q) for q in questions), return_exceptions=True)
     series: list[Sequence[Series]] = []

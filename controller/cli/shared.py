@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from controller.cli.session import Session
@@ -23,7 +22,7 @@ from controller.cluster.volumes import (
 )
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import has_leader
-from controller.diagnosis.model import NetworkView, PairBasis, PairView
+from controller.diagnosis.model import NetworkView, PairBasis
 from controller.diagnosis.pods import PodVerdict, judge_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
@@ -43,14 +42,8 @@ def add_costs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
 
 
-def count_unmeasured(pairs: Iterable[PairView]) -> str:
-    """How many pairs there are of each of `UNMEASURED`; empty for none."""
-    counts = Counter(pair.basis for pair in pairs)
-    return ", ".join(f"{counts[basis]} {basis}" for basis in UNMEASURED if counts[basis])
-
-
 def note_unused(session: Session, network: NetworkView) -> None:
-    """Say of costs that are shown that the scheduler does not go by them."""
+    """Notes that the scheduler does not use the costs that are shown."""
     if network.unused:
         name = " ".join(filter(None, (network.topology, network.weights)))
         session.notes["costs"] = f"the scheduler does not use {name}"
@@ -76,7 +69,7 @@ def verdict_on(pod: GroupPod | None, facts: Facts) -> PodVerdict | None:
 
 
 def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
-    """Everything that the scheduler's rules look at.
+    """The scheduler's state of a snapshot.
 
     Args:
         snapshot: nodes, groups, costs, Services and the scheduler's configuration.
