@@ -6,6 +6,7 @@ PLATFORMS ?= linux/amd64,linux/arm64
 # A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.
 IMAGE = $(or $(REGISTRY),docker.io/library)/netaware
 PROGRAMS = agent controller
+COMPILERS ?= x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc
 # The tag that is checked out, or the next version with the commit; pyproject.toml says how, and hatchling is asked once. Images and
 # chart have it as a semantic version, in which a dash stands before what is no release and no plus is.
 PYTHON_VERSION := $(if $(filter image push overlay kind version chart release-%,$(MAKECMDGOALS)),$(shell $(RUN) python -m hatchling version))
@@ -72,7 +73,21 @@ chart: ## Build the Helm chart and pack it into dist; REGISTRY=host/team
 .PHONY: release-chart
 release-chart: ## Push the packed chart to an OCI registry; REGISTRY=host/team
 	@test -n "$(REGISTRY)" || { echo "REGISTRY=host/team is needed" >&2; exit 1; }
-	@set -e; helm=$$($(TOOL) HELM); $$helm push $(DIST)/netaware-$(VERSION).tgz "oci://$(REGISTRY)/charts"
+	@set -e; helm=$$($(TOOL) HELM); $$helm push $(DIST)/netaware-$(VERSION).tgz "oci://$(REGISTRY)/charts" $(ARGS)
+
+.PHONY: release-wheels
+release-wheels: ## Wheels for two processors and for any, and the source; COMPILERS="cc" for this processor alone
+	@set -e; for CC in $(COMPILERS); do export CC; $(RUN) python -m hatchling build -t wheel -d $(DIST)/python; done
+	@export NETAWARE_PURE=1; $(RUN) python -m hatchling build -t wheel -t sdist -d $(DIST)/python
+
+.PHONY: release-krew
+release-krew: ## The plugin's archive and krew's manifest in dist; REPOSITORY=owner/name
+	@test -n "$(REPOSITORY)" || { echo "REPOSITORY=owner/name is needed" >&2; exit 1; }
+	@mkdir -p $(DIST)/krew; sed 's/PYTHON_VERSION/$(PYTHON_VERSION)/' manifests/krew/kubectl-netaware > $(DIST)/krew/kubectl-netaware
+	@cp LICENSE $(DIST)/krew; chmod 755 $(DIST)/krew/kubectl-netaware
+	@tar -C $(DIST)/krew --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf $(DIST)/kubectl-netaware.tar.gz kubectl-netaware LICENSE
+	@sum=$$(sha256sum $(DIST)/kubectl-netaware.tar.gz | cut -d' ' -f1); sed "s|REPOSITORY|$(REPOSITORY)|; s/VERSION/$(VERSION)/; s/SHA256/$$sum/" \
+	  manifests/krew/netaware.yaml > $(DIST)/netaware.yaml
 
 .PHONY: kind
 kind: ## Install, place, upgrade, uninstall on kind; KUBERNETES=1.37

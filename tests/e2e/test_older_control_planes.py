@@ -1,4 +1,4 @@
-"""Our product on a control plane of the oldest supported minor version: its component installs, and the example is planned.
+"""Our product on the oldest supported minor of Kubernetes, in both ways, and when that is upgraded to the newest.
 
 It builds that control plane the first time, some minutes.
 """
@@ -6,24 +6,26 @@ It builds that control plane the first time, some minutes.
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from controller.cluster.pods import TARGET_ANNOTATION
+from controller.cluster.pods import TARGET_ANNOTATION, Placement
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from kubekit import conditions
+from kubekit import conditions, waiting
 from kubekit.client import Client
-from kubekit.waiting import until
-from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object, Pod
+from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
 from lab.build import OLDEST_CONTROL_PLANE, Binaries, find_or_build
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
+from lab.errors import BootError
 from lab.installation import MANIFESTS, install
 from lab.topology import load
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.support.webhook_program import start_webhook
 
 DEADLINE_S = 180.0
@@ -32,78 +34,182 @@ BOUTIQUE = "boutique"
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(600, func_only=True)]
 
 
-@pytest.fixture
-def oldest() -> Binaries:
-    built = find_or_build(OLDEST_CONTROL_PLANE)
-    return Binaries(built.version, {**find_or_build().paths, **built.paths})
+class Release:
+    """Kubernetes' programs behind links, so that a restart runs those of another release."""
+
+    def __init__(self, folder: Path, binaries: Binaries) -> None:
+        folder.mkdir()
+        self._links = {name: folder / name for name in binaries.paths}
+        self.binaries = Binaries(binaries.version, self._links)
+        self.use(binaries)
+
+    def use(self, binaries: Binaries) -> None:
+        """Link to these programs."""
+        for name, link in self._links.items():
+            link.unlink(missing_ok=True)
+            link.symlink_to(binaries[name])
+
+
+def minor_of(binaries: Binaries) -> str:
+    return binaries.version.removeprefix("v").rpartition(".")[0]
 
 
 def overlay(folder: Path, minor: str) -> Path:
     """As docs/install.md has it for clusters of that version."""
     up = Path(*[".."] * len(folder.resolve().parts[1:])) / MANIFESTS.relative_to("/")
+    components = (f"kubernetes-{minor}", "replace-pending")
     body = {
         "kind": "Kustomization",
         "resources": [str(up / "overlays" / "default")],
-        "components": [str(up / "components" / f"kubernetes-{minor}")],
+        "components": [str(up / "components" / component) for component in components],
     }
+    folder.mkdir()
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(body))
     return folder
 
 
+@pytest.mark.parametrize("placement", ["extender", "affinity"])
 @pytest.mark.usefixtures("privileges")
-async def test_component_installs_and_the_example_is_planned(tmp_path: Path, oldest: Binaries) -> None:
-    minor = oldest.version.removeprefix("v").rpartition(".")[0]
-    mine, keys = tmp_path / "mine", tmp_path / "keys"
-    for folder in (mine, keys):
-        folder.mkdir()
+async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest(
+    tmp_path: Path, record_property: Callable[[str, object], None], placement: Placement
+) -> None:
+    newest = find_or_build()
+    older = find_or_build(OLDEST_CONTROL_PLANE)
+    release = Release(tmp_path / "bin", Binaries(older.version, {**newest.paths, **older.paths}))
+    began = time.monotonic()
+
+    def passed(what: str) -> None:
+        nonlocal began
+        record_property(what, round(time.monotonic() - began, 1))
+        began = time.monotonic()
+
     async with Lab.start(
-        load("four-zones"), name="e2e-oldest", components=COMPONENTS, folder=tmp_path / "labs", binaries=oldest
+        load("four-zones"),
+        name=f"e2e-oldest-{placement}",
+        components=COMPONENTS,
+        folder=tmp_path / "labs",
+        binaries=release.binaries,
     ) as lab:
-        await install(lab, overlay=overlay(mine, minor))
+        steps = Steps(lab, placement)
+        config = {"scheduler": {"placement": placement}}
+        await install(lab, controller_config=config, overlay=overlay(tmp_path / "oldest", minor_of(older)))
+        keys = tmp_path / "keys"
+        keys.mkdir()
         _, configuration = start_webhook(lab.programs, keys)
-        (keys / "webhook.yaml").write_text(yaml.safe_dump(configuration))
-        await lab.control_plane.run_kubectl(
-            "apply", "--server-side", "-f", str(keys / "webhook.yaml"), timeout_s=DEADLINE_S
+        webhook = keys / "webhook.yaml"
+        webhook.write_text(yaml.safe_dump(configuration))
+        await steps.kubectl("apply", "--server-side", "-f", webhook)
+        await steps.until_installed()
+        passed(f"{minor_of(older)} installs")
+        await steps.place()
+        passed(f"{minor_of(older)} places")
+        await steps.drain()
+        passed(f"{minor_of(older)} drains")
+        release.use(newest)
+        for program in [program for program in lab.programs if program.name.startswith("kube-")]:
+            await lab.programs.restart(program)
+        await until(lambda: steps.serves(newest.version), "the newest API server")
+        await steps.kubectl("apply", "--server-side", "-k", overlay(tmp_path / "newest", minor_of(newest)))
+        await steps.kubectl("delete", "-f", webhook)
+        await until(steps.are_gated, "pods to be gated by the policy")
+        await steps.roll_out()
+        passed(f"{minor_of(newest)} upgraded")
+        await steps.drain()
+        passed(f"{minor_of(newest)} drains")
+
+
+class Steps:
+    """What an operator does in a lab, and what has to come of it."""
+
+    def __init__(self, lab: Lab, placement: Placement) -> None:
+        self._lab, self._placement = lab, placement
+        # In affinity mode the cluster's own scheduler places, and a label is all that a user writes.
+        scheduler = "network-aware-scheduler" if placement == "extender" else "default-scheduler"
+        self._application = boutique.load(scheduler=scheduler, cpu="10m")
+
+    async def kubectl(self, *arguments: str | Path) -> str:
+        return await self._lab.control_plane.run_kubectl(*arguments, timeout_s=DEADLINE_S)
+
+    async def serves(self, version: str) -> bool:
+        try:
+            return version in await self.kubectl("version")
+        except BootError:
+            return False
+
+    async def until_installed(self) -> None:
+        await until(self._is_measured, "costs that were measured")
+        await self.kubectl("create", "namespace", BOUTIQUE)
+        if self._placement == "affinity":
+            await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
+        await until(self._has_account, "the namespace's service account")
+        await until(self.are_gated, "pods of a group to be gated")
+
+    async def place(self) -> None:
+        application = self._application
+        documents = [application.group, *application.services.values(), *application.deployments.values()]
+        file = self._lab.place.state_dir / "boutique.yaml"
+        file.write_text(yaml.safe_dump_all(documents))
+        await self.kubectl("apply", "-n", BOUTIQUE, "-f", file)
+        await until(self._are_placed, "eleven pods on nodes, as planned")
+
+    async def roll_out(self) -> None:
+        """Every pod anew."""
+        before = {pod.metadata.uid for pod in await self._pods()}
+        await self.kubectl("rollout", "restart", "deployments", "-n", BOUTIQUE)
+
+        async def replaced() -> bool:
+            return not before & {pod.metadata.uid for pod in await self._pods()} and await self._are_placed()
+
+        await until(replaced, "eleven new pods on nodes, as planned")
+
+    async def drain(self) -> None:
+        """Drain the node of most pods; they all go elsewhere."""
+        nodes = [pod.spec.node_name for pod in await self._pods()]
+        node = max(nodes, key=nodes.count)
+        await self.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
+
+        async def elsewhere() -> bool:
+            return await self._are_placed() and all(pod.spec.node_name != node for pod in await self._pods())
+
+        await until(elsewhere, f"eleven pods on nodes other than {node}")
+        await self.kubectl("uncordon", node)
+
+    async def _pods(self) -> list[Pod]:
+        async with Client(self._lab.client_config) as client:
+            return [pod for pod in await client.list(PODS, Pod, namespace=BOUTIQUE) if pod.spec.node_name]
+
+    async def _are_placed(self) -> bool:
+        """Eleven pods, each on its planned node, or in its zone where the scheduler decides."""
+        async with Client(self._lab.client_config) as client:
+            pods = await client.list(PODS, Pod, namespace=BOUTIQUE)
+            zones = {n.metadata.name: n.metadata.label(ZONE_LABEL) for n in await client.list(NODES, Object)}
+            groups = await client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
+        targets = [json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}") for pod in pods]
+        where = [(pod.spec.node_name, zones.get(pod.spec.node_name, "")) for pod in pods]
+        planned = [(target.get("node"), target.get("zone")) for target in targets]
+        as_planned = (
+            where == planned if self._placement == "extender" else [z for _, z in where] == [z for _, z in planned]
         )
-        async with Client(lab.client_config) as client:
-            await until(lambda: is_measured(client), "costs that were measured", DEADLINE_S, every_s=0.3)
-            await lab.control_plane.run_kubectl("create", "namespace", BOUTIQUE, timeout_s=DEADLINE_S)
-            await until(lambda: has_account(client), "the namespace's service account", DEADLINE_S, every_s=0.3)
-            await until(lambda: are_gated(lab), "pods of a group to be gated", DEADLINE_S, every_s=0.3)
-            await lab.control_plane.run_kubectl(
-                "apply", "-n", BOUTIQUE, "-k", str(MANIFESTS / "examples" / "online-boutique"), timeout_s=DEADLINE_S
-            )
-            await until(lambda: are_placed(client), "eleven pods on nodes", DEADLINE_S, every_s=0.3)
-            for pod in await client.list(PODS, Pod, namespace=BOUTIQUE):
-                target = json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}")
-                assert target.get("node") == pod.spec.node_name, f"{pod.metadata.name} was to go to {target}"
-            (group,) = await client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
-            planned = conditions.find(group.status.conditions, "Planned")
-            assert planned is not None
-            assert planned.status == "True", planned
+        return len(pods) == 11 and all(node for node, _ in where) and as_planned and len(groups) == 1
+
+    async def _is_measured(self) -> bool:
+        async with Client(self._lab.client_config) as client:
+            topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
+        measured = conditions.find(topology.status.conditions, "Measured")
+        return measured is not None and measured.status == "True"
+
+    async def _has_account(self) -> bool:
+        async with Client(self._lab.client_config) as client:
+            return bool(await client.list(SERVICE_ACCOUNTS, Object, namespace=BOUTIQUE))
+
+    async def are_gated(self) -> bool:
+        """Whether admission gates a pod, by one that is not made."""
+        pod = next(iter(self._application.deployments.values()))["spec"]["template"]
+        body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "tried"}}
+        async with Client(self._lab.client_config) as client:
+            made = await client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
+        return bool(json.loads(made)["spec"].get("schedulingGates"))
 
 
-async def is_measured(client: Client) -> bool:
-    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
-    measured = conditions.find(topology.status.conditions, "Measured")
-    return measured is not None and measured.status == "True"
-
-
-async def has_account(client: Client) -> bool:
-    return bool(await client.list(SERVICE_ACCOUNTS, Object, namespace=BOUTIQUE))
-
-
-async def are_gated(lab: Lab) -> bool:
-    """Whether the webhook is asked, by a pod that is not made."""
-    pod = next(iter(boutique.load(scheduler="network-aware-scheduler", cpu="10m").deployments.values()))["spec"][
-        "template"
-    ]
-    body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "tried"}}
-    async with Client(lab.client_config) as client:
-        made = await client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
-    return bool(json.loads(made)["spec"].get("schedulingGates"))
-
-
-async def are_placed(client: Client) -> bool:
-    pods = await client.list(PODS, Pod, namespace=BOUTIQUE)
-    return len(pods) == 11 and all(pod.spec.node_name for pod in pods)
+async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
+    await waiting.until(check, what, DEADLINE_S, every_s=0.3)

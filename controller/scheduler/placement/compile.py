@@ -40,7 +40,7 @@ def compile_library(target: Path) -> None:
                 timeout=_TIMEOUT_S,
             )
         except FileNotFoundError as error:
-            msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or name a compiler in CC"
+            msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or netaware's wheel for this platform"
             raise OSError(msg) from error
         except subprocess.CalledProcessError as error:
             msg = f"the planner's search did not compile: {shlex.join(error.cmd)}: {error.stderr.strip()[:2000]}"

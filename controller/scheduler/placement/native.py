@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from controller.scheduler.placement import compile as compiler
 from controller.scheduler.placement.problem import Floats, Ints, Problem
+from kubekit.errors import KubekitError
 
 _COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
 _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
@@ -64,6 +65,10 @@ _WHOLE = 1e6
 """What all calls together cost at worst, once scaled: prices above it come first, whatever the unit of weights."""
 LIMIT_PRICE = 4 * _WHOLE
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
+
+
+class SearchMissingError(KubekitError):
+    """Nothing can be planned: the search is not compiled here and cannot be; the text says what to do."""
 
 
 class _Problem(ctypes.Structure):
@@ -138,7 +143,10 @@ class Prepared:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compiler.library()))
+    try:
+        library = ctypes.CDLL(str(compiler.library()))
+    except OSError as error:
+        raise SearchMissingError(str(error)) from error
     library.plan_search.restype = ctypes.c_double
     library.plan_search.argtypes = [
         ctypes.POINTER(_Problem),
