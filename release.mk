@@ -31,8 +31,9 @@ push: ## Push both images; REGISTRY=host/team
 	@set -eu; $(ENGINE); for name in $(PROGRAMS); do $$engine push "$(IMAGE)-$$name:$(VERSION)"; done
 
 .PHONY: overlay
-overlay: ## An overlay with these images in dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team
-	@mkdir -p $(DIST)/overlay; { echo "resources: [../../manifests/overlays/$(OVERLAY)]"; echo "images:"; for name in $(PROGRAMS); do \
+overlay: ## An overlay with these images in dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team KUBERNETES=1.36
+	@mkdir -p $(DIST)/overlay; { echo "resources: [../../manifests/overlays/$(OVERLAY)]"; \
+	  $(if $(KUBERNETES),echo "components: [../../manifests/components/kubernetes-$(KUBERNETES)]";) echo "images:"; for name in $(PROGRAMS); do \
 	  echo "  - {name: netaware-$$name, newName: $(IMAGE)-$$name, newTag: $(VERSION)}"; done; } > $(DIST)/overlay/kustomization.yaml
 
 .PHONY: check-release

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.helm
 VERSION = "1.2.3"
 # Overlay -> values and version of Kubernetes that give the same.
 SAME = {
-    "default": ((), "1.36.3"),
-    "any-scheduler": (("placement=affinity",), "1.36.3"),
-    "enforce": (("bandwidth.enforce=true",), "1.36.3"),
-    "descheduler": (("descheduler.enabled=true",), "1.36.3"),
+    "default": ((), "1.37.2"),
+    "any-scheduler": (("placement=affinity",), "1.37.2"),
+    "enforce": (("bandwidth.enforce=true",), "1.37.2"),
+    "descheduler": (("descheduler.enabled=true",), "1.37.2"),
     "observe-only": (("placement=none",), "1.34.1"),
-    "prometheus-operator": (("prometheusOperator.enabled=true",), "1.36.3"),
+    "prometheus-operator": (("prometheusOperator.enabled=true",), "1.37.2"),
 }
 
 
@@ -57,7 +57,7 @@ class Chart:
             raise HelmError(errors.decode() + output.decode())
         return output.decode()
 
-    async def rendered(self, *values: str, version: str = "1.36.3", namespace: str = NAMESPACE) -> dict[str, Any]:
+    async def rendered(self, *values: str, version: str = "1.37.2", namespace: str = NAMESPACE) -> dict[str, Any]:
         """The objects by kind, namespace and name."""
         sets = [word for value in values for word in ("--set", value)]
         options = ("-n", namespace, f"--kube-version={version}", *sets)

@@ -84,10 +84,9 @@ def installed(wheel: Path, home: Path) -> Path:
     uv = found.stdout.strip()
     environment = {**os.environ, "PATH": "/nonexistent"}
     words = [uv, "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), f"{wheel}[cli]"]
-    for offline in (["--offline"], []):
-        done = subprocess.run([*words, *offline], check=False, capture_output=True, text=True, env=environment)
-        if done.returncode == 0:
-            break
+    done = subprocess.run([*words, "--offline"], check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        done = subprocess.run(words, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return home / "bin" / "kubectl-netaware"
 
