@@ -21,7 +21,8 @@ from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
-from netperf.sample import MAX_LATENCY_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.upstream_keys import KEY_LIMIT, NodePair, Readings, collect, is_upstreams, to_sample, upstream_key
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -31,7 +32,6 @@ FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
 """From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
-KEY_LIMIT = 253
 VALUE_LIMIT_BYTES = 2048
 """Of one of our keys: the longest sample takes two thirds of it. The admission policy holds agents to it."""
 SHOWN_REFUSALS = 100
@@ -41,15 +41,8 @@ _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _OWN = re.compile(
     rf"{re.escape(OWN_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
 )
-_FOREIGN = re.compile(
-    r"netperf(?P<dot>[._])(?P<percentile>p50|p90|p99)(?P=dot)latency(?P=dot)(?P<unit>milliseconds|microseconds)"
-    r"\.origin\.(?P<nodes>.+)",
-    re.DOTALL,
-)
 _NO_EARLIER_S = 1_795_000_000
 """November 2026: a clock that shows less was never set."""
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
-_UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +132,6 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int
 def _most_sequence(now_s: float) -> float:
     """Sequences begin with the clock, in seconds. Of a machine that woke up in 1970, today's are still those of a clock."""
     return max(now_s, _NO_EARLIER_S) + 10 * YEAR_S
-
-
-def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
-    """Upstream's millisecond key, or None where the two names make it longer than a key may be."""
-    key = f"netperf.{percentile}.latency.milliseconds.origin.{origin_node}.destination.{destination_node}"
-    return key if len(key) <= KEY_LIMIT else None
 
 
 def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] = ()) -> dict[str, str | None]:
@@ -264,7 +251,7 @@ def decode_results(
     failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
     refused: Counter[str] = Counter()
-    external: dict[tuple[str, str], dict[Percentile, tuple[str, float, str]]] = {}
+    external: dict[NodePair, Readings] = {}
     foreign = 0
     for key, value in data.items():
         outcome: Sample | Failure | Refusal | None
@@ -276,8 +263,8 @@ def decode_results(
             if not isinstance(outcome, Refusal) and outcome.sequence > _most_sequence(now_s) + YEAR_S:
                 outcome = msgspec.structs.replace(outcome, sequence=0)
         else:
-            outcome = _collect_external(key, value, places, external)
-            foreign += outcome is None and not _FOREIGN.fullmatch(key)
+            outcome = collect(key, value, places, external)
+            foreign += outcome is None and not is_upstreams(key)
         if isinstance(outcome, Sample):
             samples[key] = outcome
         elif isinstance(outcome, Failure):
@@ -297,7 +284,7 @@ def decode_results(
             refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
         # Beside a sample of ours the bare number is ours as well, and says less.
         elif (origin, destination) not in newest:
-            key, sample = _external_sample(places[origin], places[destination], values)
+            key, sample = to_sample(places[origin], places[destination], values)
             samples[key] = sample
     return Results(
         samples=samples,
@@ -373,64 +360,12 @@ def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:
     return None
 
 
-def _collect_external(
-    key: str,
-    value: str,
-    places: Mapping[str, Place],
-    external: dict[tuple[str, str], dict[Percentile, tuple[str, float, str]]],
-) -> Refusal | None:
-    """Add one of upstream's keys to ``external`` (pair -> percentile -> key, microseconds, unit), or say why not."""
-    match = _FOREIGN.fullmatch(key)
-    if match is None:
-        return None
-    pairs = _split_nodes(match["nodes"])
-    if not pairs:
-        return refuse(key, "bad-key", "no .destination. in it")
-    known = [(a, b) for a, b in pairs if a in places and b in places]
-    if len(known) != 1:
-        return refuse(key, "ambiguous-key" if known else "unknown-node", f"nodes {match['nodes']!r}")
-    number = value.strip()
-    if not _NUMBER.fullmatch(number) or float(number) <= 0:
-        return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
-    value_us = float(number) * _UNIT_US[match["unit"]]
-    if value_us > MAX_LATENCY_US:
-        return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
-    percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    there = external.setdefault(known[0], {}).get(percentile)
-    if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
-        external[known[0]][percentile] = (key, value_us, match["unit"])
-    return None
-
-
-def _unplanned_pairs(
-    pairs: Iterable[tuple[str, str]], places: Mapping[str, Place], planned: Collection[str]
-) -> set[tuple[str, str]]:
+def _unplanned_pairs(pairs: Iterable[NodePair], places: Mapping[str, Place], planned: Collection[str]) -> set[NodePair]:
     """Those that no plan names though agents measure in one of their zones: there an agent may have written them."""
     suspects = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
     names = [name for key in planned if (name := parse_key(key)) is not None] if suspects else []
     measured = {places[node].zone for name in names for node in name[:2] if node in places}
     return {pair for pair in suspects if any(places[node].zone in measured for node in pair)}
-
-
-def _split_nodes(text: str) -> list[tuple[str, str]]:
-    """Every reading of ``<node>.destination.<node>``: names may hold dots, and even that word."""
-    parts = text.split(".destination.")
-    return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
-
-
-def _external_sample(
-    origin: Place, destination: Place, values: Mapping[Percentile, tuple[str, float, str]]
-) -> tuple[str, Sample]:
-    known = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
-    measurement = Measurement(
-        prober="external",
-        test="TCP_RR",
-        p50_us=known.get("p50"),
-        p90_us=known.get("p90"),
-        p99_us=known.get("p99"),
-    )
-    key = max(key for key, _, _ in values.values())
-    return key, Sample(origin=origin, destination=destination, measurement=measurement)
 
 
 # --- size and age --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kubekit.settings import YEAR_S
 from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
 from netperf.results import (
-    KEY_LIMIT,
     MAX_NAME_LENGTH,
     check_growth,
     decode_results,
@@ -26,10 +25,10 @@ from netperf.results import (
     planned_keys,
     removal_patch,
     sample_key,
-    upstream_key,
 )
 from netperf.sample import Failure, Measurement, Percentile, Place, Sample
 from netperf.shards import shard_index, shard_name
+from netperf.upstream_keys import KEY_LIMIT, upstream_key
 from tests.unit.netperf.building import one_each, plan_of
 
 P90: tuple[Percentile, ...] = ("p90",)

@@ -1,0 +1,82 @@
+"""Keys of results in upstream's format (the measurement ConfigMap, docs/contracts): a bare number for a pair of nodes and a percentile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from netperf.errors import Refusal, refuse
+from netperf.sample import MAX_LATENCY_US, PERCENTILES, Measurement, Percentile, Place, Sample
+
+KEY_LIMIT = 253
+_KEY = re.compile(
+    r"netperf(?P<dot>[._])(?P<percentile>p50|p90|p99)(?P=dot)latency(?P=dot)(?P<unit>milliseconds|microseconds)"
+    r"\.origin\.(?P<nodes>.+)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
+
+NodePair = tuple[str, str]
+Readings = dict[Percentile, tuple[str, float, str]]
+"""Key, microseconds and unit by percentile."""
+
+
+def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
+    """Upstream's millisecond key, or None where the two names make it longer than a key may be."""
+    key = f"netperf.{percentile}.latency.milliseconds.origin.{origin_node}.destination.{destination_node}"
+    return key if len(key) <= KEY_LIMIT else None
+
+
+def is_upstreams(key: str) -> bool:
+    """Whether a key is of this format."""
+    return _KEY.fullmatch(key) is not None
+
+
+def collect(
+    key: str,
+    value: str,
+    places: Mapping[str, Place],
+    found: dict[NodePair, Readings],
+) -> Refusal | None:
+    """Add the reading of a key to ``found``, or say why not; None also for a key that is not of this format."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return None
+    pairs = _split_nodes(match["nodes"])
+    if not pairs:
+        return refuse(key, "bad-key", "no .destination. in it")
+    known = [(a, b) for a, b in pairs if a in places and b in places]
+    if len(known) != 1:
+        return refuse(key, "ambiguous-key" if known else "unknown-node", f"nodes {match['nodes']!r}")
+    number = value.strip()
+    if not _NUMBER.fullmatch(number) or float(number) <= 0:
+        return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
+    value_us = float(number) * _UNIT_US[match["unit"]]
+    if value_us > MAX_LATENCY_US:
+        return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
+    percentile = next(p for p in PERCENTILES if p == match["percentile"])
+    there = found.setdefault(known[0], {}).get(percentile)
+    if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
+        found[known[0]][percentile] = (key, value_us, match["unit"])
+    return None
+
+
+def _split_nodes(text: str) -> list[tuple[str, str]]:
+    """Every reading of ``<node>.destination.<node>``: names may hold dots, and even that word."""
+    parts = text.split(".destination.")
+    return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
+
+
+def to_sample(origin: Place, destination: Place, readings: Readings) -> tuple[str, Sample]:
+    """The readings of a pair as one sample of prober ``external``, under the last of their keys."""
+    known = {percentile: value_us for percentile, (_, value_us, _) in readings.items()}
+    measurement = Measurement(
+        prober="external",
+        test="TCP_RR",
+        p50_us=known.get("p50"),
+        p90_us=known.get("p90"),
+        p99_us=known.get("p99"),
+    )
+    key = max(key for key, _, _ in readings.values())
+    return key, Sample(origin=origin, destination=destination, measurement=measurement)
