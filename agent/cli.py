@@ -67,9 +67,9 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=cache, cilium=cilium)
     plan = plan_limits(snapshot, Policy())
     if as_json:
-        _print_json(_bandwidth_document(plan))
+        _print_json(bandwidth_document(plan))
     else:
-        print(_bandwidth_text(plan))
+        print(bandwidth_text(plan))
 
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
@@ -149,7 +149,8 @@ def _below(link: Link, names: dict[int, str]) -> str:
     return "-"
 
 
-def _bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
+def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
+    """What ``--json`` prints."""
     return {
         "verdicts": [
             {
@@ -171,7 +172,8 @@ def _bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
     }
 
 
-def _bandwidth_text(plan: BandwidthPlan) -> str:
+def bandwidth_text(plan: BandwidthPlan) -> str:
+    """What people read: a row for each limit."""
     rows: list[tuple[str, ...]] = [
         ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
     ]

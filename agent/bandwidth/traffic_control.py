@@ -88,7 +88,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
             if number is not None:
                 numbers[uid] = number
     ends = [device.index for device in devices if device.namespace_id in set(numbers.values())]
-    programs, unknown = _programs_of(ends)
+    programs, unknown = programs_of(ends)
     state = TcState(
         devices=tuple(devices),
         qdiscs=tuple(qdiscs),
@@ -150,7 +150,8 @@ def parse_class(data: bytes, begin: int, end: int) -> tuple[int, tuple[int, int]
     return handle, (rate, buffer)
 
 
-def _programs_of(indexes: Iterable[int]) -> tuple[tuple[BpfAttachment, ...], str]:
+def programs_of(indexes: Iterable[int]) -> tuple[tuple[BpfAttachment, ...], str]:
+    """The programs on some devices, or why the kernel does not say."""
     try:
         return tuple(program for index in indexes for program in read_programs(index)), ""
     except ProgramsUnknown as reason:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.manager import BandwidthManager
 from agent.bandwidth.state import BandwidthPlan, LimitStatus, Verdict
-from agent.cli import _bandwidth_document, _bandwidth_text
+from agent.cli import bandwidth_document, bandwidth_text
 from agent.config import AgentConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -98,18 +98,18 @@ async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_m
             manager.show(seen, (POD,))
     assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1
     assert len([line for line in caplog.messages if "cannot be looked at" in line]) == 1
-    assert _bandwidth_document(plan)["programs_unknown"] == "bpf(2) is refused"
-    assert "not looked at: bpf(2) is refused" in _bandwidth_text(plan)
-    assert "not looked at" not in _bandwidth_text(BandwidthPlan(statuses=(status,)))
+    assert bandwidth_document(plan)["programs_unknown"] == "bpf(2) is refused"
+    assert "not looked at: bpf(2) is refused" in bandwidth_text(plan)
+    assert "not looked at" not in bandwidth_text(BandwidthPlan(statuses=(status,)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody afterwards")
 def test_a_kernel_that_may_not_be_asked_for_programs_does_not_pass_for_one_without() -> None:
     code = """
 import os
-from agent.bandwidth.traffic_control import _programs_of
+from agent.bandwidth.traffic_control import programs_of
 os.setgroups([]), os.setuid(65534)
-print(_programs_of([1]))
+print(programs_of([1]))
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert "refuses bpf(2): Operation not permitted" in done.stdout, done.stderr

@@ -38,6 +38,9 @@ async def test_health_names_each_failing_check() -> None:
     async with Server("127.0.0.1:0", checks=checks, registry=CollectorRegistry()).running() as address:
         assert (await fetch(address, "/readyz"))[:2] == (503, "caches: nodes not listed yet\n")
         assert (await fetch(address, "/healthz"))[:2] == (200, "ok\n")
+        checks.ready["caches"] = lambda: ""
+        checks.warnings["probing"] = lambda: "the secret has 5 bytes"
+        assert (await fetch(address, "/readyz"))[:2] == (200, "ok\nprobing: the secret has 5 bytes\n")
 
 
 async def test_an_address_in_use_is_a_configuration_error() -> None:
