@@ -17,9 +17,9 @@ from agent.bandwidth.manager import network_of
 from agent.bandwidth.rules import Policy, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import BandwidthPlan, LimitStatus
+from agent.capacity.instances import firmware_type
 from agent.capacity.kernel import LinkReader
 from agent.capacity.links import Link, LinkSnapshot
-from agent.capacity.metadata import find_type
 from agent.capacity.node_bandwidth import NodeBandwidth, choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
@@ -41,9 +41,7 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    node_bandwidth = choose_bandwidth(
-        node, config, find_capacity(snapshot), None, await find_type(snapshot.machine, node)
-    )
+    node_bandwidth = choose_bandwidth(node, config, find_capacity(snapshot), None, firmware_type(snapshot.machine))
     if as_json:
         _print_json(_capacity_document(snapshot, node_bandwidth, node, problem))
     else:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
+from agent.capacity.instances import firmware_type
 from agent.capacity.kernel import LinkReader
-from agent.capacity.metadata import InstanceType
 from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
@@ -62,10 +62,8 @@ async def run_agent(config: AgentConfig) -> None:
         async def find_hardware() -> HardwareCapacity:
             return find_capacity(await links.read())
 
-        instance = InstanceType(read_machine(config.sys, config.proc), view)
-        publisher = Publisher(
-            client, view, config, find_hardware, instance_type=lambda: instance.value, registry=registry
-        )
+        instance_type = firmware_type(read_machine(config.sys, config.proc))
+        publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
         kernel.on_links(publisher.note_link_change)
         kernel.on_default_routes(links.note_route_change)
         kernel.on_default_routes(publisher.note_link_change)
@@ -74,7 +72,6 @@ async def run_agent(config: AgentConfig) -> None:
             "node": node.run(),
             "events": recorder.run(),
             "capacity": publisher.run(),
-            "instance-type": instance.run(publisher.note_instance_type),
             "kernel-events": kernel.run(),
             "traffic": traffic.run(),
         }

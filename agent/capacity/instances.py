@@ -7,10 +7,15 @@ custom types are none of them. Of Amazon's types with several network cards the 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib import resources
 
 import msgspec
+
+from agent.capacity.links import Machine
+
+_AMAZON_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -39,6 +44,12 @@ def find_instance(type_: str) -> Instance | None:
         if mbps is not None:
             return Instance(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")
     return None
+
+
+def firmware_type(machine: Machine) -> str:
+    """The instance type that a virtual machine's firmware names, as Amazon's does; empty where none does."""
+    is_amazons = machine.vendor == "Amazon EC2" and bool(machine.hypervisor)
+    return machine.product if is_amazons and _AMAZON_TYPE.fullmatch(machine.product) else ""
 
 
 def _by_size(type_: str) -> str:

@@ -70,7 +70,7 @@ def choose_bandwidth(
         config: flags and file.
         hardware: what the rules of `agent.capacity.rules` found.
         measured_bps: highest throughput of stream probes, None without any or where the option is off.
-        instance_type: what the cloud's metadata service says, for nodes without the label.
+        instance_type: what the firmware says, for nodes without the label.
     """
     warnings: list[str] = []
     label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""

@@ -95,7 +95,7 @@ class Publisher:
         view: the own node.
         config: flags and file.
         read_hardware: reads links and applies the rules to them.
-        instance_type: what the cloud's metadata service said so far.
+        instance_type: what the firmware says.
         registry: for the metric of writes.
 
     Attributes:
@@ -109,7 +109,7 @@ class Publisher:
         config: AgentConfig,
         read_hardware: Callable[[], Awaitable[HardwareCapacity]],
         *,
-        instance_type: Callable[[], str] = str,
+        instance_type: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._patcher, self._view, self._config = patcher, view, config
@@ -130,10 +130,6 @@ class Publisher:
             registry=registry,
         )
         view.subscribe(self._wake.set)
-
-    def note_instance_type(self) -> None:
-        """The metadata service said which type of instance this is."""
-        self._wake.set()
 
     def note_link_change(self) -> None:
         """A link, or a route, changed: read them again soon."""
@@ -158,7 +154,7 @@ class Publisher:
                 hardware, read_at = await self._look(hardware), loop.time()
             idle_s = read_at + due_s - loop.time()
             node = self._view.node
-            self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type())
+            self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
             pause_s = SETTLE_S
             if node is not None:
                 try:
