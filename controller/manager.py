@@ -137,7 +137,7 @@ class Manager:
             network=self._scheduling.state,
             volumes=self._scheduling.volumes,
             planner=self._scheduling.plans,
-            tell_heat=self._scheduling.node_cache.set_hot_nodes,
+            set_hot_nodes=self._scheduling.node_cache.set_hot_nodes,
         )
         self._traffic = TrafficController(
             fenced,

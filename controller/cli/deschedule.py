@@ -18,7 +18,7 @@ from controller.cli.style import BAD, FAINT, STRONG, grid
 from controller.config import load_config
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move, NodeState, Skip
-from controller.descheduler.preview import Preview, preview
+from controller.descheduler.preview import ConditionState, Preview, preview
 from kubekit.errors import ConfigError
 
 SHOWN_SKIPS = 20
@@ -83,6 +83,7 @@ class Deschedule(Command):
             parts += [Text(), _hot(hot)]
         if answer.plan.skips:
             parts += [Text(), _stays(answer.plan.skips)]
+        parts += [Text(), _conditions(answer.conditions)]
         parts += [Text(f"{_summary(answer)}", style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
         return Group(*parts)
 
@@ -138,9 +139,19 @@ def _stays(skips: Iterable[Skip]) -> RenderableType:
     for skip in skips[:SHOWN_SKIPS]:
         table.add_row(skip.pod, skip.node, skip.why)
     if len(skips) > SHOWN_SKIPS:
-        more = Counter(skip.kind for skip in skips[SHOWN_SKIPS:])
+        more = Counter(skip.condition for skip in skips[SHOWN_SKIPS:])
         kinds = ", ".join(f"{count} {kind}" for kind, count in more.most_common())
         table.add_row(Text(f"and {len(skips) - SHOWN_SKIPS} more", style=FAINT), "", Text(kinds, style=FAINT))
+    return table
+
+
+def _conditions(conditions: Iterable[ConditionState]) -> RenderableType:
+    """What every move has to pass, in order."""
+    table = grid("CONDITION", "KEEPS", "REQUIRES")
+    for condition in conditions:
+        table.add_row(
+            condition.name, str(condition.keeps or "-"), Text(condition.requires.replace("`", ""), style=FAINT)
+        )
     return table
 
 

@@ -12,7 +12,7 @@ from controller.descheduler.args import LowNodeLoad, LowNodeLoadArgs
 from controller.descheduler.policy import Policy, read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Percent, Range, Section, camel, join, load_yaml
+from kubekit.settings import YEAR_S, Percent, Range, Section, camel, load_yaml
 from netperf.contract import BANDWIDTH
 
 
@@ -92,57 +92,37 @@ class LimitsConfig(Section, frozen=True):
     Attributes:
         per_node, per_namespace, per_round: evictions in one round, together with those of before whose replacements are not
             there yet: where nothing starts, nothing more is stopped.
+        per_hour: evictions in any 60 minutes.
         per_workload: moves of one workload within workloadBackoffS: a number, or a share such as ``10%`` of its pods,
             at least one.
         unavailable_per_workload: pods of one workload that may be missing or not ready, the moving ones included.
-        per_hour: evictions in any 60 minutes; one without nodeFit counts twice, since nothing is known to take the pod.
-        per_app_group: pods of one AppGroup on the move at a time.
-        workload_backoff_s: how long a workload rests after a move that helped.
-        failure_backoff_s: how long it rests after a move that did not; doubles with each further one.
-        longest_backoff_s: no rest is longer.
-        moved_pod_rest_s: a replacement is not moved again until its move was judged, and then for so long, so that none is
-            evicted more than twice a day; for trust_window_s, where that is longer, when the move did not help.
-        settle_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
-        judge_s: how long after a replacement runs it is asked whether the move helped.
-        lost_s: a replacement that is not running after this time counts as a move that did not help.
-        least_relief_percent: a pod goes only when it takes this share of what has to leave its node along.
-        least_chance_percent: and only when kube-scheduler's scores put its replacement with this chance where it is a gain; 0
-            where its profile is not the default, so that they would say nothing.
-        margin_percent: it is a gain where a resource that is exceeded is used less by so many percent of a node.
-        least_true_percent: the automatic mode of a pool or a workload stops where less of its moves came true and helped.
-        judged_moves: so many of its moves have to be judged before that is asked.
-        trust_window_s: how long a move counts in it.
+        workload_backoff_s: see per_workload; also before the planner is asked again about a pod that it would not move.
+        failure_backoff_s: how long a workload backs off after a move that did not help; doubles with each further one, up
+            to a week.
+        replica_backoff_s: a replacement is not moved again until its move was evaluated, and then for so long; twice as long
+            where the move did not help.
+        usage_lag_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
+        evaluate_after_s: how long after a replacement runs its move is evaluated.
+        start_timeout_s: a replacement that is not running after this time counts as a move that did not help.
+        least_chance_percent: a pod goes only when kube-scheduler's scores put its replacement with this chance where it is a
+            gain; 0 where its profile is not the default, so that they would say nothing.
+        min_success_percent: a strategy stops where less of its moves of a day helped and landed as expected; 0 for never.
     """
 
     per_node: Count = 2
     per_namespace: Count = 10
     per_round: Count = 20
+    per_hour: Count = 100
     per_workload: int | str = "10%"
     unavailable_per_workload: int | str = "10%"
-    per_hour: Count = 100
-    per_app_group: Count = 1
     workload_backoff_s: Time = 300.0
     failure_backoff_s: Time = 7200.0
-    longest_backoff_s: Time = 7 * 86_400.0
-    moved_pod_rest_s: Time = 12 * 3600.0
-    settle_s: Time = 120.0
-    judge_s: Time = 300.0
-    lost_s: Time = 600.0
-    least_relief_percent: Percent = 2.0
+    replica_backoff_s: Time = 12 * 3600.0
+    usage_lag_s: Time = 120.0
+    evaluate_after_s: Time = 300.0
+    start_timeout_s: Time = 600.0
     least_chance_percent: Percent = 95.0
-    margin_percent: Percent = 5.0
-    least_true_percent: Percent = 50.0
-    judged_moves: Annotated[int, Range(1, 1000)] = 4
-    trust_window_s: Time = 86_400.0
-
-    def rest_of(self, vain: bool) -> float:
-        """For how long a replacement is not moved again, seconds; ``vain`` when its move did not help."""
-        return max(self.trust_window_s, self.moved_pod_rest_s) if vain else self.moved_pod_rest_s
-
-    def check(self, field: str) -> None:
-        """Raise ConfigError when a rest begins above the longest."""
-        if self.failure_backoff_s > self.longest_backoff_s:
-            raise ConfigError(join(field, "failureBackoffS"), "is above longestBackoffS", "it doubles up to that")
+    min_success_percent: Percent = 50.0
 
 
 class ProtectionConfig(Section, frozen=True):
@@ -198,7 +178,6 @@ class DeschedulerConfig(Section, frozen=True):
         policy_file: the same in a file of its own.
         taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on them, so that kube-scheduler puts replacements
             elsewhere; needs the right to patch nodes, which the component heat-taint gives.
-        node_conditions: keep the condition Overutilized on nodes that have been hot.
     """
 
     enabled: bool = False
@@ -210,7 +189,6 @@ class DeschedulerConfig(Section, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     protection: ProtectionConfig = ProtectionConfig()
     misplacement: MisplacementConfig = MisplacementConfig()
-    node_conditions: bool = True
     taint_hot_nodes: bool = False
 
     def check(self, field: str) -> None:  # noqa: ARG002 - the policy may stand in another file, whose fields are then named
@@ -226,7 +204,7 @@ class DeschedulerConfig(Section, frozen=True):
         policy = self._policy()
         load = None if policy.args is None else policy.args.compiled(policy.args_field)
         self._check_usage(load)
-        limits = _with_policy(self.limits, policy)
+        limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
             share_of(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
         protection = self.protection
@@ -305,15 +283,3 @@ def share_of(limit: int | str, pods: int, field: str = "") -> int:
     if match is None or int(match[1]) > 100:
         raise ConfigError(field, f"{limit!r} is no limit", "write a number, or a share such as 10%")
     return max(1, pods * int(match[1]) // 100)
-
-
-def _with_policy(limits: LimitsConfig, policy: Policy) -> LimitsConfig:
-    wanted = {
-        "per_node": policy.per_node,
-        "per_namespace": policy.per_namespace,
-        "per_round": policy.per_round,
-        "per_workload": policy.per_workload,
-        "unavailable_per_workload": policy.unavailable_per_workload,
-        "workload_backoff_s": policy.workload_backoff_s,
-    }
-    return msgspec.structs.replace(limits, **{k: v for k, v in wanted.items() if v is not None})

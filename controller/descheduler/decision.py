@@ -1,4 +1,4 @@
-"""What a round decides, as a value: the dry-run prints it, the live loop executes it, tests compare it."""
+"""What a round decides, as values: the dry-run prints them, the live loop executes them, tests compare them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.descheduler.classify import Detector
 from controller.descheduler.config import Strategy
-from controller.descheduler.memory import Followed
 
-MOST_SKIPS = 2000
+MAX_SKIPS = 2000
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel"):
@@ -50,24 +48,23 @@ class Skip(Answer, frozen=True):
     """A pod that should go and stays.
 
     Attributes:
-        kind: short and of a small fixed set, fit for a metric.
+        condition: name of the first condition that does not hold.
         why: for people.
     """
 
     pod: str
     node: str
-    kind: str
+    condition: str
     why: str
 
 
 class NodeState(Answer, frozen=True):
-    """How one node was judged.
+    """How one node was classified.
 
     Attributes:
         kind: over, under, normal or unknown.
         share: percent of allocatable by resource.
         stuck: hot for long enough, and this round could not plan all that is needed.
-        stopped: why nothing moves off a hot node although it should: too few moves came true; empty otherwise.
         why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
     """
 
@@ -79,7 +76,6 @@ class NodeState(Answer, frozen=True):
     high: Mapping[str, float]
     stuck: bool = False
     why: str = ""
-    stopped: str = ""
 
 
 class RoundPlan(Answer, frozen=True):
@@ -88,7 +84,7 @@ class RoundPlan(Answer, frozen=True):
     Attributes:
         notes: what stopped the round or a part of it, in words.
         free_before, free_after: what nodes with low load can take, by pool and resource.
-        skipped: how many pods stay, by kind; `skips` is cut at `MOST_SKIPS`.
+        skipped: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
     """
 
     moves: tuple[Move, ...] = ()
@@ -98,39 +94,3 @@ class RoundPlan(Answer, frozen=True):
     skipped: Mapping[str, int] = {}
     free_before: Mapping[str, Mapping[str, float]] = {}
     free_after: Mapping[str, Mapping[str, float]] = {}
-
-
-class Declined(msgspec.Struct, frozen=True):
-    """A pod whose move the planner would undo, so that others have their turn.
-
-    Attributes:
-        why: what the planner said.
-        until_s: not asked again before, unix seconds.
-        times: how often in a row it said no.
-    """
-
-    why: str
-    until_s: float
-    times: int = 1
-
-
-class Watched(msgspec.Struct, frozen=True):
-    """What is remembered in the process alone; a restart begins to watch anew, which errs on the quiet side.
-
-    Attributes:
-        detectors: by node.
-        better_since: uid of a pod -> since when a better place has been there without a break, unix seconds.
-        declined: uid of a pod -> what the planner had against its move.
-    """
-
-    detectors: Mapping[str, Detector] = {}
-    better_since: Mapping[str, float] = {}
-    declined: Mapping[str, Declined] = {}
-
-
-class RoundDecision(msgspec.Struct, frozen=True):
-    """A plan, what to watch from, and what to follow if each of its moves is made."""
-
-    plan: RoundPlan
-    watched: Watched
-    follows: tuple[Followed, ...] = ()

@@ -1,18 +1,17 @@
-"""Evictions: through the eviction subresource, or as a dry-run that asks the same questions and moves nobody."""
+"""Evictions through the eviction subresource, where the API server keeps PodDisruptionBudgets."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from controller.descheduler.decision import Move
-from controller.descheduler.round import Ledger
-from controller.descheduler.snapshot import LoadSnapshot, World
+from controller.descheduler.snapshot import World
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
 DISRUPTION_CAUSE = "DisruptionBudget"
-RETRY_AFTER_S, MOST_RETRY_AFTER_S = 10.0, 3600.0
+RETRY_AFTER_S, MAX_RETRY_AFTER_S = 10.0, 3600.0
 
 
 class Result(NamedTuple):
@@ -34,12 +33,12 @@ class Result(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether this pod alone was refused, by rights or by a webhook; asking again soon would bring the same answer."""
+        """Whether this pod was refused, by rights or by a webhook; asking again soon would bring the same answer."""
         return self.kind in {"forbidden", "refused"}
 
 
-def outdated(world: World, move: Move) -> str:
-    """Why a move is none any more: what was planned was seen some time ago; empty when it stands.
+def why_outdated(world: World, move: Move) -> str:
+    """Why a move does not hold any more, since it was planned some time ago; empty when it does.
 
     Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
     """
@@ -51,54 +50,12 @@ def outdated(world: World, move: Move) -> str:
     return ""
 
 
-class Evictor(Protocol):
-    """Carries out one move of a plan."""
+async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Result:
+    """Evict the pod with the plan's uid, another pod of that name is left alone; or ask the API server whether it would.
 
-    async def evict(self, move: Move) -> Result:
-        """Evict the pod, or say why not; never raises for what a cluster may answer."""
-        ...
-
-
-class ApiEvictor:
-    """Evicts through the eviction subresource, where the API server keeps PodDisruptionBudgets.
-
-    A client that is fenced by a leadership raises NotLeaderError when that is lost, which ends the round.
+    Raises:
+        NotLeaderError: the client is fenced by a leadership that is lost.
     """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    async def evict(self, move: Move) -> Result:
-        """Evict the pod with the plan's uid; another pod of that name is left alone."""
-        return await _post(self._client, move)
-
-
-class DryRunEvictor:
-    """Asks the API server to go through the eviction without doing it, and books disruption budgets by itself.
-
-    The booking is ours since the API server's dry-run takes nothing from a budget: it would allow ten evictions under a budget
-    for one.
-    """
-
-    def __init__(self, client: Client, snapshot: LoadSnapshot) -> None:
-        self._client, self._pods, self._ledger = client, snapshot.pods, Ledger(snapshot.guards)
-
-    async def evict(self, move: Move) -> Result:
-        """Tell what evicting this pod would come to, after those asked about before."""
-        pod = self._pods.by_key.get(move.pod)
-        if pod is None or pod.uid != move.uid:
-            return Result("gone", "the pod is gone")
-        why = self._ledger.refusal(pod)
-        if why:
-            return Result("disruption-budget", why)
-        result = await _post(self._client, move, dry_run=True)
-        if result.kind != "evicted":
-            return result
-        self._ledger.book(pod)
-        return Result("dry-run")
-
-
-async def _post(client: Client, move: Move, *, dry_run: bool = False) -> Result:
     namespace, _, name = move.pod.partition("/")
     try:
         await client.evict(namespace, name, move.uid, dry_run=dry_run)
@@ -106,7 +63,7 @@ async def _post(client: Client, move: Move, *, dry_run: bool = False) -> Result:
         return result_of(error)
     except (UnreachableError, MalformedObjectError) as error:
         return Result("unknown", str(error))
-    return Result("evicted")
+    return Result("dry-run" if dry_run else "evicted")
 
 
 def result_of(error: ApiError) -> Result:
@@ -118,9 +75,7 @@ def result_of(error: ApiError) -> Result:
         return Result("disruption-budget", error.message)
     if error.status in {429, 503}:
         wait_s = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
-        return Result("throttled", error.message, min(wait_s, MOST_RETRY_AFTER_S))
+        return Result("throttled", error.message, min(wait_s, MAX_RETRY_AFTER_S))
     if error.status in {404, 409}:  # deleted, or another pod has its name
         return Result("gone", error.message)
-    if error.forbidden:
-        return Result("forbidden", error.message)
-    return Result("refused", error.message)
+    return Result("forbidden" if error.forbidden else "refused", error.message)

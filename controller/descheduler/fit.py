@@ -1,8 +1,8 @@
 """Where a pod fits: by the rules that plans keep (constraints, requests, other pods, volumes), and by usage on nodes with low load.
 
-What a round plans is booked as it goes: a pod that is to arrive takes room, and counts for those that come after it. Free capacity
-is the sum over targets of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's example: 96 cores at 20 % under a
-threshold of 70 % can take 48 cores).
+What a round plans is reserved as it goes: a pod that is to arrive takes room, and counts for those that come after it. Free
+capacity is the sum over targets of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's example: 96 cores at
+20 % under a threshold of 70 % can take 48 cores).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,26 +19,26 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import PODS_RESOURCE, PORT_PREFIX, add, lacking
-from controller.descheduler.classify import Load
+from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
 from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
 
-_WHY = {
+_REASONS = {
     RuleKind.SPREAD: "topology spread",
     RuleKind.ANTI_AFFINITY: "pod anti-affinity",
     RuleKind.AFFINITY: "pod affinity",
 }
 
 
-def describe_misfits(whys: Mapping[str, int]) -> str:
+def describe_misfits(reasons: Mapping[str, int]) -> str:
     """Refusals counted as kube-scheduler does: ``0/3 nodes fit: 2 taint x, 1 cpu request``."""
-    if not whys:
+    if not reasons:
         return "there is no other node"
-    parts = ", ".join(f"{count} {why}" for why, count in sorted(whys.items(), key=lambda item: (-item[1], item[0])))
-    return f"0/{sum(whys.values())} nodes fit: {parts}"
+    parts = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+    return f"0/{sum(reasons.values())} nodes fit: {parts}"
 
 
 def asked_of(pod: PodInfo) -> GroupPod:
@@ -59,11 +58,11 @@ class Fit:
         self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
         self._number_of = {host.name: number for number, host in enumerate(self._hosts)}
         self._constraints: dict[str, Constraints] = {}
-        self._statics: dict[tuple[Constraints, str], str] = {}
+        self._static: dict[tuple[Constraints, str], str] = {}
         self._requested: dict[str, dict[str, int]] = {}
-        self._goes: dict[str, tuple[PodInfo, str]] = {}
-        self._whys: dict[str, Sequence[str]] = {}
-        self._repellers: list[PodInfo] | None = None
+        self._planned: dict[str, tuple[PodInfo, str]] = {}
+        self._by_other_pods: dict[str, Sequence[str]] = {}
+        self._repelling: list[PodInfo] | None = None
 
     def constraints_of(self, pod: PodInfo) -> Constraints:
         """Those that its user gave it."""
@@ -73,33 +72,35 @@ class Fit:
             self._constraints[pod.key] = Constraints(as_asked(pod.wire).spec)
         return self._constraints[pod.key]
 
-    def bars(self, node: Host, pod: PodInfo) -> str:
-        """Why the node would not have the pod at all, whoever else is there; empty when it would."""
+    def static_refusal(self, node: Host, pod: PodInfo) -> str:
+        """Why the node would not have the pod at all, whatever other pods are there; empty when it would."""
         key = (constraints := self.constraints_of(pod), node.name)
-        if key not in self._statics:
-            self._statics[key] = constraints.refusal(node.name, node.labels, node.taints)
-        if self._statics[key] or not pod.claims:
-            return self._statics[key]
+        if key not in self._static:
+            self._static[key] = constraints.refusal(node.name, node.labels, node.taints)
+        if self._static[key] or not pod.claims:
+            return self._static[key]
         volumes = self._snapshot.volumes.demands(pod.namespace, pod.claims)
         return constraints.refusal(node.name, node.labels, node.taints, volumes=volumes)
 
-    def crowds(self, node: Host, pod: PodInfo) -> str:
+    def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
-        why = self.lack(node, pod)
-        return why or (self._company(pod)[self._number_of[node.name]] if self.depends_on_others(pod) else "")
+        reason = self.insufficient(node, pod)
+        if reason or not self._depends_on_other_pods(pod):
+            return reason
+        return self._refusal_by_other_pods(pod)[self._number_of[node.name]]
 
-    def lack(self, node: Host, pod: PodInfo) -> str:
+    def refusal(self, node: Host, pod: PodInfo) -> str:
+        """Why the pod does not fit the node; empty when it does."""
+        return self.static_refusal(node, pod) or self.dynamic_refusal(node, pod)
+
+    def insufficient(self, node: Host, pod: PodInfo) -> str:
         """What the node has too little of for what the pod asks for, beside those that are there or planned to be."""
-        lacks = lacking(pod.asks, node.allocatable, self.requested_on(node.name))
+        lacks = lacking(pod.asks, node.allocatable, self._requested_on(node.name))
         if lacks.startswith(PORT_PREFIX):
             return "host port"
         return "too many pods" if lacks == PODS_RESOURCE else lacks and f"{lacks} request"
 
-    def refusal(self, node: Host, pod: PodInfo) -> str:
-        """Both."""
-        return self.bars(node, pod) or self.crowds(node, pod)
-
-    def requested_on(self, node: str) -> Mapping[str, int]:
+    def _requested_on(self, node: str) -> dict[str, int]:
         """What pods bound to a node and not finished take of it, their number as ``pods`` among it.
 
         A pod that is being deleted holds its room until it is gone, as kube-scheduler counts it.
@@ -112,46 +113,43 @@ class Fit:
             self._requested[node] = total
         return self._requested[node]
 
-    def book(self, pod: PodInfo, node: str) -> None:
+    def reserve(self, pod: PodInfo, node: str) -> None:
         """The pod is planned to go, to a node or (empty) nobody knows where."""
-        self._goes[pod.key] = pod, node
+        self._planned[pod.key] = pod, node
         if node:
-            self.requested_on(node)
-            add(self._requested[node], pod.asks)
-        self._whys.clear()
+            add(self._requested_on(node), pod.asks)
+        self._by_other_pods.clear()
 
     def withdraw(self, pod: PodInfo) -> None:
-        """What `book` did, undone."""
-        _, node = self._goes.pop(pod.key, (pod, ""))
+        """Undo `reserve`."""
+        _, node = self._planned.pop(pod.key, (pod, ""))
         if node:
             add(self._requested[node], pod.asks, -1)
-        self._whys.clear()
+        self._by_other_pods.clear()
 
-    def depends_on_others(self, pod: PodInfo) -> bool:
-        """Whether where other pods are decides where this one may go."""
-        if self._repellers is None:
+    def _depends_on_other_pods(self, pod: PodInfo) -> bool:
+        if self._repelling is None:
             bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
-            self._repellers = [p for p in bound if not p.finished]
-        return bool(self._repellers) or pod.constraints.depends_on_other_pods
+            self._repelling = [p for p in bound if not p.finished]
+        return bool(self._repelling) or pod.constraints.depends_on_other_pods
 
-    def _company(self, pod: PodInfo) -> Sequence[str]:
+    def _refusal_by_other_pods(self, pod: PodInfo) -> Sequence[str]:
         """[host] what other pods have against it there, as the planner's rules say."""
-        if pod.key not in self._whys:
-            whys = [""] * len(self._hosts)
+        if pod.key not in self._by_other_pods:
+            reasons = [""] * len(self._hosts)
             for rule in self._rules(pod):
                 for number in np.flatnonzero(refused_by(rule)).tolist():
-                    whys[number] = whys[number] or _WHY[rule.kind]
-            self._whys[pod.key] = whys
-        return self._whys[pod.key]
+                    reasons[number] = reasons[number] or _REASONS[rule.kind]
+            self._by_other_pods[pod.key] = reasons
+        return self._by_other_pods[pod.key]
 
     def _rules(self, pod: PodInfo) -> Iterable[Rule]:
         """Rules that bind the pod. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
-        asked = asked_of(pod)
         around = self._around(pod)
         everywhere: Bools = np.ones(len(self._hosts), np.bool_)
         for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
             bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
-            shared = ConstrainedPods(pods=[asked], rows=[everywhere], hosts=self._hosts, bound=bound)
+            shared = ConstrainedPods(pods=[asked_of(pod)], rows=[everywhere], hosts=self._hosts, bound=bound)
             yield from (rule for rule in PodTopologyConstraints(shared).rules() if rule.kind in kinds)
 
     def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
@@ -161,20 +159,19 @@ class Fit:
         mine = pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
         found = {
             p.key: p
-            for p in (*(mine.values() if pod.constraints.depends_on_other_pods else ()), *(self._repellers or ()))
+            for p in (*(mine.values() if pod.constraints.depends_on_other_pods else ()), *(self._repelling or ()))
         }
-        found.update({key: p for key, (p, node) in self._goes.items() if node})
+        found.update({key: p for key, (p, node) in self._planned.items() if node})
         found.pop(pod.key, None)
-        placed = ((p, self._goes[key][1] if key in self._goes else p.node) for key, p in found.items())
+        placed = ((p, self._planned[key][1] if key in self._planned else p.node) for key, p in found.items())
         return [(p, node) for p, node in placed if node in self._number_of and not p.finished]
 
 
 def refused_by(rule: Rule) -> Bools:
     """[host] whether a replica of class 0 must not go there."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
-    count = len(rule.bound)
     nowhere: Bools = domain_of < 0
-    if not count:
+    if not len(rule.bound):
         return nowhere if rule.kind is not RuleKind.ANTI_AFFINITY else np.zeros(len(domain_of), np.bool_)
     bound, owned = rule.bound[domain_of], rule.owned[domain_of]
     if rule.kind is RuleKind.ANTI_AFFINITY:
@@ -195,17 +192,10 @@ def refused_by(rule: Rule) -> Bools:
 class TargetNode:
     """A node that may take pods, with what was planned onto it."""
 
-    __slots__ = ("load", "used", "weight")
+    __slots__ = ("load", "mean", "used")
 
-    def __init__(self, load: Load) -> None:
-        self.load = load
-        self.used = dict(load.used)
-        self.weight = load.load
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.load.node.name
+    def __init__(self, load: NodeLoad) -> None:
+        self.load, self.used, self.mean = load, dict(load.used), load.mean
 
     def free(self, resource: str) -> float:
         """What it can take of a resource before it is at the high threshold; in the resource's unit."""
@@ -213,47 +203,27 @@ class TargetNode:
 
     def add(self, used: Mapping[str, float]) -> None:
         """Count more usage."""
-        for resource, amount in used.items():
-            if resource in self.used:
-                self.used[resource] += amount
-        self.weight = weighted_percent(percents(self.used, self.load.node.allocatable), self.load.pool.weights)
-
-
-class VainSearch(NamedTuple):
-    """A search that found nothing; one that asks for as much or more will not find anything either."""
-
-    asks: Mapping[str, int]
-    used: Mapping[str, float]
-    why: str
-
-    def covers(self, asks: Mapping[str, int], used: Mapping[str, float]) -> bool:
-        """Whether the other search asks for at least as much of everything."""
-        return all(asks.get(r, 0) >= amount for r, amount in self.asks.items()) and all(
-            used.get(r, 0) >= amount for r, amount in self.used.items()
-        )
+        add(self.used, {resource: amount for resource, amount in used.items() if resource in self.used})
+        self.mean = weighted_percent(percents(self.used, self.load.node.allocatable), self.load.pool.weights)
 
 
 class TargetPool:
-    """The targets of one pool.
+    """Nodes with low load of one pool.
 
     Args:
-        targets: nodes with low load.
+        loads: theirs.
         fit: whether the scheduler would let a pod onto them.
-        underway: usage of replacements that are expected but bound nowhere yet.
+        awaited: usage of replacements that are expected but bound nowhere yet.
     """
 
-    def __init__(self, targets: Iterable[Load], fit: Fit, underway: Iterable[Mapping[str, float]] = ()) -> None:
-        self._targets = sorted((TargetNode(load) for load in targets), key=_order)
-        self._by_name = {target.name: target for target in self._targets}
+    def __init__(self, loads: Iterable[NodeLoad], fit: Fit, awaited: Iterable[Mapping[str, float]] = ()) -> None:
+        self._targets = sorted((TargetNode(load) for load in loads), key=_order)
+        self._by_name = {target.load.name: target for target in self._targets}
         self._fit = fit
-        self._free = {
-            r: sum(target.free(r) for target in self._targets if r in target.used)
-            for r in RESOURCES
-            if any(r in target.used for target in self._targets)
-        }
-        self._failures: dict[Constraints, list[VainSearch]] = {}
-        for used in underway:
-            self._reserve(used)
+        known = {r for target in self._targets for r in target.used}
+        self._free = {r: sum(t.free(r) for t in self._targets if r in t.used) for r in RESOURCES if r in known}
+        for used in awaited:
+            self._deduct(used)
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -262,67 +232,50 @@ class TargetPool:
         """Sum over the targets of what they can still take, of resources that any target knows."""
         return dict(self._free)
 
-    def target(self, node: str) -> TargetNode | None:
+    def get(self, node: str) -> TargetNode | None:
         """One of the targets by name."""
         return self._by_name.get(node)
 
-    def expect(self, node: str, used: Mapping[str, float]) -> None:
-        """Count usage that is known to arrive on a node, where this is one of the targets."""
-        target = self._by_name.get(node)
-        if target is not None:
-            self._move(target, used)
-
-    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[TargetNode | None, str]:
+    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[str, str]:
         """The least loaded target that fits the pod by everything the scheduler would check and by usage.
 
         Returns:
-            The target, or None and why each of them does not fit, counted.
+            Its name; or an empty text, and why each of them does not fit, counted.
         """
-        cacheable = not pod.claims and not self._fit.depends_on_others(pod)
-        constraints = self._fit.constraints_of(pod)
-        if cacheable:
-            for failure in self._failures.get(constraints, ()):
-                if failure.covers(pod.asks, used):
-                    return None, failure.why
-        whys: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
         for target in self._targets:
-            why = self._refusal(target, pod, used)
-            if not why:
-                return target, ""
-            whys[why] += 1
-        text = describe_misfits(whys)
-        if cacheable:
-            self._failures.setdefault(constraints, []).append(VainSearch(pod.asks, dict(used), text))
-        return None, text
+            reason = self._refusal(target, pod, used)
+            if not reason:
+                return target.load.name, ""
+            reasons[reason] += 1
+        return "", describe_misfits(reasons)
 
-    def book(self, used: Mapping[str, float], target: TargetNode | None) -> None:
-        """Deduct a planned move, from one target or, when it goes to none of them for certain, from all together."""
-        if target is None or target.name not in self._by_name:
-            self._reserve(used)
-        else:
-            self._move(target, used)
-
-    def _move(self, target: TargetNode, used: Mapping[str, float]) -> None:
+    def reserve(self, used: Mapping[str, float], node: str) -> None:
+        """Deduct usage that will arrive: from one target or, when it goes to none of them for certain, from all together."""
+        target = self._by_name.get(node)
+        if target is None:
+            self._deduct(used)
+            return
         del self._targets[bisect_left(self._targets, _order(target), key=_order)]
         target.add(used)
         insort(self._targets, target, key=_order)
-        self._reserve({resource: amount for resource, amount in used.items() if resource in target.used})
+        self._deduct({resource: amount for resource, amount in used.items() if resource in target.used})
 
-    def _reserve(self, used: Mapping[str, float]) -> None:
+    def _deduct(self, used: Mapping[str, float]) -> None:
         for resource, amount in used.items():
             if resource in self._free:
                 self._free[resource] -= amount
 
     def _refusal(self, target: TargetNode, pod: PodInfo, used: Mapping[str, float]) -> str:
-        why = self._fit.bars(target.load.node, pod)
-        if why:
-            return why
+        reason = self._fit.static_refusal(target.load.node, pod)
+        if reason:
+            return reason
         for resource in target.load.pool.high:
             amount = used.get(resource, 0.0)
             if amount > 0 and (resource not in target.used or amount > target.free(resource)):
                 return f"{resource} usage would exceed the high threshold"
-        return self._fit.crowds(target.load.node, pod)
+        return self._fit.dynamic_refusal(target.load.node, pod)
 
 
 def _order(target: TargetNode) -> tuple[float, str]:
-    return target.weight, target.name
+    return target.mean, target.load.name

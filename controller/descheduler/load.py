@@ -1,4 +1,4 @@
-"""LowNodeLoad's rule: from hot nodes to nodes with room, pod by pod, until the node is cool or nothing more can be taken."""
+"""LowNodeLoad: from hot nodes to nodes with room, pod by pod, until the node is cool or nothing more can be taken."""
 
 from __future__ import annotations
 
@@ -8,62 +8,57 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.classify import (
+from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, Candidate, check
+from controller.descheduler.decision import Move, NodeState
+from controller.descheduler.fit import TargetPool
+from controller.descheduler.history import PendingMove, mark_of
+from controller.descheduler.node_load import (
     Detector,
-    Load,
-    Victim,
+    NodeLoad,
     classify,
     describe_overload,
-    forget_unseen,
-    mark,
-    miss,
     next_victim,
+    update_detectors,
     usage_of,
-    victim_refusal,
 )
-from controller.descheduler.decision import Move, NodeState
-from controller.descheduler.fit import TargetNode, TargetPool
-from controller.descheduler.foresight import Landing
-from controller.descheduler.memory import Followed, mark_of
 from controller.descheduler.round import Round, workload_of
 from controller.descheduler.usage import above, percents
 from netperf.contract import HOT_TAINT
 
-UNRESERVED_WEIGHT = 2
-"""What an eviction without nodeFit costs of the hourly budget: on a stock cluster nothing is reserved for the pod."""
-MOST_LOOKS = 500
-"""Pods that a round asks for where kube-scheduler would put them, before the other hot nodes wait for their turn. One takes 2 ms on 5,000
-nodes, of a processor that the leader's other work shares with the round."""
+MAX_PREDICTIONS = 500
+"""Pods whose landing a round predicts before the other hot nodes wait for the next one. One takes 2 ms on 5,000 nodes, of a
+processor that the leader's other work shares with the round."""
+LEAST_RELIEF = 0.02
+"""Of what has to leave a node, the share that a pod must take along."""
+GAIN_PERCENT = 5.0
+"""A move is a gain where a resource that is exceeded is used less by so many percent of a node."""
 
 
 class LoadRound:
     """One round of LowNodeLoad.
 
     Attributes:
-        loads: every node of every pool, judged.
+        loads: of every node of every pool.
         free_before: what targets could take before anything was planned, by pool.
     """
 
-    def __init__(self, base: Round, load: LowNodeLoad) -> None:
-        self._base, self._load = base, load
-        self.loads = classify(load, base.snapshot.nodes.values(), base.snapshot.usage.nodes)
-        self._weight = 1 if load.node_fit else UNRESERVED_WEIGHT
+    def __init__(self, base: Round, settings: LowNodeLoad) -> None:
+        self._base, self._settings = base, settings
+        self.loads = classify(settings, base.snapshot.nodes.values(), base.snapshot.usage.nodes)
         self._why: dict[str, str] = {}
         self._stuck: set[str] = set()
-        self._stopped: dict[str, str] = {}
-        self._cooling = base.cooling
-        self._looks = 0
-        self._by_node = {load.node.name: load for load in self.loads}
-        self._promised = self._underway()
-        self._rooms: dict[str, TargetPool] = {pool.name: self._room(pool) for pool in load.pools}
-        self.free_before = {name: room.free() for name, room in self._rooms.items()}
+        self._predictions = 0
+        self._by_node = {load.name: load for load in self.loads}
+        self._moved_there = self._usage_of_recent_moves()
+        self._pools: dict[str, TargetPool] = {pool.name: self._target_pool(pool) for pool in settings.pools}
+        self.free_before = self.free_now()
 
-    @property
-    def free_after(self) -> dict[str, dict[str, float]]:
+    def free_now(self) -> dict[str, dict[str, float]]:
         """What targets can take now, by pool."""
-        return {name: room.free() for name, room in self._rooms.items()}
+        return {name: pool.free() for name, pool in self._pools.items()}
 
     def plan(self, detectors: Mapping[str, Detector], *, confirmed: bool) -> dict[str, Detector]:
         """Plan moves into the round.
@@ -75,262 +70,230 @@ class LoadRound:
         Returns:
             The detectors after this round.
         """
-        if self._load.paused:
-            self._base.note("LowNodeLoad is paused")
-            return dict(detectors)
-        marked = self._mark(detectors)
-        if self._base.settings.taint_hot_nodes:
-            self._base.foresight.shun(shunned_by(self.states(), marked, self._base.snapshot.nodes))
-        for pool in self._load.pools:
-            loads = [load for load in self.loads if load.pool is pool]
-            hot = [load for load in loads if load.kind == "over"]
-            sources = [load for load in hot if self._is_source(load, marked, confirmed=confirmed)]
-            if sources and self._is_trusted(pool, sources) and self._may_start(pool, sources):
-                for source in self._in_turn(sources):
-                    if self._looks >= MOST_LOOKS:
-                        self._why[source.node.name] = f"its turn comes: {MOST_LOOKS} pods were looked at in this round"
-                        continue
-                    self._why[source.node.name] = self._relieve(source)
-                    if self._why[source.node.name]:
-                        self._stuck.add(source.node.name)
-        return marked
+        base = self._base
+        # A cache that forgets between two rounds would never count to five; with long intervals it keeps three rounds.
+        keep_s = max(self._settings.cache_timeout_s, 3 * base.settings.interval_s)
+        detectors = update_detectors(detectors, self.loads, keep_s, base.now)
+        if base.settings.taint_hot_nodes:
+            base.predictor.taint(nodes_to_taint(self.states(), detectors, base.snapshot.nodes))
+        for pool in self._settings.pools:
+            hot = [load for load in self.loads if load.pool is pool and load.kind == "over"]
+            for load in self._in_turn(hot):
+                detector, most = detectors[load.name], load.pool.anomaly.abnormal
+                lasted = confirmed or detector.hot
+                if self._predictions >= MAX_PREDICTIONS:
+                    self._why[load.name] = f"its turn comes: {MAX_PREDICTIONS} pods were looked at in this round"
+                else:
+                    self._relieve(load, "" if lasted else f"over for {detector.abnormal} of {most} consecutive rounds")
+        return detectors
 
-    def _in_turn(self, sources: Iterable[Load]) -> list[Load]:
-        """The hottest first; where one round cannot look at all, each round begins where the one before will have ended."""
-        order = sorted(sources, key=lambda load: (-load.load, load.node.name))
-        pods = sum(len(self._base.snapshot.pods.on_node(load.node.name)) for load in order)
-        if pods <= MOST_LOOKS:
+    def _in_turn(self, hot: Iterable[NodeLoad]) -> list[NodeLoad]:
+        """The hottest first; where one round cannot look at all, each begins where the one before will have ended."""
+        order = sorted(hot, key=lambda load: (-load.mean, load.name))
+        pods = sum(len(self._base.snapshot.pods.on_node(load.name)) for load in order)
+        if pods <= MAX_PREDICTIONS:
             return order
         number = int(self._base.now // self._base.settings.interval_s)
-        at = number * max(1, len(order) * MOST_LOOKS // pods) % len(order)
+        at = number * max(1, len(order) * MAX_PREDICTIONS // pods) % len(order)
         return order[at:] + order[:at]
 
     def states(self) -> tuple[NodeState, ...]:
-        """How every node was judged, and what keeps hot ones from being relieved."""
+        """How every node was classified, and what keeps hot ones from being relieved."""
         expired = self._base.snapshot.usage.expired
         return tuple(
             NodeState(
-                load.node.name,
+                load.name,
                 load.pool.name,
                 load.kind,
                 load.share,
                 load.thresholds.low,
                 load.thresholds.high,
-                load.node.name in self._stuck,
-                self._why.get(load.node.name, "") if load.kind != "unknown" else _unknown(load, expired),
-                self._stopped.get(load.node.name, ""),
+                load.name in self._stuck,
+                self._why.get(load.name, "") if load.kind != "unknown" else _unknown(load, expired),
             )
             for load in self.loads
         )
 
-    def _room(self, pool: Pool) -> TargetPool:
-        members = {load.node.name for load in self.loads if load.pool is pool}
-        targets = [load for load in self.loads if load.pool is pool and load.kind == "under"]
-        names = {load.node.name for load in targets}
-        waiting = [m for m in self._base.memory.follows if not m.landed]
-        nowhere = [m.used for m in waiting if m.node in members and m.target not in names]
-        room = TargetPool(targets, self._base.fit, nowhere)
-        for name, used in self._promised.items():
-            room.expect(name, used)
-        return room
+    def _usage_of_recent_moves(self) -> dict[str, dict[str, float]]:
+        """Node -> usage that recent moves take there and that its own usage does not show yet."""
+        lag_s, now = self._base.settings.limits.usage_lag_s, self._base.now
+        found: dict[str, dict[str, float]] = {}
+        for pending in self._base.history.pending:
+            if not pending.landed or now - pending.landed_s < lag_s:
+                add(found.setdefault(pending.landed or pending.move.target, {}), pending.move.used)
+        return found
 
-    def _mark(self, detectors: Mapping[str, Detector]) -> dict[str, Detector]:
-        now = self._base.now
-        # A cache that forgets between two rounds would never count to five; with long intervals it keeps three rounds.
-        keep_s = max(self._load.cache_timeout_s, 3 * self._base.settings.interval_s)
-        found = forget_unseen(detectors, keep_s, now)
-        for load in self.loads:
-            if load.kind != "unknown":
-                before = found.get(load.node.name, Detector())
-                over = load.kind == "over"
-                found[load.node.name] = mark(before, over=over, condition=load.pool.anomaly, now=now)
-            elif load.node.name in found:
-                found[load.node.name] = miss(found[load.node.name])
-        return {name: detector for name, detector in found.items() if name in self._base.snapshot.nodes}
+    def _target_pool(self, pool: Pool) -> TargetPool:
+        loads = [load for load in self.loads if load.pool is pool]
+        members, targets = ({n.name for n in loads}, [load for load in loads if load.kind == "under"])
+        names = {load.name for load in targets}
+        awaited = [pending.move for pending in self._base.history.pending if not pending.landed]
+        nowhere = [move.used for move in awaited if move.node in members and move.target not in names]
+        found = TargetPool(targets, self._base.fit, nowhere)
+        for name in self._moved_there.keys() & names:
+            found.reserve(self._moved_there[name], name)
+        return found
 
-    def _is_source(self, load: Load, detectors: Mapping[str, Detector], *, confirmed: bool) -> bool:
-        name, condition = load.node.name, load.pool.anomaly
-        detector = detectors[name]
-        if not confirmed and not detector.hot:
-            self._why[name] = f"over for {detector.abnormal} of {condition.abnormal} consecutive rounds"
-        elif name in self._cooling:
-            self._why[name] = f"waiting until {self._cooling[name]} recent moves show in its usage"
-        else:
-            return True
-        return False
-
-    def _is_trusted(self, pool: Pool, sources: Iterable[Load]) -> bool:
-        why = self._base.trust.against_pool(pool.name)
-        if why:
-            self._base.note(why)
-            for load in sources:
-                self._hold(load, why)
-                self._stopped[load.node.name] = why
-        return not why
-
-    def _hold(self, load: Load, why: str) -> None:
-        self._why[load.node.name] = why
-        self._stuck.add(load.node.name)
-
-    def _may_start(self, pool: Pool, sources: Iterable[Load]) -> bool:
-        low = len(self._rooms[pool.name])
-        if low > self._load.number_of_nodes:
-            return True
-        nodes = "node has" if low == 1 else "nodes have"
-        text = f"pool {pool.name}: {low} {nodes} low load, and numberOfNodes asks for more than {self._load.number_of_nodes}"
-        self._base.note(text)
-        for load in sources:
-            self._hold(load, text)
-        return False
-
-    def _relieve(self, source: Load) -> str:
-        """Plan moves off one node; returns why it is still hot after them, empty when it is not."""
-        base, room = self._base, self._rooms[source.pool.name]
-        used = dict(source.used)
-        victims, stays = self._victims(source)
-        while exceeded := above(percents(used, source.node.allocatable), source.thresholds.high):
-            why = self._stop(source, room)
-            if why:
-                return why
-            least = base.settings.limits.least_relief_percent / 100.0
-            victim = next_victim(victims, source, used, exceeded, least_relief=least)
-            if victim is None:
-                return _nobody(stays)
-            victims.remove(victim)
-            admitted, target = self._admit(victim, source, room, stays)
-            if not admitted:
+    def _relieve(self, load: NodeLoad, waits: str) -> None:
+        """Plan moves off one node."""
+        base, stays = self._base, Counter[str]()
+        victims: dict[str, Candidate] = {}
+        for pod in base.snapshot.pods.on_node(load.name).values():
+            if pod.going or not pod.running:
                 continue
-            outlook = self._look_ahead(victim, source)
-            if outlook is not None:
-                if outlook.gain < base.settings.limits.least_chance_percent / 100.0:
-                    stays["scheduler"] += 1
-                    base.skip(victim.pod, "scheduler", outlook.describe())
-                    continue
-                target = room.target(outlook.expected[0]) or TargetNode(self._by_node[outlook.expected[0]])
-            move, after = _move(victim, source, used, exceeded, target, group=base.snapshot.group_of(victim.pod))
-            follow = _follow(victim, move, source, base.now, self._weight)
-            if outlook is not None:
-                marks = tuple(mark_of(name) for name in outlook.expected)
-                follow = msgspec.structs.replace(follow, expected=marks)
-            base.take(victim.pod, move, follow, () if outlook is None else outlook.expected)
-            room.book(victim.used, target)
-            used = after
+            candidate = Candidate(pod, "LowNodeLoad", self, usage_of(pod, base.snapshot, load.used), load, waits)
+            refusal = check(base, candidate, REASON_CONDITIONS)
+            if refusal is not None:
+                self._why[load.name] = refusal.why
+                return
+            refusal = check(base, candidate, POD_CONDITIONS)
+            if refusal is None:
+                victims[pod.key] = candidate
+            else:
+                stays[refusal.condition.name] += 1
+        used = dict(load.used)
+        while exceeded := above(percents(used, load.node.allocatable), load.thresholds.high):
+            choice = ((v.pod, v.used) for v in victims.values())
+            victim = next_victim(choice, load, used, exceeded, least_relief=LEAST_RELIEF)
+            if victim is None:
+                self._set_stuck(load, _describe_nobody(stays))
+                return
+            candidate = victims.pop(victim[0].key)
+            refusal = check(base, candidate, MOVE_CONDITIONS)
+            if refusal is None:
+                used = self._add(candidate, load, used, exceeded)
+            elif refusal.condition.scope == "pod":
+                stays[refusal.condition.name] += 1
+            else:
+                self._set_stuck(load, refusal.why)
+                return
+
+    def _set_stuck(self, load: NodeLoad, why: str) -> None:
+        self._why[load.name] = why
+        self._stuck.add(load.name)
+
+    def room(self, candidate: Candidate) -> str:
+        """See `controller.descheduler.conditions.TargetFinder`."""
+        assert candidate.load is not None
+        pool = self._pools[candidate.load.pool.name]
+        least = self._settings.number_of_nodes
+        if len(pool) <= least:
+            nodes = "node has" if len(pool) == 1 else "nodes have"
+            text = f"pool {candidate.load.pool.name}: {len(pool)} {nodes} low load, and numberOfNodes asks for more than {least}"
+            self._base.note(text)
+            return text
+        empty = sorted(resource for resource, free in pool.free().items() if free <= 0)
+        return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
+
+    def find_target(self, candidate: Candidate) -> str:
+        """See `controller.descheduler.conditions.TargetFinder`."""
+        assert candidate.load is not None
+        pool = self._pools[candidate.load.pool.name]
+        if self._settings.node_fit:
+            candidate.target, why = pool.find(candidate.pod, candidate.used)
+            return why
+        free = pool.free()
+        short = [r for r in candidate.load.pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
+        return f"it uses more {', '.join(short)} than nodes with low load can take" if short else ""
+
+    def predict(self, candidate: Candidate) -> str:
+        """See `controller.descheduler.conditions.TargetFinder`."""
+        base, load = self._base, candidate.load
+        assert load is not None
+        least = base.settings.limits.least_chance_percent
+        if not least or not base.predictor.can_predict(candidate.pod):
+            return ""
+        self._predictions += 1
+        prediction = base.predictor.predict(candidate.pod, lambda node: self._objection(node, candidate.used, load))
+        if prediction.gain < least / 100.0:
+            return prediction.describe()
+        candidate.expected = prediction.expected
+        candidate.target = candidate.expected[0]
         return ""
 
-    def _look_ahead(self, victim: Victim, source: Load) -> Landing | None:
-        """Where kube-scheduler would put the replacement; None where that cannot be told, or is not asked."""
-        base = self._base
-        if not base.settings.limits.least_chance_percent or not base.foresight.knows(victim.pod):
-            return None
-        self._looks += 1
-        return base.foresight.of(victim.pod, lambda host: self.loss(host.name, victim.used, source))
+    def objection(self, move: Move, _: PodInfo, node: Host) -> str:
+        """Why it would be no gain if a withdrawn move went to this node; empty when it would be one."""
+        return self._objection(node.name, move.used, self._by_node[move.node])
 
-    def loss_of(self, move: Move, node: str) -> str:
-        """The same of a planned move that is expected nowhere, were it to a node."""
-        source = self._by_node.get(move.node)
-        return self.loss(node, move.used, source) if source is not None else ""
-
-    def redirected(self, move: Move, node: str) -> Move:
-        """The move, told as one to this node."""
-        load = self._by_node.get(node)
-        if load is None:
-            return msgspec.structs.replace(move, target=node, target_before={}, target_after={})
-        arriving = self._base.arriving.get(node, {})
-        before = {r: amount + arriving.get(r, 0.0) for r, amount in load.used.items()}
-        after = {r: amount + move.used.get(r, 0.0) for r, amount in before.items()}
-        shares = (percents(used, load.node.allocatable) for used in (before, after))
-        return msgspec.structs.replace(move, target=node, target_before=next(shares), target_after=next(shares))
-
-    def loss(self, name: str, used: Mapping[str, float], source: Load) -> str:
-        """Why it would be no gain if a pod went from a hot node to this one; empty when it would be one.
-
-        Args:
-            name: of the node.
-            used: what the pod uses; nothing of it is booked to arrive anywhere.
-            source: where it is.
-        """
-        if name == source.node.name:
+    def _objection(self, name: str, used: Mapping[str, float], source: NodeLoad) -> str:
+        """Why it would be no gain if a pod that uses so much went from a hot node to this one; empty when it would be one."""
+        if name == source.name:
             return "it would come back"
         load = self._by_node.get(name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
         if load.node.closing:
             return "it is about to be removed"
-        total = {r: amount + used.get(r, 0.0) for r, amount in load.used.items()}
-        for more in (self._promised.get(name, {}), self._base.arriving.get(name, {})):
-            total = {r: amount + more.get(r, 0.0) for r, amount in total.items()}
+        total = dict(load.used)
+        for more in (used, self._moved_there.get(name, {}), self._base.arriving.get(name, {})):
+            add(total, {resource: amount for resource, amount in more.items() if resource in total})
         share = percents(total, load.node.allocatable)
-        margin = self._base.settings.limits.margin_percent
         for resource in share:
             if used.get(resource, 0.0) > 0 and share[resource] > load.thresholds.high[resource]:
                 return f"its {resource} usage would be {share[resource]:.0f} %"
-            if resource in source.exceeded and share[resource] > source.share[resource] - margin:
-                return f"its {resource} usage would be {share[resource]:.0f} %, not {margin:g} less than here"
+            if resource in source.exceeded and share[resource] > source.share[resource] - GAIN_PERCENT:
+                return f"its {resource} usage would be {share[resource]:.0f} %, not {GAIN_PERCENT:g} less than here"
         return ""
 
-    def _underway(self) -> dict[str, dict[str, float]]:
-        """Node -> usage that recent moves take there and that its own usage does not show yet."""
-        settle_s, now = self._base.settings.limits.settle_s, self._base.now
-        found: dict[str, dict[str, float]] = {}
-        for move in self._base.memory.follows:
-            if not move.landed or now - move.landed_s < settle_s:
-                add(found.setdefault(move.landed or move.target, {}), move.used)
-        return found
+    def redirected(self, move: Move, _: PodInfo, node: str) -> Move:
+        """A withdrawn move, to this node."""
+        load = self._by_node.get(node)
+        if load is None:
+            return msgspec.structs.replace(move, target=node, target_before={}, target_after={})
+        arriving = self._base.arriving.get(node, {})
+        before = {r: amount + arriving.get(r, 0.0) for r, amount in load.used.items()}
+        shares = _around(load.node, before, move.used)
+        return msgspec.structs.replace(move, target=node, target_before=shares[0], target_after=shares[1])
 
-    def _stop(self, source: Load, room: TargetPool) -> str:
-        why = self._base.exhausted(self._weight)
-        if why:
-            self._base.note(why)
-            return why
-        why = self._base.limits.node_full(source.node.name)
-        if why:
-            return why
-        empty = sorted(resource for resource, free in room.free().items() if free <= 0)
-        return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
-
-    def _victims(self, source: Load) -> tuple[list[Victim], Counter[str]]:
-        """Who may go from a node, and how many stay, by the kind of reason."""
-        base, stays = self._base, Counter[str]()
-        victims: list[Victim] = []
-        for pod in base.snapshot.pods.on_node(source.node.name).values():
-            if pod.going or not pod.running:
-                continue
-            used = usage_of(pod, base.snapshot, source.used)
-            kind, why = victim_refusal(pod, source, self._load, base.settings.protection, used)
-            if kind:
-                stays[kind] += 1
-                base.skip(pod, kind, why)
-            else:
-                victims.append(Victim(pod, used))
-        return victims, stays
-
-    def _admit(
-        self, victim: Victim, source: Load, room: TargetPool, stays: Counter[str]
-    ) -> tuple[bool, TargetNode | None]:
-        """Whether the pod goes, and to which target (None when nodeFit is off); a pod that stays is noted."""
-        base, pod = self._base, victim.pod
-        kind = base.refuses(pod)
-        if kind:
-            stays[kind] += 1
-            against = base.trust.against_workload(workload_of(pod))
-            if against:
-                self._stopped.setdefault(source.node.name, against)
-            return False, None
-        target: TargetNode | None = None
-        if self._load.node_fit:
-            target, why = room.find(pod, victim.used)
-            kind = "no-fit"
-        else:
-            free = room.free()
-            short = [r for r in source.pool.high if victim.used.get(r, 0) > free.get(r, 0)]
-            kind, why = "no-room", f"more {', '.join(short)} than nodes with low load can take" if short else ""
-        if why:
-            stays[kind] += 1
-            base.skip(pod, kind, why)
-        return not why, target
+    def _add(
+        self, candidate: Candidate, load: NodeLoad, used: Mapping[str, float], exceeded: Sequence[str]
+    ) -> dict[str, float]:
+        """Plan a move; what is in use on its node after it."""
+        pod, pool = candidate.pod, self._pools[load.pool.name]
+        after = {resource: max(0.0, amount - candidate.used.get(resource, 0.0)) for resource, amount in used.items()}
+        node_before = percents(used, load.node.allocatable)
+        target_before: Mapping[str, float] = {}
+        target_after: Mapping[str, float] = {}
+        if candidate.target:
+            target = pool.get(candidate.target)
+            there = self._by_node[candidate.target]
+            target_before, target_after = _around(there.node, target.used if target else there.used, candidate.used)
+        move = Move(
+            pod=pod.key,
+            uid=pod.uid,
+            workload=workload_of(pod),
+            node=load.name,
+            target=candidate.target,
+            strategy="LowNodeLoad",
+            reason=describe_overload(node_before, load.thresholds.high, exceeded),
+            used=candidate.used,
+            node_before=node_before,
+            node_after=percents(after, load.node.allocatable),
+            target_before=target_before,
+            target_after=target_after,
+            group=self._base.snapshot.group_of(pod),
+        )
+        relief = percents(candidate.used, load.node.allocatable)
+        pending = PendingMove(
+            move,
+            self._base.now,
+            share_before={r: load.share[r] for r in load.exceeded},
+            relief={r: relief.get(r, 0.0) for r in load.exceeded},
+            high={r: load.thresholds.high[r] for r in load.exceeded},
+            expected=tuple(map(mark_of, candidate.expected)),
+        )
+        self._base.add(pod, pending, candidate.expected)
+        pool.reserve(candidate.used, candidate.target)
+        return after
 
 
-def shunned_by(
+def _around(node: Host, used: Mapping[str, float], more: Mapping[str, float]) -> tuple[dict[str, float], ...]:
+    """Percent of allocatable before and after more usage arrives."""
+    after = {r: amount + more.get(r, 0.0) for r, amount in used.items()}
+    return percents(used, node.allocatable), percents(after, node.allocatable)
+
+
+def nodes_to_taint(
     states: Iterable[NodeState], detectors: Mapping[str, Detector], nodes: Mapping[str, Host]
 ) -> frozenset[str]:
     """Nodes that are to carry the taint: hot ones, and those more than half way there, until they have low load again.
@@ -341,7 +304,7 @@ def shunned_by(
     def has_it(name: str) -> bool:
         return name in nodes and any(taint.key == HOT_TAINT for taint in nodes[name].prefer_no_schedule_taints)
 
-    def above(state: NodeState, part: float) -> bool:
+    def is_above(state: NodeState, part: float) -> bool:
         return any(
             share > state.low[resource] + part * (state.high[resource] - state.low[resource])
             for resource, share in state.share.items()
@@ -351,77 +314,21 @@ def shunned_by(
         state.node
         for state in states
         if (state.node in detectors and detectors[state.node].hot)
-        or above(state, 0.5)
+        or is_above(state, 0.5)
         # What is not known is no reason to let pods come.
-        or (has_it(state.node) and (state.kind == "unknown" or above(state, 0.0)))
+        or (has_it(state.node) and (state.kind == "unknown" or is_above(state, 0.0)))
     )
 
 
-def _move(
-    victim: Victim,
-    source: Load,
-    used: Mapping[str, float],
-    exceeded: Sequence[str],
-    target: TargetNode | None,
-    *,
-    group: str,
-) -> tuple[Move, dict[str, float]]:
-    node = source.node
-    after = {resource: max(0.0, amount - victim.used.get(resource, 0.0)) for resource, amount in used.items()}
-    before_share = percents(used, node.allocatable)
-    target_before: dict[str, float] = {}
-    target_after: dict[str, float] = {}
-    name = ""
-    if target is not None:
-        name, allocatable = target.name, target.load.node.allocatable
-        arrived = {r: amount + victim.used.get(r, 0.0) for r, amount in target.used.items()}
-        target_before, target_after = percents(target.used, allocatable), percents(arrived, allocatable)
-    move = Move(
-        pod=victim.pod.key,
-        uid=victim.pod.uid,
-        workload=workload_of(victim.pod),
-        node=node.name,
-        target=name,
-        strategy="LowNodeLoad",
-        reason=describe_overload(before_share, source.thresholds.high, exceeded),
-        used=victim.used,
-        node_before=before_share,
-        node_after=percents(after, node.allocatable),
-        target_before=target_before,
-        target_after=target_after,
-        group=group,
-    )
-    return move, after
-
-
-def _follow(victim: Victim, move: Move, source: Load, now: float, weight: int) -> Followed:
-    relief = percents(victim.used, source.node.allocatable)
-    return Followed(
-        pod=move.pod,
-        uid=move.uid,
-        workload=move.workload,
-        node=move.node,
-        at_s=now,
-        target=move.target,
-        group=move.group,
-        used=dict(victim.used),
-        share_before={r: source.share[r] for r in source.exceeded},
-        relief={r: relief.get(r, 0.0) for r in source.exceeded},
-        high={r: source.thresholds.high[r] for r in source.exceeded},
-        pool=source.pool.name,
-        weight=weight,
-    )
-
-
-def _nobody(stays: Mapping[str, int]) -> str:
+def _describe_nobody(stays: Mapping[str, int]) -> str:
     if not stays:
         return "no pod runs on it"
-    parts = ", ".join(f"{count} {kind}" for kind, count in sorted(stays.items(), key=lambda e: (-e[1], e[0])))
+    parts = ", ".join(f"{count} {name}" for name, count in sorted(stays.items(), key=lambda e: (-e[1], e[0])))
     return f"no further pod can go: {parts}"
 
 
-def _unknown(load: Load, expired: Iterable[str]) -> str:
-    missing = [r for r in load.thresholds.high if r not in load.share]
-    if load.node.name in expired:
+def _unknown(load: NodeLoad, expired: Iterable[str]) -> str:
+    if load.name in expired:
         return "its usage is older than nodeMetricExpirationSeconds"
+    missing = [r for r in load.thresholds.high if r not in load.share]
     return f"no usage of {', '.join(missing)}" if missing else "no usage"

@@ -1,18 +1,17 @@
 """Network misplacement: pods of AppGroups that have moved away from their peers, or whose peers have, by the scheduler's own score.
 
-The extender and this rule tally by the same code, so a pod is never moved to where the scheduler would not
-put it. One pod of a group at a time, only while the group is whole, and only for a gain that has lasted.
+The extender and this rule score by the same code, so a pod is never moved to where the scheduler would not put it. One pod of a
+group at a time, only while the group is complete, and only for a gain that has lasted.
 
-Workloads that are to survive a zone and are wholly in one are misplaced as well: one replica goes to another zone once there is one.
-So it is after an outage: what ran in the zone that was lost has found its place in the others, and nothing but this rule would bring
-any of it back.
+Workloads that are to survive a zone and are wholly in one are misplaced as well (ZoneSurvival): one replica goes to another zone
+once there is one. NetworkMisplacement never moves a replica to the zone that holds all others of such a workload, so the two do
+not undo each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,17 +19,20 @@ from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.descheduler.classify import Load, protection_of, usage_of
-from controller.descheduler.config import Strategy
+from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, Candidate, check
 from controller.descheduler.decision import Move
-from controller.descheduler.memory import Followed
-from controller.descheduler.round import MISPLACEMENT, Round, workload_of
+from controller.descheduler.history import PendingMove
+from controller.descheduler.node_load import NodeLoad, usage_of
+from controller.descheduler.round import Round, workload_of
 from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import PlaceScore, ScoreTable
 from controller.scheduler.state import State
 
+IsGain = Callable[[PlaceScore, PlaceScore], bool]
+"""Tells whether the second score is enough of a gain over the first."""
 
-class OneZone:
+
+class SingleZoneWorkloads:
     """The workloads of one round that are to survive a zone, by group.
 
     Args:
@@ -41,12 +43,12 @@ class OneZone:
         self._network = network
         self._known: dict[str, Mapping[str, Counter[Location]]] = {}
 
-    def of(self, pod: PodInfo) -> str:
+    def zone_of_all(self, pod: PodInfo) -> str:
         """The zone that holds all replicas of a pod's workload though it is to survive one; else empty."""
         zones = self._zones(pod)
         return next(iter(zones)).zone if len(zones) == 1 else ""
 
-    def of_the_others(self, pod: PodInfo) -> str:
+    def zone_of_others(self, pod: PodInfo) -> str:
         """The zone that holds all other replicas: were the pod there too, its workload would survive no zone; else empty."""
         zones = self._zones(pod)
         place = self._network.place_of.get(pod.node)
@@ -65,8 +67,8 @@ class OneZone:
             self._known[group] = {current.graph.selectors[w]: zones for w, zones in replicas_by_zone(current)}
         return self._known[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
-    def places(self, zone: str) -> frozenset[int]:
-        """Where such a pod is not to go: this zone, and nodes without one; nowhere without a zone."""
+    def excluded_places(self, zone: str) -> frozenset[int]:
+        """Places of a zone, and of nodes without one; none without a zone."""
         if not zone:
             return frozenset()
         return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
@@ -81,44 +83,28 @@ def keeps_limits(now: PlaceScore, there: PlaceScore) -> bool:
     return there.passes and there.violated <= now.violated
 
 
-def describe_one_zone(zone: str) -> str:
-    """Why, for people."""
-    return f"all replicas of its workload are in zone {zone}, and it is to survive one"
-
-
-IsGain = Callable[[PlaceScore, PlaceScore], bool]
-"""Tells whether the second tally is enough of a gain over the first."""
-
-
-class Candidate(NamedTuple):
-    """A pod that would be better off elsewhere, as far as the network is concerned.
-
-    Attributes:
-        now: how it fares where it is.
-        score_table: how it would fare anywhere.
-        alone: the zone that all of its workload is in though it is to survive one; empty when it is not that.
-    """
-
-    pod: PodInfo
-    now: PlaceScore
-    score_table: ScoreTable
-    alone: str = ""
-
-
 class MisplacementRound:
     """One round over all AppGroups.
 
     Args:
         base: the round.
         network: the scheduler's view of groups and costs.
-        loads: nodes as LowNodeLoad judged them, empty where it is off: hot nodes are no places to go.
+        loads: of nodes as LowNodeLoad has them, empty where it is off: a node that is over, or would be, is no target.
     """
 
-    def __init__(self, base: Round, network: State, loads: Iterable[Load]) -> None:
+    def __init__(self, base: Round, network: State, loads: Iterable[NodeLoad]) -> None:
         self._base, self._network = base, network
         self._config = base.settings.misplacement
-        self._hosts = Hosts(base, network, {load.node.name: load for load in loads})
-        self._one_zone = OneZone(network)
+        self._loads = {load.name: load for load in loads}
+        self._single_zone = SingleZoneWorkloads(network)
+        self._now: dict[str, tuple[PlaceScore, ScoreTable]] = {}
+        self._nodes_of: dict[int, list[Host]] = defaultdict(list)
+        for name, place in network.place_of.items():
+            node = base.snapshot.nodes.get(name)
+            if node is not None and node.takes_pods:
+                self._nodes_of[place].append(node)
+        for nodes in self._nodes_of.values():
+            nodes.sort(key=lambda n: (self._loads[n.name].mean if n.name in self._loads else 0.0, n.name))
 
     def plan(
         self, better_since: Mapping[str, float], *, confirmed: bool, survival_only: bool = False
@@ -134,34 +120,29 @@ class MisplacementRound:
             The same after this round.
         """
         found: dict[str, float] = {}
-        why = self._base.trust.against_pool(MISPLACEMENT)
-        if why:
-            self._base.note(why)
-            return found
         for pods in self._groups():
             candidates = [c for pod in pods.values() if (c := self._candidate(pod)) is not None]
             for candidate in candidates:
                 uid = candidate.pod.uid
                 found[uid] = better_since.get(uid, self._base.now)
-            hold_s = 0.0 if confirmed else self._config.hold_s
-            ripe = [c for c in candidates if self._base.now - found[c.pod.uid] >= hold_s or self._follows(c)]
-            for candidate in candidates:
-                if candidate not in ripe:
-                    lasted_s = self._base.now - found[candidate.pod.uid]
-                    text = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
-                    self._base.skip(candidate.pod, "not-lasting", text)
-            chosen = [c for c in ripe if c.alone or not survival_only]
-            self._plan_group(pods, sorted(chosen, key=self._rank))
+                lasted_s, hold_s = self._base.now - found[uid], self._config.hold_s
+                if not confirmed and lasted_s < hold_s and not self._continues(candidate):
+                    candidate.waits = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
+            lasting = [c for c in candidates if check(self._base, c, REASON_CONDITIONS) is None]
+            for _, candidate in sorted((self._rank(c), c) for c in lasting):
+                if candidate.strategy == "ZoneSurvival" or not survival_only:
+                    self._move(candidate, pods)
         return found
 
-    def _follows(self, candidate: Candidate) -> bool:
+    def _continues(self, candidate: Candidate) -> bool:
         """Whether its group has begun to fill the other zones, which have been there for long enough then.
 
         A pod that may be no further than so from its peers can go only after them: each step of such a chain would wait anew.
         """
-        moves = self._base.memory.follows
+        moves = (pending.move for pending in self._base.history.pending)
         group = self._base.snapshot.group_of(candidate.pod)
-        return bool(candidate.alone) and any(m.strategy == "ZoneSurvival" and m.group == group for m in moves)
+        begun = any(m.strategy == "ZoneSurvival" and m.group == group for m in moves)
+        return candidate.strategy == "ZoneSurvival" and begun
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
         """Pods of each AppGroup that exists, by its key."""
@@ -175,29 +156,69 @@ class MisplacementRound:
             yield dict(sorted(by_key[group].items()))
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
+        """The pod, if a better node takes it now; survival comes before cost."""
         place = self._network.place_of.get(pod.node)
-        if place is None or not pod.running or pod.key in self._base.taken:
+        if place is None or not pod.running or pod.key in self._base.planned:
             return None
         score_table = self._base.snapshot.score_table_of(pod)
         if score_table is None:
             return None
-        alone = self._one_zone.of(pod)
-        if alone:
-            score_table = self._one_zone.weigh(score_table)
-            candidate = Candidate(pod, score_table.place_score(pod.node, place), score_table, alone)
+        requested = {resource: float(amount) for resource, amount in pod.requests.items()}
+        used = requested | usage_of(pod, self._base.snapshot, pod.requests)
+        if self._single_zone.zone_of_all(pod):
+            score_table = self._single_zone.weigh(score_table)
+            self._now[pod.uid] = score_table.place_score(pod.node, place), score_table
+            candidate = Candidate(pod, "ZoneSurvival", self, used)
             if self._best(candidate) is not None:
                 return candidate
         if score_table.neutral:
             return None
-        candidate = Candidate(pod, score_table.place_score(pod.node, place), score_table)
+        self._now[pod.uid] = score_table.place_score(pod.node, place), score_table
+        candidate = Candidate(pod, "NetworkMisplacement", self, used)
         return None if self._best(candidate) is None else candidate
 
     def _best(self, candidate: Candidate) -> tuple[Host, PlaceScore] | None:
-        if candidate.alone:
-            return self._hosts.best(candidate, keeps_limits, self._one_zone.places(candidate.alone))
-        return self._hosts.best(
-            candidate, self._is_gain, self._one_zone.places(self._one_zone.of_the_others(candidate.pod))
-        )
+        """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod."""
+        pod, zones = candidate.pod, self._single_zone
+        survival = candidate.strategy == "ZoneSurvival"
+        is_gain: IsGain = keeps_limits if survival else self._is_gain
+        excluded = zones.excluded_places(zones.zone_of_all(pod) if survival else zones.zone_of_others(pod))
+        now, score_table = self._now[pod.uid]
+        places: list[tuple[PlaceScore, str | int]] = [
+            (score, name)
+            for name, score in score_table.by_node.items()
+            if self._network.place_of.get(name) not in excluded and is_gain(now, score)
+        ]
+        places += [
+            (score, place)
+            for place, score in enumerate(score_table.by_class)
+            if place not in excluded and is_gain(now, score)
+        ]
+        for score, where in sorted(places, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):
+            if isinstance(where, int):
+                nodes = [node for node in self._nodes_of.get(where, ()) if node.name not in score_table.by_node]
+            else:
+                nodes = [n for n in (self._base.snapshot.nodes.get(where),) if n is not None and n.takes_pods]
+            for node in nodes:
+                if node.name != pod.node and not self._refusal(node, pod):
+                    return node, score
+        return None
+
+    def _refusal(self, node: Host, pod: PodInfo) -> str:
+        fit = self._base.fit
+        return fit.static_refusal(node, pod) or self._overload(node, pod) or fit.dynamic_refusal(node, pod)
+
+    def _overload(self, node: Host, pod: PodInfo) -> str:
+        """Which usage would be above its threshold there, with what is planned to arrive; empty when none would."""
+        load = self._loads.get(node.name)
+        if load is None or load.kind == "unknown":
+            return ""
+        used = usage_of(pod, self._base.snapshot, load.used)
+        arriving: Mapping[str, float] = self._base.arriving.get(node.name, {})
+        for resource, amount in load.used.items():
+            if amount + used.get(resource, 0.0) + arriving.get(resource, 0.0) > load.limit(resource):
+                return f"{resource} usage would exceed the high threshold"
+        return ""
 
     def _is_gain(self, now: PlaceScore, there: PlaceScore) -> bool:
         """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
@@ -210,115 +231,80 @@ class MisplacementRound:
         enough = max(self._config.margin, now.cost * self._config.margin_percent / 100.0)
         return gain > 0 and gain >= enough and there.violated <= now.violated
 
+    def _rank(self, candidate: Candidate) -> tuple[int, int, str]:
+        best, now = self._best(candidate), self._now[candidate.pod.uid][0]
+        assert best is not None, "candidates have a better place, and nothing was planned between"
+        return best[1].violated - now.violated, best[1].cost - now.cost, candidate.pod.key
+
+    def _move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
+        """Plan one move, if all conditions hold."""
+        base, pod = self._base, candidate.pod
+        name = pod.labels[APPGROUP_LABEL]
+        ready = sum(1 for p in pods.values() if p.ready and p.key not in base.planned)
+        wanted = self._network.groups[self._network.group_of(pod.namespace, name)].spec.num_members
+        candidate.group = ready, max(len(pods), wanted), name
+        if check(base, candidate, POD_CONDITIONS) or check(base, candidate, MOVE_CONDITIONS):
+            return
+        now, score_table = self._now[pod.uid]
+        there = score_table.place_score(candidate.target, self._network.place_of[candidate.target])
+        zone = self._single_zone.zone_of_all(pod) if candidate.strategy == "ZoneSurvival" else ""
+        reason = f"all replicas of its workload are in zone {zone}, and it is to survive one"
+        move = Move(
+            pod=pod.key,
+            uid=pod.uid,
+            workload=workload_of(pod),
+            node=pod.node,
+            target=candidate.target,
+            strategy=candidate.strategy,
+            reason=reason if zone else describe_misplacement(now, there),
+            used=candidate.used,
+            cost_before=now.cost,
+            cost_after=there.cost,
+            group=base.snapshot.group_of(pod),
+        )
+        base.add(pod, PendingMove(move, base.now))
+
+    def find_target(self, candidate: Candidate) -> str:
+        """See `controller.descheduler.conditions.TargetFinder`."""
+        best = self._best(candidate)
+        candidate.target = best[0].name if best is not None else ""
+        return "" if best is not None else "no better node takes it any more"
+
+    def predict(self, candidate: Candidate) -> str:  # noqa: ARG002
+        """Its pods are placed by our planner."""
+        return ""
+
+    def room(self, candidate: Candidate) -> str:  # noqa: ARG002
+        """Each node is asked by itself."""
+        return ""
+
     def redirected(self, move: Move, pod: PodInfo, node: str) -> Move:
-        """The move, told as one to this node."""
+        """A withdrawn move, to this node."""
         there, cost = self._network.place_of.get(node), -1
         score_table = self._base.snapshot.score_table_of(pod)
         if there is not None and score_table is not None and not score_table.neutral:
             cost = score_table.place_score(node, there).cost
         return msgspec.structs.replace(move, target=node, cost_after=cost)
 
-    def loss(self, pod: PodInfo, host: Host) -> str:
-        """Why it would be no gain if a pod were on another node; empty when it would be one."""
-        why = self._hosts.overload(host, pod)
+    def objection(self, _: Move, pod: PodInfo, node: Host) -> str:
+        """Why it would be no gain if a withdrawn move went to this node; empty when it would be one."""
+        why = "it is hot" if node.name in self._base.hot else self._overload(node, pod)
         if why:
             return why
-        network, node = self._network, host.name
-        here, there = network.place_of.get(pod.node), network.place_of.get(node)
-        if here is None or there is None:
-            return "its place is not known"
+        network, zones = self._network, self._single_zone
+        here, there = network.place_of.get(pod.node), network.place_of.get(node.name)
         score_table = self._base.snapshot.score_table_of(pod)
-        if score_table is None:
-            return "a node of its peers is gone"
-        alone, others = self._one_zone.of(pod), self._one_zone.of_the_others(pod)
-        now, then = score_table.place_score(pod.node, here), score_table.place_score(node, there)
-        if there in self._one_zone.places(others):
-            why = f"all other replicas of its workload are in zone {others}, and it is to survive one"
-        elif (not alone or there in self._one_zone.places(alone)) and (
-            score_table.neutral or not self._is_gain(now, then)
-        ):
-            why = f"its network cost there is {then.cost}, and {now.cost} here"
-        return why
-
-    def _rank(self, candidate: Candidate) -> tuple[int, int, str]:
-        best = self._best(candidate)
-        assert best is not None, "candidates have a better place, and nothing was planned between"
-        there = best[1]
-        return there.violated - candidate.now.violated, there.cost - candidate.now.cost, candidate.pod.key
-
-    def _plan_group(self, pods: Mapping[str, PodInfo], candidates: Iterable[Candidate]) -> None:
-        base = self._base
-        for candidate in candidates:
-            pod = candidate.pod
-            why = base.exhausted(1)
-            if why:
-                base.note(why)
-                return
-            kind, why = self._refusal(pod, pods)
-            if kind:
-                base.skip(pod, kind, why)
-            elif not base.refuses(pod):
-                best = self._best(candidate)
-                if best is not None:
-                    self._take(candidate, *best)
-
-    def _refusal(self, pod: PodInfo, pods: Mapping[str, PodInfo]) -> tuple[str, str]:
-        base = self._base
-        kind, why = protection_of(pod, base.settings.protection)
-        load = base.settings.load
-        if not kind and load is not None and not load.admits_namespace(pod.namespace):
-            return "namespace", f"namespace {pod.namespace} is not evictable"
-        full = base.limits.node_full(pod.node)
-        if not kind and full:
-            return "node-limit", full
-        if not kind:
-            missing = self._missing(pods)
-            return ("group-not-whole", missing) if missing else ("", "")
-        return kind, why
-
-    def _missing(self, pods: Mapping[str, PodInfo]) -> str:
-        """Why a group may not lose a pod even for a moment; empty when it may."""
-        first = next(iter(pods.values()))
-        name = first.labels[APPGROUP_LABEL]
-        ready = sum(1 for p in pods.values() if p.ready and p.key not in self._base.taken)
-        wanted = self._network.groups[self._network.group_of(first.namespace, name)].spec.num_members
-        if ready < max(len(pods), wanted):
-            return f"{ready} of {max(len(pods), wanted)} pods of AppGroup {name} are ready"
+        if here is None or there is None or score_table is None:
+            return "its place is not known"
+        alone, others = zones.zone_of_all(pod), zones.zone_of_others(pod)
+        if there in zones.excluded_places(others):
+            return f"all other replicas of its workload are in zone {others}, and it is to survive one"
+        if alone and there not in zones.excluded_places(alone):
+            return ""
+        now, then = score_table.place_score(pod.node, here), score_table.place_score(node.name, there)
+        if score_table.neutral or not self._is_gain(now, then):
+            return f"its network cost there is {then.cost}, and {now.cost} here"
         return ""
-
-    def _take(self, candidate: Candidate, target: Host, there: PlaceScore) -> None:
-        base, pod, now = self._base, candidate.pod, candidate.now
-        reason = describe_one_zone(candidate.alone) if candidate.alone else describe_misplacement(now, there)
-        strategy: Strategy = "ZoneSurvival" if candidate.alone else "NetworkMisplacement"
-        requested = {resource: float(amount) for resource, amount in pod.requests.items()}
-        used = requested | usage_of(pod, base.snapshot, pod.requests)
-        move = Move(
-            pod=pod.key,
-            uid=pod.uid,
-            workload=workload_of(pod),
-            node=pod.node,
-            target=target.name,
-            strategy=strategy,
-            reason=reason,
-            used=used,
-            cost_before=now.cost,
-            cost_after=there.cost,
-            group=base.snapshot.group_of(pod),
-        )
-        follow = Followed(
-            pod=pod.key,
-            uid=pod.uid,
-            workload=move.workload,
-            node=pod.node,
-            at_s=base.now,
-            strategy=strategy,
-            target=target.name,
-            pool=MISPLACEMENT,
-            group=move.group,
-            used=used,
-            cost_before=now.cost,
-        )
-        base.take(pod, move, follow)
 
 
 def describe_misplacement(now: PlaceScore, there: PlaceScore) -> str:
@@ -329,76 +315,3 @@ def describe_misplacement(now: PlaceScore, there: PlaceScore) -> str:
     if now.violated > there.violated:
         text += f", dependencies beyond maxNetworkCost({now.violated})>elsewhere({there.violated})"
     return text
-
-
-class Hosts:
-    """Nodes by place, asked for the cheapest that takes a pod now.
-
-    Args:
-        base: the round, for what is planned to arrive where.
-        network: names and places of nodes.
-        loads: by node; a node that is over, or would be, takes nothing.
-    """
-
-    def __init__(self, base: Round, network: State, loads: Mapping[str, Load]) -> None:
-        self._base, self._network, self._loads = base, network, loads
-        self._by_place: dict[int, list[Host]] = defaultdict(list)
-        for name, place in network.place_of.items():
-            node = base.snapshot.nodes.get(name)
-            if node is not None and node.takes_pods:
-                self._by_place[place].append(node)
-        for nodes in self._by_place.values():
-            nodes.sort(key=lambda node: (self._load_of(node.name), node.name))
-
-    def _load_of(self, name: str) -> float:
-        load = self._loads.get(name)
-        return load.load if load is not None else 0.0
-
-    def best(
-        self, candidate: Candidate, is_gain: IsGain, shunned: frozenset[int] = frozenset()
-    ) -> tuple[Host, PlaceScore] | None:
-        """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod.
-
-        ``shunned`` are places where it is not to go.
-        """
-        place_of = self._network.place_of
-        score_table, now = candidate.score_table, candidate.now
-        special = [
-            (place_score, name)
-            for name, place_score in score_table.by_node.items()
-            if name != candidate.pod.node and place_of.get(name) not in shunned and is_gain(now, place_score)
-        ]
-        general = [
-            (place_score, place)
-            for place, place_score in enumerate(score_table.by_class)
-            if place not in shunned and is_gain(now, place_score)
-        ]
-        ways: list[tuple[PlaceScore, str | int]] = [*special, *general]
-        ways.sort(key=lambda way: (way[0].violated, way[0].cost, isinstance(way[1], int), str(way[1])))
-        for place_score, where in ways:
-            if isinstance(where, str):
-                node = self._base.snapshot.nodes.get(where)
-                nodes = [node] if node is not None and node.takes_pods else []
-            else:
-                nodes = [n for n in self._by_place.get(where, ()) if n.name not in score_table.by_node]
-            for node in nodes:
-                if node.name != candidate.pod.node and not self._refusal(node, candidate.pod):
-                    return node, place_score
-        return None
-
-    def _refusal(self, node: Host, pod: PodInfo) -> str:
-        return self._base.fit.bars(node, pod) or self.overload(node, pod) or self._base.fit.crowds(node, pod)
-
-    def overload(self, node: Host, pod: PodInfo) -> str:
-        """Which usage would be above its threshold there, with what is planned to arrive; empty when none would."""
-        load = self._loads.get(node.name)
-        if load is None or load.kind == "unknown":
-            return ""
-        used = usage_of(pod, self._base.snapshot, load.used)
-        arriving: Mapping[str, float] = self._base.arriving.get(node.name, {})
-        for resource in load.thresholds.high:
-            if resource in load.used:
-                total = load.used[resource] + used.get(resource, 0.0) + arriving.get(resource, 0.0)
-                if total > load.limit(resource):
-                    return f"{resource} usage would exceed the high threshold"
-        return ""

@@ -86,20 +86,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         args: LowNodeLoad's arguments; None when the profile does not enable it.
         args_field: where they stand in the document, for errors.
         interval_s: seconds between rounds.
-        per_workload, unavailable_per_workload: a number of pods, or a percentage such as ``10%``.
-        workload_backoff_s: how long a workload rests after a move.
+        limits: by their names in `controller.descheduler.config.LimitsConfig`.
     """
 
     args: LowNodeLoadArgs | None
     args_field: str
     interval_s: float | None = None
     dry_run: bool = False
-    per_node: int | None = None
-    per_namespace: int | None = None
-    per_round: int | None = None
-    per_workload: int | str | None = None
-    unavailable_per_workload: int | str | None = None
-    workload_backoff_s: float | None = None
+    limits: dict[str, Any] = {}
     local_storage: bool | None = None
 
 
@@ -210,20 +204,22 @@ def _assembled(
     args_field: str,
 ) -> Policy:
     config.validate(field)
-    interval, rest = config.descheduling_interval, migration.object_limiters.workload.duration
+    interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
+    backoff_field = join(migration_field, "objectLimiters.workload.duration")
+    limits = {
+        "per_node": _least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        "per_round": _least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_workload": migration.max_migrating_per_workload,
+        "unavailable_per_workload": migration.max_unavailable_per_workload,
+        "workload_backoff_s": None if backoff is None else seconds(backoff, backoff_field),
+    }
     return Policy(
         args=args,
         args_field=args_field,
         interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
         dry_run=config.dry_run,
-        per_node=_least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        per_namespace=_least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        per_round=_least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
-        per_workload=migration.max_migrating_per_workload,
-        unavailable_per_workload=migration.max_unavailable_per_workload,
-        workload_backoff_s=None
-        if rest is None
-        else seconds(rest, join(migration_field, "objectLimiters.workload.duration")),
+        limits={name: limit for name, limit in limits.items() if limit is not None},
         local_storage=migration.evict_local_storage_pods,
     )
 

@@ -26,13 +26,14 @@ from controller.cluster.volumes import (
     StorageClass,
     Volumes,
 )
+from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import Answer, RoundDecision, RoundPlan, Watched
-from controller.descheduler.memory import Memory, MemoryStore
-from controller.descheduler.plan import confirm, questions, think
+from controller.descheduler.decide import Decision, RoundState, confirm, evaluate, questions
+from controller.descheduler.decision import Answer, RoundPlan
+from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
-from controller.descheduler.usage import UsageBook
+from controller.descheduler.usage import UsageSmoother
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import plan_group, without
@@ -45,17 +46,27 @@ from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object, Resource
 T = TypeVar("T", bound=Object)
 
 
+class ConditionState(Answer, frozen=True):
+    """A condition of a move, and how many pods it keeps; see `controller.descheduler.conditions`."""
+
+    name: str
+    requires: str
+    keeps: int
+
+
 class Preview(Answer, frozen=True):
     """What `kubectl netaware deschedule --dry-run` prints.
 
     Attributes:
         plan: see `RoundPlan`.
+        conditions: all of them, in the order in which they are asked.
         faults: usage that could not be read.
         refused: usage readings that were not believed, by reason.
         notes: what could not be seen, and what that means for the plan.
     """
 
     plan: RoundPlan
+    conditions: tuple[ConditionState, ...] = ()
     faults: tuple[str, ...] = ()
     refused: dict[str, int] = {}
     notes: tuple[str, ...] = ()
@@ -74,7 +85,7 @@ async def preview(
     """Decide one round without evicting anybody.
 
     Args:
-        client: needs to list nodes, pods, disruption budgets and usage; AppGroups, NetworkTopologies and the memory ConfigMap
+        client: needs to list nodes, pods, disruption budgets and usage; AppGroups, NetworkTopologies and the history ConfigMap
             where they may be read.
         config: the section of the controller's configuration, or one around a policy file.
         namespace: netaware's.
@@ -93,12 +104,12 @@ async def preview(
     nodes, pods, budgets = await asyncio.gather(
         client.list(NODES, Node), client.list(PODS, GroupPod), client.list(BUDGETS, Budget)
     )
-    groups, namespaces, topologies, services, memory, batch = await asyncio.gather(
+    groups, namespaces, topologies, services, history, batch = await asyncio.gather(
         _optional(client, APPGROUPS, AppGroup, notes),
         _optional(client, NAMESPACES, Object, notes),
         _optional(client, NETWORK_TOPOLOGIES, NetworkTopology, notes),
         _optional(client, SERVICES, Service, notes),
-        _memory(client, namespace, notes),
+        _history(client, namespace, notes),
         reader.read(),
     )
     volumes, claims, classes = await asyncio.gather(
@@ -118,21 +129,25 @@ async def preview(
         groups=groups,
         topologies=topologies,
     )
-    book = UsageBook(0, settings.expiry_s)
-    thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
-    decision = thought.deliberation.decision
-    asked = questions(thought.snapshot, decision.plan.moves)
-    planner = _Planner(world, reached, prices, decision)
-    decision = (await confirm(thought.deliberation, asked, planner.simulate_replacement)).decision
+    usage = UsageSmoother(0, settings.expiry_s)
+    found = evaluate(world, usage, batch, history, RoundState(), settings=settings, now=moment, confirmed=True)
+    asked = questions(found.snapshot, found.proposal.decision.plan.moves)
+    planner = _Planner(world, reached, prices, found.proposal.decision)
+    plan = (await confirm(found.proposal, asked, found.history, planner.simulate_replacement)).decision.plan
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
-    counts = {str(reason): count for reason, count in sorted(thought.refused.items())}
-    return Preview(decision.plan, batch.faults, counts, tuple(notes))
+    counts = {str(reason): count for reason, count in sorted(found.refused.items())}
+    return Preview(plan, states_of(plan), batch.faults, counts, tuple(notes))
+
+
+def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
+    """Every condition, in order, with the pods that it keeps."""
+    return tuple(ConditionState(c.name, c.requires, plan.skipped.get(c.name, 0)) for c in CONDITIONS)
 
 
 class _Planner:
     """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
 
-    def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: RoundDecision) -> None:
+    def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: Decision) -> None:
         self._pods = [pod.wire for pod in world.pods.by_key.values() if pod.wire is not None]
         node_cache = NodeCache()
         node_cache.hosts = world.nodes
@@ -162,11 +177,11 @@ async def _optional(client: Client, resource: Resource, type_: type[T], notes: l
         return ()
 
 
-async def _memory(client: Client, namespace: str, notes: list[str]) -> Memory:
+async def _history(client: Client, namespace: str, notes: list[str]) -> History:
     try:
-        return await MemoryStore(client, namespace).load()
+        return await HistoryStore(client, namespace).load()
     except ApiError as error:
         if not error.forbidden:
             raise
-        notes.append("the descheduler's memory cannot be read, so back-off and the hourly budget are not counted")
-        return Memory()
+        notes.append("the descheduler's history cannot be read, so back-off and the hourly budget are not counted")
+        return History()

@@ -114,7 +114,7 @@ class Budget(Object, frozen=True):
     status: BudgetStatus = BudgetStatus()
 
 
-class Guard(NamedTuple):
+class PdbState(NamedTuple):
     """A PodDisruptionBudget.
 
     Attributes:
@@ -128,7 +128,7 @@ class Guard(NamedTuple):
     allowed: int
 
 
-def read_guard(budget: Budget) -> Guard | None:
+def read_budget(budget: Budget) -> PdbState | None:
     """Convert a budget; None for one without selector, which covers no pod.
 
     Its ``disruptedPods`` are already out of ``disruptionsAllowed``.
@@ -139,7 +139,7 @@ def read_guard(budget: Budget) -> Guard | None:
         selector = from_object(budget.spec.selector)
     except SelectorError:  # newer than we are: then it covers its whole namespace, the safe reading
         selector = Selector()
-    return Guard(budget.metadata.key, budget.metadata.namespace, selector, max(0, budget.status.disruptions_allowed))
+    return PdbState(budget.metadata.key, budget.metadata.namespace, selector, max(0, budget.status.disruptions_allowed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class LoadSnapshot:
 
     Attributes:
         nodes: by name.
-        guards: by namespace.
+        budgets: by namespace.
         usage: smoothed, nothing expired in it.
         network: the scheduler's view of AppGroups and costs; None where there are none.
         volumes: from where the data of pods can be reached.
@@ -157,7 +157,7 @@ class LoadSnapshot:
     nodes: Mapping[str, Host]
     pods: PodIndex
     usage: UsageView
-    guards: Mapping[str, tuple[Guard, ...]] = field(default_factory=dict)
+    budgets: Mapping[str, tuple[PdbState, ...]] = field(default_factory=dict)
     network: State | None = None
     volumes: Volumes = field(default_factory=Volumes)
 
@@ -179,11 +179,11 @@ class LoadSnapshot:
             return None
 
 
-def by_namespace(guards: Iterable[Guard]) -> dict[str, tuple[Guard, ...]]:
-    """Guards by namespace, in order of their keys."""
-    found: dict[str, list[Guard]] = defaultdict(list)
-    for guard in sorted(guards, key=lambda guard: guard.key):
-        found[guard.namespace].append(guard)
+def by_namespace(budgets: Iterable[PdbState]) -> dict[str, tuple[PdbState, ...]]:
+    """Budgets by namespace, in order of their keys."""
+    found: dict[str, list[PdbState]] = defaultdict(list)
+    for budget in sorted(budgets, key=lambda budget: budget.key):
+        found[budget.namespace].append(budget)
     return {namespace: tuple(entries) for namespace, entries in found.items()}
 
 
@@ -205,7 +205,7 @@ class World:
         self.pods = PodIndex()
         self.network, self._feeds_network = network, feeds_network
         self._volumes = volumes or Volumes()
-        self._guards: dict[str, Guard] = {}
+        self._budgets: dict[str, PdbState] = {}
 
     def take_node(self, key: str, old: Node | None, new: Node | None) -> None:
         """A node changed."""
@@ -229,11 +229,11 @@ class World:
 
     def take_budget(self, key: str, _: Budget | None, new: Budget | None) -> None:
         """A PodDisruptionBudget changed."""
-        guard = None if new is None else read_guard(new)
-        if guard is None:
-            self._guards.pop(key, None)
+        state = None if new is None else read_budget(new)
+        if state is None:
+            self._budgets.pop(key, None)
         else:
-            self._guards[key] = guard
+            self._budgets[key] = state
 
     def take_lists(
         self,
@@ -265,10 +265,10 @@ class World:
     def copy(self) -> World:
         """As it is now, for a thread: nothing that is taken later changes it."""
         made = World(self.network.copy(), self._volumes.copy(), feeds_network=self._feeds_network)
-        made.nodes, made.pods, made._guards = self.nodes.copy(), self.pods.copy(), self._guards.copy()
+        made.nodes, made.pods, made._budgets = self.nodes.copy(), self.pods.copy(), self._budgets.copy()
         return made
 
     def snapshot(self, usage: UsageView) -> LoadSnapshot:
         """Now. Shares the indexes with this object: of one that goes on taking changes it is good until the next await."""
-        guards: Mapping[str, tuple[Guard, ...]] = by_namespace(self._guards.values())
-        return LoadSnapshot(self.nodes, self.pods, usage, guards, self.network, self._volumes)
+        budgets: Mapping[str, tuple[PdbState, ...]] = by_namespace(self._budgets.values())
+        return LoadSnapshot(self.nodes, self.pods, usage, budgets, self.network, self._volumes)

@@ -1,4 +1,4 @@
-"""Where usage is read: metrics.k8s.io, or Prometheus' query API; both answer with one `Batch`."""
+"""Where usage is read: metrics.k8s.io, or Prometheus' query API; both answer with one `UsageBatch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from controller.cluster.requests import parse_amount
 from controller.descheduler.config import Queries, UsageConfig
-from controller.descheduler.usage import CPU, MEMORY, Batch, UsageReading
+from controller.descheduler.usage import CPU, MEMORY, UsageBatch, UsageReading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
@@ -22,9 +22,9 @@ POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
 
 
 class UsageSource(Protocol):
-    """Reads all usage there is; never raises for a source that is down, see `Batch.faults`."""
+    """Reads all usage there is; never raises for a source that is down, see `UsageBatch.faults`."""
 
-    async def read(self) -> Batch:
+    async def read(self) -> UsageBatch:
         """Ask once."""
         ...
 
@@ -49,7 +49,7 @@ class MetricsApi:
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client, self._timeout_s = client, timeout_s
 
-    async def read(self) -> Batch:
+    async def read(self) -> UsageBatch:
         """Ask once."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -58,14 +58,14 @@ class MetricsApi:
                 )
         except (KubekitError, TimeoutError) as error:
             if isinstance(error, ApiError) and error.not_found:
-                return Batch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
-            return Batch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
+                return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
+            return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
         return await asyncio.to_thread(_batch, nodes, pods)
 
 
-def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> Batch:
+def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
     faults: list[str] = []
-    return Batch(
+    return UsageBatch(
         tuple(r for n in nodes for r in _readings(n.metadata.name, n.timestamp, [n.usage], faults)),
         tuple(
             r
@@ -125,20 +125,20 @@ class PrometheusUsage:
             self._url, token=token, timeout_s=self._timeout_s, field="descheduler.usage.prometheus.url"
         )
 
-    async def read(self) -> Batch:
+    async def read(self) -> UsageBatch:
         """Ask once; all queries are evaluated at the same moment."""
         q, at_s = self._queries, self._wall()
         try:
             token = await asyncio.to_thread(_token, self._token_file)
         except OSError as error:
-            return Batch(faults=(f"usage.prometheus.tokenFile: {error}",))
+            return UsageBatch(faults=(f"usage.prometheus.tokenFile: {error}",))
         faults: list[str] = []
         async with self._client(token) as client:
             nodes, pods = await asyncio.gather(
                 self._ask(client, at_s, {CPU: q.node_cpu, MEMORY: q.node_memory, BANDWIDTH: q.node_bandwidth}, faults),
                 self._ask(client, at_s, {CPU: q.pod_cpu, MEMORY: q.pod_memory, BANDWIDTH: q.pod_bandwidth}, faults),
             )
-        return Batch(
+        return UsageBatch(
             tuple(r for resource, found in nodes for r in _named(resource, found, (q.node_label,))),
             tuple(r for resource, found in pods for r in _named(resource, found, (q.namespace_label, q.pod_label))),
             tuple(faults),
@@ -178,10 +178,10 @@ class Joined:
     def __init__(self, *sources: UsageSource) -> None:
         self._sources = sources
 
-    async def read(self) -> Batch:
+    async def read(self) -> UsageBatch:
         """Ask all at once."""
         batches = await asyncio.gather(*(source.read() for source in self._sources))
-        return Batch(
+        return UsageBatch(
             tuple(r for b in batches for r in b.nodes),
             tuple(r for b in batches for r in b.pods),
             tuple(f for b in batches for f in b.faults),

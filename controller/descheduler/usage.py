@@ -67,7 +67,7 @@ class UsageReading(msgspec.Struct, frozen=True, gc=False):
     at_s: float
 
 
-class Batch(msgspec.Struct, frozen=True):
+class UsageBatch(msgspec.Struct, frozen=True):
     """What one round read.
 
     Attributes:
@@ -111,7 +111,7 @@ def refusal_of(reading: UsageReading, now: float, expiry_s: float) -> Refusal | 
     return "future" if reading.at_s - now > MOST_AHEAD_S else None
 
 
-class UsageBook:
+class UsageSmoother:
     """Remembers usage between rounds.
 
     Args:
@@ -124,7 +124,7 @@ class UsageBook:
         self._nodes: dict[str, dict[str, Smoothed]] = {}
         self._pods: dict[str, dict[str, Smoothed]] = {}
 
-    def fold(self, batch: Batch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
+    def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
         """Take a batch in.
 
         Args:

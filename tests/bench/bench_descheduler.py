@@ -19,11 +19,10 @@ import msgspec
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import Watched
-from controller.descheduler.memory import Memory
-from controller.descheduler.plan import Thought, think
+from controller.descheduler.decide import Evaluation, RoundState, evaluate
+from controller.descheduler.history import History
 from controller.descheduler.snapshot import World
-from controller.descheduler.usage import Batch, UsageBook, UsageReading
+from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.runtime import compact_memory
@@ -104,7 +103,7 @@ class _Cluster:
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
             self._world.take_pod(pod.metadata.key, None, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
-        self._book = UsageBook(30, 180)
+        self._book = UsageSmoother(30, 180)
         self._settings = _settings()
 
     def rounds(self, count: int) -> _Rounds:
@@ -116,23 +115,25 @@ class _Cluster:
             now = NOW_S + 60 * i
             batch = self._batch(now)
             started = time.perf_counter()
-            decision = self._think(self._world, batch, now).deliberation.decision
+            decision = self._evaluate(self._world, batch, now).proposal.decision
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
             hot = sum(1 for state in decision.plan.nodes if state.kind == "over")
         return _Rounds(min(seconds), moves, hot)
 
-    def _think(self, world: World, batch: Batch, now: float) -> Thought:
-        return think(world, self._book, batch, Memory(), Watched(), settings=self._settings, now=now, confirmed=True)
+    def _evaluate(self, world: World, batch: UsageBatch, now: float) -> Evaluation:
+        return evaluate(
+            world, self._book, batch, History(), RoundState(), settings=self._settings, now=now, confirmed=True
+        )
 
     def holds(self) -> _Holds:
         """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""
 
-        async def here(batch: Batch, now: float) -> None:
-            self._think(self._world, batch, now)
+        async def here(batch: UsageBatch, now: float) -> None:
+            self._evaluate(self._world, batch, now)
 
-        async def apart(batch: Batch, now: float) -> None:
-            await asyncio.to_thread(self._think, self._world.copy(), batch, now)
+        async def apart(batch: UsageBatch, now: float) -> None:
+            await asyncio.to_thread(self._evaluate, self._world.copy(), batch, now)
 
         found: list[float] = []
         for way in (here, apart, here, apart, here, apart):
@@ -145,7 +146,7 @@ class _Cluster:
         place = (index * 7919 % len(self._names)) / len(self._names)
         return 85.0 if place < HOT_SHARE else 20.0 if place < HOT_SHARE + IDLE_SHARE else 50.0
 
-    def _batch(self, now: float) -> Batch:
+    def _batch(self, now: float) -> UsageBatch:
         cores, per_node = 32_000, max(1, len(self._pods) // len(self._names))
         nodes = [
             reading
@@ -163,7 +164,7 @@ class _Cluster:
                 UsageReading(key, "memory", 2**30, now),
             )
         ]
-        return Batch(tuple(nodes), tuple(pods))
+        return UsageBatch(tuple(nodes), tuple(pods))
 
 
 async def _longest_hold(work: Awaitable[None]) -> float:

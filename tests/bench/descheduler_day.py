@@ -31,11 +31,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import Watched
-from controller.descheduler.followup import FAILED, follow
-from controller.descheduler.load import shunned_by
-from controller.descheduler.memory import Memory, add_moves
-from controller.descheduler.plan import deliberate
+from controller.descheduler.decide import RoundState, decide
+from controller.descheduler.follow_up import INEFFECTIVE, follow_up
+from controller.descheduler.history import History, add_moves
+from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.config import SchedulerConfig
@@ -209,7 +208,7 @@ class Day:
         del self._slots[name]
         return workload.name, slot
 
-    async def shun(self, world: World, names: frozenset[str]) -> None:
+    async def taint(self, world: World, names: frozenset[str]) -> None:
         """The taint on these nodes and no others, as the controller writes it before it evicts."""
         for name, host in list(world.nodes.items()):
             if bool(host.prefer_no_schedule_taints) != (name in names):
@@ -321,7 +320,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         world = World(State(SchedulerConfig(), "netaware-system"))
         for node in nodes:
             world.take_node(node.metadata.name, None, node)
-        memory, watched = Memory(), Watched()
+        history, state = History(), RoundState()
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
         ends = []
@@ -331,19 +330,19 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
             heats.append(heat)
             day.show(world)
             snapshot = world.snapshot(view)
-            memory, ended = follow(snapshot, memory, settings.limits, now)
+            history, ended = follow_up(snapshot, history, settings.limits, now)
             ends += ended
             began = time.perf_counter()
-            decision = deliberate(snapshot, memory, watched, settings, now).decision
+            decision = decide(snapshot, history, state, settings, now).decision
             took.append(time.perf_counter() - began)
-            watched, memory = decision.watched, add_moves(memory, decision.follows)
+            state, history = decision.state, add_moves(history, decision.pending)
             if settings.taint_hot_nodes:
-                await day.shun(world, shunned_by(decision.plan.nodes, watched.detectors, world.nodes))
+                await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:
                 name = move.pod.partition("/")[2]
                 moves[name.rpartition("-")[0]] += 1
                 replicas[await day.evict(name, now)] += 1
-        await day.shun(world, frozenset())  # the next day has the same nodes
+        await day.taint(world, frozenset())  # the next day has the same nodes
     helpable = {w.name for w in day.workloads if w.helpable}
     judged = [end.came_true for end in ends if end.came_true is not None]
     hours = ROUND_S / 3600
@@ -422,9 +421,13 @@ def verdicts(found: list[Figures]) -> dict[str, dict[str, object]]:
     true = sum(f.predictions * f.came_true_percent for f in found) / judged if judged else 100.0
     most_helped = max(f.most_of_a_replica_that_can_be_helped for f in found)
     most_moved = max(f.most_of_a_workload_that_can_be_helped for f in found)
-    most_vain = max(f.most_of_a_workload_that_cannot for f in found)
+    most_ineffective = max(f.most_of_a_workload_that_cannot for f in found)
     return {
-        "evictions a day of a workload that cannot be helped": {"value": most_vain, "budget": 6, "ok": most_vain <= 6},
+        "evictions a day of a workload that cannot be helped": {
+            "value": most_ineffective,
+            "budget": 6,
+            "ok": most_ineffective <= 6,
+        },
         "evictions a day of a replica that can": {"value": most_helped, "budget": 2, "ok": most_helped <= 2},
         # Each of several replicas may need a move of its own, so this has no budget.
         "evictions a day of a workload that can, all replicas together": {"value": most_moved},
@@ -438,7 +441,7 @@ def verdicts(found: list[Figures]) -> dict[str, dict[str, object]]:
         "predictions that came true, percent": {"value": round(true, 1), "budget": 95, "ok": true >= 95},
         "moves that helped, percent": {
             "value": round(100 * _share(found, "helped"), 1),
-            "without benefit": sum(f.outcomes.get(o, 0) for f in found for o in FAILED),
+            "without benefit": sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE),
         },
     }
 

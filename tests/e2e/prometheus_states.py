@@ -15,9 +15,8 @@ from aiohttp import web
 
 from controller.cluster.pods import GATE
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
-from controller.descheduler.config import LimitsConfig
-from controller.descheduler.memory import KEY, NAME, Memory, Tried
-from controller.descheduler.round import MISPLACEMENT
+from controller.descheduler.history import DAY_S, KEY, NAME, History, MoveResult
+from controller.descheduler.round import BREAKER_RESULTS
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
@@ -244,11 +243,11 @@ async def capacity_of(client: Client, node: str, value: str | None) -> AsyncIter
         await write(before)
 
 
-async def remember_vain_moves(client: Client) -> None:
-    """An earlier leader made moves that helped nobody, and remembered them."""
-    now, workload = time.time(), f"{SHOP}/ReplicaSet/web"
-    memory = Memory(tried=tuple(Tried(now, MISPLACEMENT, workload) for _ in range(LimitsConfig().judged_moves)))
-    body = {"data": {KEY: msgspec.json.encode(memory).decode()}}
+async def remember_ineffective_moves(client: Client, forgotten_in_s: float) -> None:
+    """An earlier leader made moves that helped nobody, and remembered them; they count for a day."""
+    at_s = time.time() - DAY_S + forgotten_in_s
+    results = (MoveResult(at_s, "NetworkMisplacement"),) * BREAKER_RESULTS
+    body = {"data": {KEY: msgspec.json.encode(History(results=results)).decode()}}
     await client.patch(CONFIGMAPS, NAME, body, Object, kind=MERGE_PATCH, namespace=HOME_NAMESPACE)
 
 

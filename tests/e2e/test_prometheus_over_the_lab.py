@@ -59,12 +59,11 @@ MOVES = {"dryRun": False}
 FAST = {
     "perWorkload": 1,
     "unavailablePerWorkload": 1,
-    "judgeS": 3,
-    "settleS": 2,
+    "evaluateAfterS": 3,
+    "usageLagS": 2,
     "workloadBackoffS": 2,
     # An eviction that is forbidden counts as a move that did not help.
-    "failureBackoffS": 2,
-    "longestBackoffS": 2,
+    "failureBackoffS": 0,
 }
 RIGHTS = [("netaware-descheduler", "pods/eviction"), ("netaware-agent", "events")]
 CONFIG: dict[str, Any] = {
@@ -293,8 +292,8 @@ async def run_through_states(
             await watch.until_fired({"NetawareDeschedulerBudgetSpent"}, 60)
             await until(watch.moves_have_ended, "the move to be judged", 60)
         await programs.ask_for(client, pod, "10M")
-        async with programs.controller_away(lab, **MOVES, limits={**FAST, "perHour": 100, "trustWindowS": 45}):
-            await states.remember_vain_moves(client)
+        async with programs.controller_away(lab, **MOVES, limits={**FAST, "perHour": 100}):
+            await states.remember_ineffective_moves(client, forgotten_in_s=45)
         await watch.until_fired({"NetawareDeschedulerStopped"}, 60)
         await watch.until_resolved(120)
         await asyncio.to_thread(check)

@@ -40,10 +40,10 @@ DESCHEDULER = Dashboard(
                     width=6,
                 ),
                 number(
-                    "Workloads at rest",
+                    "Workloads backed off",
                     "short",
                     "Workloads left alone for a while because moving them did not help.",
-                    Query("sum(netaware_descheduler_resting_workloads)"),
+                    Query('sum(netaware_descheduler_backed_off{kind="workload"})'),
                     width=6,
                 ),
             ],
@@ -75,8 +75,8 @@ DESCHEDULER = Dashboard(
                 stacked(
                     "Pods passed over",
                     "short",
-                    "In the newest round, by the reason for which they were left where they are.",
-                    Query("sum by (reason) (netaware_descheduler_skipped_pods)", "{{reason}}"),
+                    "In the newest round, by the first condition that did not hold.",
+                    Query("sum by (condition) (netaware_descheduler_skipped_pods)", "{{condition}}"),
                 ),
                 lines(
                     "Time to decide a round",

@@ -221,9 +221,9 @@ FAST = {
     "perWorkload": 1,
     "unavailablePerWorkload": 1,
     "workloadBackoffS": 8,
-    "settleS": 8,
-    "judgeS": 10,
-    "lostS": 30,
+    "usageLagS": 8,
+    "evaluateAfterS": 10,
+    "startTimeoutS": 30,
 }
 
 

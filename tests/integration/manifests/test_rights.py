@@ -52,7 +52,6 @@ RARE = {
     ("netaware-controller", "", "pods", "delete"): "a pod with stale node affinity is replaced",
     ("netaware-gate-opener", "", "pods", "patch"): "a gate is overdue, and no controller opens it",
     ("netaware-scheduler", "", "configmaps", "list"): "a kube-scheduler that does not stream lists yet",
-    ("netaware-controller", "", "nodes/status", "patch"): "a node was hot, and the condition Overutilized says it",
     ("netaware-controller", "authentication.k8s.io", "tokenreviews", "create"): "somebody opens the page",
     ("netaware-controller", "authorization.k8s.io", "subjectaccessreviews", "create"): "somebody opens the page",
     ("netaware-page", "", "services/proxy", "get"): "what the page asks of somebody who opens it",

@@ -236,7 +236,7 @@ OTHERS: Mapping[str, Series] = {
     },
     "NetawareDeschedulerBudgetSpent": {"netaware_descheduler_hourly_budget_spent": "0x4 20x55"},
     "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': COUNTS},
-    "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{scope="pool"}': BEGINS},
+    "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{strategy="LowNodeLoad"}': BEGINS},
 }
 """Alerts for what no finding is about, as only time tells it."""
 EVER_FIRED = 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[1h]))'

@@ -11,14 +11,14 @@ from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
-from controller.descheduler.classify import Detector
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import RoundDecision, Watched
-from controller.descheduler.followup import Ended, follow
-from controller.descheduler.memory import Followed, Heir, Memory, Rest, Spent, Tried, add_moves, mark_of
-from controller.descheduler.plan import confirm, deliberate
-from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, World, by_namespace
-from controller.descheduler.usage import Batch, UsageBook, UsageReading, UsageView
+from controller.descheduler.decide import Decision, RoundState, confirm, decide
+from controller.descheduler.decision import Move
+from controller.descheduler.follow_up import EndedMove, follow_up
+from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
+from controller.descheduler.node_load import Detector
+from controller.descheduler.snapshot import LoadSnapshot, PdbState, PodIndex, World, by_namespace
+from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.selectors import parse
@@ -29,45 +29,45 @@ __all__ = [
     "CALM",
     "GI",
     "NOW_S",
-    "Batch",
+    "BackOff",
     "Days",
+    "Decision",
     "DeschedulerConfig",
     "Detector",
-    "Followed",
-    "Guard",
-    "Heir",
+    "Eviction",
+    "History",
     "Host",
     "LoadSnapshot",
-    "Memory",
+    "MoveResult",
+    "PdbState",
+    "PendingMove",
     "PersistentVolume",
     "PodIndex",
     "PodInfo",
-    "Rest",
-    "RoundDecision",
+    "RoundState",
     "SchedulerConfig",
     "Settings",
-    "Spent",
     "State",
     "Target",
-    "Tried",
-    "UsageBook",
+    "UsageBatch",
     "UsageReading",
+    "UsageSmoother",
     "UsageView",
     "Volumes",
-    "Watched",
     "World",
     "add_moves",
     "amounts",
+    "budget",
     "by_namespace",
     "confirm",
     "decide",
-    "deliberate",
-    "follow",
-    "guard",
+    "decided",
+    "follow_up",
     "mark_of",
     "moved",
     "node",
     "once",
+    "pending_move",
     "pod",
     "read",
     "settings",
@@ -183,19 +183,19 @@ def snapshot(
     node_usage: Mapping[str, Mapping[str, float]],
     pod_usage: Mapping[str, Mapping[str, float]] | None = None,
     *,
-    guards: Iterable[Guard] = (),
+    budgets: Iterable[PdbState] = (),
     network: Any = None,
     expired: Iterable[str] = (),
 ) -> LoadSnapshot:
     """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
     used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
     view = UsageView(node_usage, used, frozenset(expired))
-    return LoadSnapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(guards), network)
+    return LoadSnapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(budgets), network)
 
 
-def guard(name: str, selector: str, allowed: int, namespace: str = "default") -> Guard:
+def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PdbState:
     """A PodDisruptionBudget."""
-    return Guard(f"{namespace}/{name}", namespace, parse(selector), allowed)
+    return PdbState(f"{namespace}/{name}", namespace, parse(selector), allowed)
 
 
 def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
@@ -222,21 +222,40 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
     return msgspec.convert(document, DeschedulerConfig).compiled()
 
 
-def moved(decision: RoundDecision) -> list[str]:
+def pending_move(
+    pod: str = "default/old",
+    uid: str = "u",
+    workload: str = "default/Deployment/w",
+    node: str = "hot",
+    at_s: float = NOW_S,
+    strategy: Any = "LowNodeLoad",
+    *,
+    target: str = "",
+    group: str = "",
+    used: Mapping[str, float] | None = None,
+    cost_before: int = -1,
+    **follow: Any,
+) -> PendingMove:
+    """A move of before; ``follow`` is what else is remembered of it."""
+    move = Move(pod, uid, workload, node, target, strategy, "r", used or {}, cost_before=cost_before, group=group)
+    return PendingMove(move, at_s, **follow)
+
+
+def moved(decision: Decision) -> list[str]:
     """Names of the pods that would go, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
 
-def decide(
-    view: LoadSnapshot, memory: Memory, watched: Watched, rules: Settings, now: float, *, confirmed: bool = False
-) -> RoundDecision:
-    """The decision of `deliberate` alone."""
-    return deliberate(view, memory, watched, rules, now, confirmed=confirmed).decision
+def decided(
+    view: LoadSnapshot, history: History, state: RoundState, rules: Settings, now: float, *, confirmed: bool = False
+) -> Decision:
+    """The decision of `decide` alone."""
+    return decide(view, history, state, rules, now, confirmed=confirmed).decision
 
 
-def once(view: LoadSnapshot, rules: Settings, *, memory: Memory | None = None, now: float = NOW_S) -> RoundDecision:
+def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> Decision:
     """One round from nothing."""
-    return decide(view, memory or Memory(), Watched(), rules, now)
+    return decided(view, memory or History(), RoundState(), rules, now)
 
 
 class Days:
@@ -244,22 +263,22 @@ class Days:
 
     Attributes:
         moves: (seconds since the start, pod) of every eviction.
-        ends: how followed moves ended.
+        ends: how moves ended.
     """
 
     def __init__(
         self, rules: Settings, look: Callable[[float], LoadSnapshot], evict: Callable[[str, float], None]
     ) -> None:
         self._rules, self._look, self._evict = rules, look, evict
-        self.memory, self.watched = Memory(), Watched()
+        self.history, self.state = History(), RoundState()
         self.moves: list[tuple[float, str]] = []
-        self.ends: list[Ended] = []
-        self.last: RoundDecision | None = None
+        self.ends: list[EndedMove] = []
+        self.last: Decision | None = None
 
     def restart(self) -> None:
         """A new process: what is in the ConfigMap survives, detectors do not."""
-        text = msgspec.json.encode(self.memory)
-        self.memory, self.watched = msgspec.json.decode(text, type=Memory), Watched()
+        text = msgspec.json.encode(self.history)
+        self.history, self.state = msgspec.json.decode(text, type=History), RoundState()
 
     def run(self, seconds: float, *, start_s: float = 0.0) -> None:
         """Rounds at the configured interval."""
@@ -267,11 +286,11 @@ class Days:
         while passed_s < start_s + seconds:
             now = NOW_S + passed_s
             view = self._look(now)
-            self.memory, ends = follow(view, self.memory, self._rules.limits, now)
+            self.history, ends = follow_up(view, self.history, self._rules.limits, now)
             self.ends += ends
-            decision = self.last = decide(view, self.memory, self.watched, self._rules, now)
-            self.watched = decision.watched
-            self.memory = add_moves(self.memory, decision.follows)
+            decision = self.last = decided(view, self.history, self.state, self._rules, now)
+            self.state = decision.state
+            self.history = add_moves(self.history, decision.pending)
             for move in decision.plan.moves:
                 self.moves.append((passed_s, move.pod))
                 self._evict(move.pod, now)

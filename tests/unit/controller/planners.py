@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from controller.descheduler.foresight import Foresight
 
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
@@ -16,7 +17,6 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
 from controller.descheduler.fit import Fit
-from controller.descheduler.foresight import Foresight
 from controller.descheduler.snapshot import World as DeschedulerWorld
 from controller.descheduler.usage import UsageView
 from controller.diagnosis.snapshot import ClusterSnapshot

@@ -12,11 +12,12 @@ from rich.console import Console
 from controller.cli.deschedule import Deschedule
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.session import Session
-from controller.descheduler.preview import Preview
+from controller.descheduler.conditions import CONDITIONS
+from controller.descheduler.preview import Preview, states_of
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.unit.controller.descheduling import amounts, guard, node, once, pod, settings, snapshot
+from tests.unit.controller.descheduling import amounts, budget, node, once, pod, settings, snapshot
 
 COMMAND = Deschedule()
 
@@ -27,9 +28,10 @@ def answer() -> Preview:
     pods = [pod("web-1", "hot"), pod("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
     usage = {"hot": amounts(3.5, 2), "stuck": amounts(3, 2), "idle": amounts(0.4, 2)}
     view = snapshot(
-        nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, guards=[guard("db", "app=db", allowed=0)]
+        nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, budgets=[budget("db", "app=db", allowed=0)]
     )
-    return Preview(once(view, settings()).plan, refused={"negative": 2})
+    plan = once(view, settings()).plan
+    return Preview(plan, states_of(plan), refused={"negative": 2})
 
 
 def options(*argv: str) -> argparse.Namespace:
@@ -63,6 +65,16 @@ def test_who_stays_is_shown_with_the_reason_and_the_node_that_stays_hot() -> Non
     assert "nodes: 2 hot, 1 with low load; 2 usage readings ignored" in text
 
 
+def test_every_condition_is_shown_in_order_with_the_pods_that_it_keeps() -> None:
+    lines = shown(answer()).splitlines()
+    rows = [
+        line.split()[:2]
+        for line in lines[next(i for i, line in enumerate(lines) if line.startswith("CONDITION")) + 1 :]
+    ]
+    assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
+    assert ["disruption-budget", "1"] in rows
+
+
 def test_nobody_to_move_is_said() -> None:
     empty = once(snapshot([node("n")], [], {"n": amounts(1, 1)}), settings()).plan
     assert shown(Preview(empty)).startswith("nobody would move")
@@ -82,7 +94,7 @@ def test_long_lists_are_cut_and_say_what_was_cut() -> None:
 def test_json_has_everything() -> None:
     data = msgspec.to_builtins(answer())
     assert data["plan"]["moves"][0]["nodeAfter"]["cpu"] == pytest.approx(47.5)
-    assert data["plan"]["skips"][0]["kind"] == "disruption-budget"
+    assert data["plan"]["skips"][0]["condition"] == "disruption-budget"
 
 
 def test_a_node_that_stays_hot_is_a_problem_for_exit_code() -> None:

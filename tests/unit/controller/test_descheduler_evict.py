@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from controller.descheduler.decision import Move
-from controller.descheduler.evict import ApiEvictor, DryRunEvictor, outdated
+from controller.descheduler.evict import evict, why_outdated
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from tests.unit.controller.descheduling import SchedulerConfig, State, World, guard, node, pod, snapshot
+from tests.unit.controller.descheduling import SchedulerConfig, State, World, node, pod
 
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 FINE: Answer = (201, {"kind": "Status", "status": "Success"}, {})
@@ -64,7 +64,7 @@ async def api(answer: Callable[[], Answer]) -> AsyncIterator[tuple[Client, list[
 
 async def test_an_eviction_names_the_uid_that_was_planned() -> None:
     async with api(lambda: FINE) as (client, seen):
-        result = await ApiEvictor(client).evict(move())
+        result = await evict(client, move())
     assert result.kind == "evicted"
     ((path, body),) = seen
     assert path == "/api/v1/namespaces/default/pods/p/eviction"
@@ -87,7 +87,7 @@ async def test_an_eviction_names_the_uid_that_was_planned() -> None:
 )
 async def test_what_the_answers_mean(answer: Answer, kind: str, wait_s: float, *, ends_round: bool) -> None:
     async with api(lambda: answer) as (client, _):
-        result = await ApiEvictor(client).evict(move())
+        result = await evict(client, move())
     assert (result.kind, result.ends_round, result.retry_after_s) == (kind, ends_round, wait_s)
 
 
@@ -95,25 +95,15 @@ async def test_no_answer_is_neither_done_nor_refused() -> None:
     async with api(lambda: FINE) as (client, _):
         pass
     async with Client(client.config, timeout_s=1) as alone:
-        assert (await ApiEvictor(alone).evict(move())).kind == "unknown"
+        assert (await evict(alone, move())).kind == "unknown"
 
 
-async def test_a_dry_run_asks_the_api_server_without_evicting_and_books_budgets_itself() -> None:
-    pods = [pod(name, "n", labels={"app": "db"}) for name in ("a", "b")] + [pod("c", "n")]
-    view = snapshot([node("n")], pods, {}, guards=[guard("db", "app=db", 1)])
+async def test_a_dry_run_asks_the_api_server_without_evicting() -> None:
     async with api(lambda: FINE) as (client, seen):
-        evictor = DryRunEvictor(client, view)
-        kinds = [(await evictor.evict(move(name))).kind for name in ("a", "b", "c", "gone")]
-    assert kinds == ["dry-run", "disruption-budget", "dry-run", "gone"]
-    assert [path for path, _ in seen] == [
-        f"/api/v1/namespaces/default/pods/{n}/eviction?dryRun=All" for n in ("a", "c")
-    ]
-
-
-async def test_a_dry_run_tells_the_api_servers_refusal() -> None:
-    view = snapshot([node("n")], [pod("a", "n")], {})
+        assert (await evict(client, move(), dry_run=True)).kind == "dry-run"
+    assert [path for path, _ in seen] == ["/api/v1/namespaces/default/pods/p/eviction?dryRun=All"]
     async with api(lambda: status(403, "Forbidden", "no")) as (client, _):
-        assert (await DryRunEvictor(client, view).evict(move("a"))).kind == "forbidden"
+        assert (await evict(client, move(), dry_run=True)).kind == "forbidden"
 
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
@@ -121,6 +111,6 @@ def test_a_move_whose_target_takes_no_pods_any_more_is_none(unschedulable: bool,
     world = World(State(SchedulerConfig(), "netaware-system"))
     world.pods.put(pod("p", "n"))
     world.nodes = {"n": node("n"), "m": node("m")}
-    assert outdated(world, move()) == ""
+    assert why_outdated(world, move()) == ""
     world.nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
-    assert outdated(world, move()) == "node m, where it was to go, takes no pods any more"
+    assert why_outdated(world, move()) == "node m, where it was to go, takes no pods any more"

@@ -10,23 +10,22 @@ import msgspec
 import pytest
 
 from controller.descheduler.config import LimitsConfig
-from controller.descheduler.followup import rest_refused
-from controller.descheduler.memory import MOST_HEIRS, MOST_RESTS, add_heir, forget_old, put_to_rest, take_back
+from controller.descheduler.history import MAX_BACKOFFS, back_off, forget_old, remove_move
 from tests.unit.controller.descheduling import (
     NOW_S,
+    BackOff,
     Days,
-    Followed,
-    Heir,
+    Eviction,
+    History,
     LoadSnapshot,
-    Memory,
+    PendingMove,
     PodInfo,
-    Rest,
-    Spent,
     add_moves,
     amounts,
-    follow,
+    follow_up,
     mark_of,
     node,
+    pending_move,
     pod,
     settings,
     snapshot,
@@ -34,9 +33,10 @@ from tests.unit.controller.descheduling import (
 
 WORKLOAD = "default/Deployment/web"
 LIMITS = LimitsConfig()
+HALF_A_DAY_S = LIMITS.replica_backoff_s
 
 
-def move(**fields: Any) -> Followed:
+def move(**fields: Any) -> PendingMove:
     known = {
         "pod": "default/web-old",
         "uid": "old",
@@ -46,7 +46,7 @@ def move(**fields: Any) -> Followed:
         "target": "idle",
     }
     shares = {"share_before": {"cpu": 90.0}, "relief": {"cpu": 30.0}, "high": {"cpu": 50.0}}
-    return Followed(**{**known, **shares, **fields})
+    return pending_move(**{**known, **shares, **fields})
 
 
 def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
@@ -58,31 +58,36 @@ def world(*pods: PodInfo, hot_cpu: float = 2.0) -> LoadSnapshot:
     return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(1, 1)})
 
 
+def replicas(memory: History) -> dict[str, float]:
+    """Until when replicas back off."""
+    return {key: backoff.until_s for key, backoff in memory.backoffs.items() if "/" not in key}
+
+
 def judged(
-    view: LoadSnapshot, after_s: float, *moves: Followed, memory: Memory | None = None
-) -> tuple[Memory, list[str]]:
-    memory = msgspec.structs.replace(memory or Memory(), follows=moves or (move(),))
-    memory, ended = follow(view, memory, LIMITS, NOW_S + after_s)
+    view: LoadSnapshot, after_s: float, *moves: PendingMove, memory: History | None = None
+) -> tuple[History, list[str]]:
+    memory = msgspec.structs.replace(memory or History(), pending=moves or (move(),))
+    memory, ended = follow_up(view, memory, LIMITS, NOW_S + after_s)
     return memory, [end.outcome for end in ended]
 
 
 def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
     memory, outcomes = judged(world(replica("new", "idle")), 60)
-    assert (outcomes, memory.follows[0].landed, memory.follows[0].landed_pod) == ([], "idle", "default/new")
-    before = Memory(rests={WORKLOAD: Rest(NOW_S + 100, 3)})
+    assert (outcomes, memory.pending[0].landed, memory.pending[0].landed_pod) == ([], "idle", "default/new")
+    before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
     memory, outcomes = judged(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
-    assert memory.rests == {}, "a success ends the back-off"
-    resting = Memory(rests={WORKLOAD: Rest(NOW_S + 5000, 3)})
+    assert WORKLOAD not in memory.backoffs, "a success ends the back-off"
+    resting = History(backoffs={WORKLOAD: BackOff(NOW_S + 5000, 3)})
     memory, _ = judged(world(replica("new", "idle")), 306, memory=resting)
-    assert memory.rests == resting.rests, "a rest that was imposed is served"
-    assert memory.follows == ()
+    assert memory.backoffs[WORKLOAD] == resting.backoffs[WORKLOAD], "a back-off that is not over is served"
+    assert memory.pending == ()
 
 
 def test_a_replacement_on_the_same_node_is_a_failure_at_once() -> None:
     memory, outcomes = judged(world(replica("new", "hot")), 10)
     assert outcomes == ["returned"]
-    assert memory.rests == {WORKLOAD: Rest(NOW_S + 10 + 7200, 1, "returned")}
+    assert memory.backoffs[WORKLOAD] == BackOff(NOW_S + 10 + 7200, 1, "returned")
 
 
 def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
@@ -90,21 +95,23 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
     seen = world(replica("new", "idle"))
     for unseen in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
         blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), unseen)
-        before = Memory(rests={WORKLOAD: Rest(NOW_S + 100, 3)})
+        before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
         memory, outcomes = judged(blind, 306, memory=before)
         assert outcomes == []
-        assert judged(seen, 400, *memory.follows)[1] == ["helped"], "once it is seen"
-        memory, outcomes = judged(blind, 306 + LIMITS.lost_s, memory=before)
+        assert judged(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
+        memory, outcomes = judged(blind, 306 + LIMITS.start_timeout_s, memory=before)
         assert outcomes == ["not-known"]
-        assert (memory.rests, memory.tried) == (before.rests, ()), "it says nothing, neither way"
+        assert (memory.backoffs[WORKLOAD], memory.results) == (before.backoffs[WORKLOAD], ()), (
+            "it says nothing, neither way"
+        )
 
 
 def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
-    found, memory = [], Memory()
+    found, memory = [], History()
     for i in range(9):
         memory, _ = judged(world(replica("new", "hot")), 10, memory=memory)
-        found.append((memory.rests[WORKLOAD].until_s - NOW_S - 10) / 3600)
-        assert memory.rests[WORKLOAD].failures == i + 1
+        found.append((memory.backoffs[WORKLOAD].until_s - NOW_S - 10) / 3600)
+        assert memory.backoffs[WORKLOAD].failures == i + 1
     assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
 
 
@@ -125,13 +132,13 @@ def test_a_move_that_only_carried_the_heat_elsewhere_is_a_failure() -> None:
     )
     memory, outcomes = judged(view, 306)
     assert outcomes == ["moved-heat"], "52 % of the new node, and the threshold is 50"
-    assert memory.rests[WORKLOAD].failures == 1
+    assert memory.backoffs[WORKLOAD].failures == 1
 
 
 def test_a_new_pod_of_a_scale_out_on_the_old_node_is_not_taken_for_the_replacement() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
     memory, outcomes = judged(view, 10)
-    assert (outcomes, memory.follows[0].landed_pod) == ([], "default/new")
+    assert (outcomes, memory.pending[0].landed_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
@@ -144,23 +151,17 @@ def test_five_returns_in_one_round_are_one_lesson() -> None:
     moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
     memory, outcomes = judged(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
-    assert memory.rests == {WORKLOAD: Rest(NOW_S + 10 + 7200, 1, "returned")}
-
-
-def test_a_refused_eviction_rests_that_workload_for_longer_each_time() -> None:
-    once = rest_refused(Memory(), WORKLOAD, LIMITS, NOW_S)
-    assert once.rests == {WORKLOAD: Rest(NOW_S + 7200, 1, "refused")}
-    assert rest_refused(once, WORKLOAD, LIMITS, NOW_S).rests[WORKLOAD].until_s == NOW_S + 14_400
+    assert memory.backoffs[WORKLOAD] == BackOff(NOW_S + 10 + 7200, 1, "returned")
 
 
 def test_an_eviction_that_never_happened_gives_its_budget_back() -> None:
-    memory = add_moves(Memory(), [move()])
+    memory = add_moves(History(), [move()])
     still_there = replica("web-old", "hot", age_s=-1000, uid="old")
-    memory, ended = follow(world(still_there), memory, LIMITS, NOW_S + 60)
+    memory, ended = follow_up(world(still_there), memory, LIMITS, NOW_S + 60)
     assert ended == []
-    memory, ended = follow(world(still_there), memory, LIMITS, NOW_S + 121)
+    memory, ended = follow_up(world(still_there), memory, LIMITS, NOW_S + 121)
     assert [end.outcome for end in ended] == ["not-evicted"]
-    assert memory == Memory(), "neither back-off nor budget"
+    assert memory == History(), "neither back-off nor budget"
 
 
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
@@ -171,92 +172,82 @@ def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once
     )
     memory, outcomes = judged(view, 10, *moves)
     assert outcomes == []
-    assert [m.landed_pod for m in memory.follows] == ["default/new", "default/newer"]
+    assert [m.landed_pod for m in memory.pending] == ["default/new", "default/newer"]
 
 
 def test_a_bare_pod_is_not_waited_for() -> None:
     assert judged(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
 
 
-def test_the_memory_is_bounded() -> None:
-    memory = Memory()
-    for i in range(MOST_RESTS + 5):
-        memory = put_to_rest(memory, f"default/Deployment/w{i}", Rest(NOW_S + i))
-    assert len(memory.rests) == MOST_RESTS
-    assert "default/Deployment/w4" not in memory.rests
+def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
+    memory = History()
+    for i in range(MAX_BACKOFFS + 5):
+        memory = back_off(memory, f"default/Deployment/w{i}", "returned", i, NOW_S)
+    assert len(memory.backoffs) == MAX_BACKOFFS
+    assert "default/Deployment/w4" not in memory.backoffs
     assert len(msgspec.json.encode(memory)) < 1 << 19
 
 
-def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_rest() -> None:
-    memory = Memory(
-        spent=(Spent(NOW_S - 3601, "a"), Spent(NOW_S - 3599, "b")),
-        rests={"over": Rest(NOW_S - 1), "failed": Rest(NOW_S - 1, 2), "long-ago": Rest(NOW_S - 1001, 2)},
-    )
-    kept = forget_old(
-        memory, LimitsConfig(workload_backoff_s=300, failure_backoff_s=100, longest_backoff_s=1000), NOW_S
-    )
-    assert [entry.workload for entry in kept.spent] == ["b"]
-    assert list(kept.rests) == ["failed"]
-
-
-def test_who_replaced_a_pod_is_remembered_as_long_as_he_rests() -> None:
-    memory = Memory(heirs={"a": Heir(NOW_S - 13 * 3600), "b": Heir(NOW_S - 13 * 3600, vain=True), "c": Heir(NOW_S)})
-    assert list(forget_old(memory, LIMITS, NOW_S).heirs) == ["b", "c"]
-    memory = Memory(heirs={f"{i:08x}": Heir(NOW_S + i, vain=True) for i in range(MOST_HEIRS)})
-    memory = add_heir(add_heir(memory, f"{0:08x}", Heir(NOW_S)), "new", Heir(NOW_S))
-    assert (len(memory.heirs), next(iter(memory.heirs)), [*memory.heirs][-2:]) == (
-        MOST_HEIRS,
-        f"{2:08x}",
-        [f"{0:08x}", "new"],
-    ), "one who is known already is not counted twice, and the oldest goes"
-    assert len(msgspec.json.encode(memory)) < 300_000
+def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_back_off() -> None:
+    """A workload's for a week, a replica's for as long as a first failure."""
+    over = {
+        "a/Deployment/over": BackOff(NOW_S - 1),
+        "a/Deployment/failed": BackOff(NOW_S - 86_400, 2),
+        "replica": BackOff(NOW_S - 60, 1),
+    }
+    old = {"a/Deployment/long-ago": BackOff(NOW_S - 8 * 86_400, 2), "old-replica": BackOff(NOW_S - 7300, 1)}
+    memory = History(evictions=(Eviction(NOW_S - 3601, "a"), Eviction(NOW_S - 3599, "b")), backoffs=over | old)
+    kept = forget_old(memory, LIMITS, NOW_S)
+    assert [entry.workload for entry in kept.evictions] == ["b"]
+    assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]
 
 
 @pytest.mark.parametrize(
     ("there", "after_s", "outcome", "failures", "heir"),
     [
-        (replica("new", "idle"), 306, "helped", 0, ("new", False)),
-        (replica("new", "hot"), 10, "returned", 1, ("new", True)),
-        (replica("new", "idle", ready=False), 306, "not-running", 1, ("new", True)),
+        (replica("new", "idle"), 306, "helped", 0, ("new", HALF_A_DAY_S)),
+        (replica("new", "hot"), 10, "returned", 1, ("new", 2 * HALF_A_DAY_S)),
+        (replica("new", "idle", ready=False), 306, "not-running", 1, ("new", 2 * HALF_A_DAY_S)),
         (replica("new", "", phase="Pending"), 599, "", 0, None),
-        (replica("new", "", phase="Pending"), 601, "lost", 1, ("new", True)),
+        (replica("new", "", phase="Pending"), 601, "lost", 1, ("new", 2 * HALF_A_DAY_S)),
         # A scale-down after the move says nothing about it.
         (None, 601, "not-replaced", 0, None),
     ],
 )
 def test_however_a_move_ends_its_replacement_is_remembered(
-    there: PodInfo | None, after_s: float, outcome: str, failures: int, heir: tuple[str, bool] | None
+    there: PodInfo | None, after_s: float, outcome: str, failures: int, heir: tuple[str, float] | None
 ) -> None:
     memory, outcomes = judged(world(*([there] if there else [])), after_s)
     assert outcomes == ([outcome] if outcome else [])
-    assert [rest.failures for rest in memory.rests.values()] == ([failures] if failures else [])
-    wanted = {mark_of(replica(heir[0], "").uid): Heir(NOW_S + after_s, heir[1])} if heir else {}
-    assert memory.heirs == wanted
+    assert [b.failures for key, b in memory.backoffs.items() if "/" in key] == ([failures] if failures else [])
+    assert replicas(memory) == ({mark_of(replica(heir[0], "").uid): NOW_S + after_s + heir[1]} if heir else {})
 
 
 def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_any() -> None:
     seen = world(replica("new", "idle"))
     blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), {})
     landed, _ = judged(seen, 10)
-    memory, outcomes = judged(blind, 20 + LIMITS.judge_s + LIMITS.lost_s, *landed.follows)
-    assert (outcomes, list(memory.heirs), memory.tried) == (["not-known"], [mark_of(replica("new", "idle").uid)], ())
+    memory, outcomes = judged(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
+    assert (outcomes, list(replicas(memory)), memory.results) == (
+        ["not-known"],
+        [mark_of(replica("new", "idle").uid)],
+        (),
+    )
 
 
 def test_where_a_replacement_is_replaced_before_it_is_judged_its_successor_is_judged() -> None:
     """Evicted by its kubelet, say: the successor is on the old node again, and would be moved as if for the first time."""
     landed, _ = judged(world(replica("new", "idle")), 60)
-    assert judged(world(), 120, *landed.follows)[0].follows == landed.follows, "nobody has come after it yet"
-    memory, outcomes = judged(world(replica("next", "hot", age_s=130)), 140, *landed.follows)
-    assert (outcomes, memory.heirs) == (
-        ["returned"],
-        {mark_of(replica("next", "hot").uid): Heir(NOW_S + 140, vain=True)},
-    )
+    assert judged(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
+    memory, outcomes = judged(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
+    assert outcomes == ["returned"]
+    assert replicas(memory) == {mark_of(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
 
 
 def test_taking_a_move_back_leaves_others_alone() -> None:
     first, second = move(), move(pod="default/x", uid="x", workload="default/Deployment/x")
-    memory = take_back(add_moves(Memory(), [first, second]), first)
-    assert memory == add_moves(Memory(), [second])
+    memory = remove_move(add_moves(History(), [first, second]), first)
+    assert memory == add_moves(History(), [second])
 
 
 # Days in virtual time

@@ -9,28 +9,26 @@ import msgspec
 import pytest
 
 from controller.descheduler.decision import NodeState
-from controller.descheduler.load import shunned_by
-from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
-from controller.descheduler.round import Trust
+from controller.descheduler.load import nodes_to_taint
+from controller.descheduler.reporting import taint_patches
 from controller.scheduler.stock import place
-from kubekit.wire import Condition, Node
+from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (
     NOW_S,
     Days,
+    Decision,
     Detector,
-    Heir,
+    History,
     LoadSnapshot,
-    Memory,
+    MoveResult,
     PersistentVolume,
     PodInfo,
-    RoundDecision,
-    Tried,
+    RoundState,
     Volumes,
-    Watched,
     amounts,
-    decide,
-    follow,
+    decided,
+    follow_up,
     mark_of,
     moved,
     node,
@@ -51,11 +49,11 @@ SPREAD = [
 ]
 
 
-def skips(decision: RoundDecision) -> dict[str, str]:
-    return {skip.pod.partition("/")[2]: skip.kind for skip in decision.plan.skips}
+def skips(decision: Decision) -> dict[str, str]:
+    return {skip.pod.partition("/")[2]: skip.condition for skip in decision.plan.skips}
 
 
-def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> RoundDecision:
+def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> Decision:
     """A hot node and two idle ones, of which one is full of requests."""
     full = pod("hoarder", "promised", cpu="3", memory="12Gi", owner="ReplicaSet/hoarder")
     base = pod("base", "hot", cpu="1500m", memory="4Gi", owner="DaemonSet/base")
@@ -79,7 +77,7 @@ def test_a_pod_that_kube_scheduler_would_put_on_a_busy_node_stays() -> None:
     decision = two_idle(VICTIM, view={"chosen": amounts(1.9, 1)})
     assert moved(decision) == []
     (skip,) = (skip for skip in decision.plan.skips if skip.pod == "default/web")
-    assert (skip.kind, "chosen" in skip.why) == ("scheduler", True)
+    assert (skip.condition, "chosen" in skip.why) == ("prediction", True)
 
 
 def test_a_pod_that_would_come_back_stays() -> None:
@@ -90,11 +88,9 @@ def test_a_pod_that_would_come_back_stays() -> None:
     assert moved(decision) == []
 
 
-def test_a_gain_below_the_margin_is_none() -> None:
-    """One core of four leaves 87 %, and would make 48 % of a node: fine by 39 points, and not by 40."""
-    usage = {"chosen": amounts(0.92, 1)}
-    assert moved(two_idle(VICTIM, view=usage, marginPercent=40)) == []
-    assert moved(two_idle(VICTIM, view=usage, marginPercent=39)) == ["web"]
+@pytest.mark.parametrize(("cores", "goes"), [(0.92, ["web"]), (1.05, [])])
+def test_a_node_that_would_be_above_its_threshold_is_no_gain(cores: float, goes: list[str]) -> None:
+    assert moved(two_idle(VICTIM, view={"chosen": amounts(cores, 1)})) == goes
 
 
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "bin-packing"])
@@ -122,7 +118,7 @@ def test_hosts_of_equal_score_share_the_chance() -> None:
 # What of a round, or of a deletion, has happened by the time a replacement is placed
 
 
-def three(*pods: PodInfo, used: dict[str, float]) -> RoundDecision:
+def three(*pods: PodInfo, used: dict[str, float]) -> Decision:
     """Two hot nodes and an idle one; each pod uses 0.9 cores."""
     nodes = [node("hot-1"), node("hot-2"), node("idle")]
     usage = {n.name: amounts(used[n.name], 1) for n in nodes}
@@ -139,14 +135,14 @@ def test_a_pod_stays_while_the_node_that_another_has_just_left_might_take_it() -
     used = {"hot-1": 3.6, "hot-2": 3.5, "idle": 0.1}
     assert moved(three(SECOND, HELD, pod("b", "hot-1", cpu="2", owner="DaemonSet/b"), used=used)) == ["second"]
     decision = three(FIRST, pod("b", "hot-1", cpu="500m", owner="DaemonSet/b"), SECOND, HELD, used=used)
-    assert (moved(decision), skips(decision)["second"]) == (["first"], "scheduler")
+    assert (moved(decision), skips(decision)["second"]) == (["first"], "prediction")
 
 
 def test_a_pod_stays_while_a_node_might_take_it_that_another_pod_is_leaving() -> None:
     going = pod("going", "hot-1", cpu="2", owner="ReplicaSet/first", deleting=True)
     used = {"hot-1": 3.6, "hot-2": 3.5, "idle": 0.1}
     decision = three(going, SECOND, HELD, used=used)
-    assert (moved(decision), skips(decision)["second"]) == ([], "scheduler")
+    assert (moved(decision), skips(decision)["second"]) == ([], "prediction")
 
 
 def test_a_pod_is_counted_on_each_host_where_it_may_land() -> None:
@@ -157,7 +153,7 @@ def test_a_pod_is_counted_on_each_host_where_it_may_land() -> None:
     view = snapshot(nodes, web, usage, {p.name: amounts(1.2, 0.5) for p in web})
     decision = once(view, settings(limits=ASKS))
     assert len(decision.plan.moves) == 1
-    assert sorted(decision.follows[0].expected) == sorted(map(mark_of, ("a", "b")))
+    assert sorted(decision.pending[0].expected) == sorted(map(mark_of, ("a", "b")))
 
 
 # What binds a replacement beside its own constraints
@@ -169,7 +165,7 @@ def bound_by(spec: dict[str, Any], others: list[PodInfo], **more: Any) -> list[s
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)})
     rules = settings(protection={"volumeClaims": True})
-    view = LoadSnapshot(view.nodes, view.pods, view.usage, view.guards, view.network, more.get("volumes", Volumes()))
+    view = LoadSnapshot(view.nodes, view.pods, view.usage, view.budgets, view.network, more.get("volumes", Volumes()))
     return moved(once(view, rules))
 
 
@@ -278,7 +274,7 @@ def test_hot_nodes_and_those_half_way_there_are_shunned_until_they_have_low_load
 
     def shunned(cpu: float, *, kind: str = "normal", hot: bool = False) -> set[str]:
         states = [share_state(name, cpu, kind) for name in nodes]
-        return set(shunned_by(states, dict.fromkeys(nodes, Detector(hot=hot)), nodes))
+        return set(nodes_to_taint(states, dict.fromkeys(nodes, Detector(hot=hot)), nodes))
 
     assert shunned(36) == {"plain", "tainted"}
     assert shunned(30) == {"tainted"}
@@ -321,53 +317,11 @@ def test_the_taint_is_written_and_taken_back_beside_the_taints_of_others() -> No
     }
 
 
-# Conditions
+# The breaker
 
 
-SINCE = "2026-01-01T00:00:00Z"
-HOT_CONDITION = Condition("Overutilized", "True", "AboveHighThreshold", "cpu above 50 % for several rounds", SINCE)
-
-
-def stopped_condition(status: str, message: str = "2 of 9") -> Condition:
-    return Condition(STOPPED, status, "MovesDidNotHelp", message, SINCE)
-
-
-@pytest.mark.parametrize(
-    ("stopped", "before", "wanted"),
-    [("", None, None), ("2 of 9", None, "True"), ("2 of 9", "True", None), ("", "True", "False")],
-)
-def test_a_stopped_node_says_so_once_and_takes_it_back(stopped: str, before: str | None, wanted: str | None) -> None:
-    state = msgspec.structs.replace(share_state("n", 90, "over"), stopped=stopped)
-    known = [HOT_CONDITION] + ([stopped_condition(before)] if before else [])
-    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known}, NOW_S)
-    assert [(c.type, c.status) for c in found.get("n", [])] == ([(STOPPED, wanted)] if wanted else [])
-
-
-def test_a_changed_message_is_written_and_the_condition_is_as_old_as_it_was() -> None:
-    state = msgspec.structs.replace(share_state("n", 90, "over"), stopped="3 of 9")
-    known = [HOT_CONDITION, stopped_condition("True", "2 of 9")]
-    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known}, NOW_S)
-    assert found == {"n": [stopped_condition("True", "3 of 9")]}
-
-
-def test_a_hot_node_that_is_below_for_a_round_keeps_its_message() -> None:
-    found = plan_conditions([share_state("n", 40)], {"n": Detector(warm=True)}, {"n": [HOT_CONDITION]}, NOW_S)
-    assert found == {}
-
-
-@pytest.mark.parametrize(("kind", "cpu", "wanted"), [("over", 90, []), ("normal", 40, ["False"])])
-def test_overutilized_stays_while_a_node_is_above_its_threshold(kind: str, cpu: float, wanted: list[str]) -> None:
-    """A detector forgets after its timeout, and a constant 90 % is not within the thresholds for that."""
-    found = plan_conditions([share_state("n", cpu, kind)], {"n": Detector()}, {"n": [HOT_CONDITION]}, NOW_S)
-    assert [c.status for c in found.get("n", [])] == wanted
-
-
-# Trust
-
-
-def tried(count: int, good: int, **names: str) -> tuple[Tried, ...]:
-    place = {"pool": "default", "workload": "default/ReplicaSet/x", **names}
-    return tuple(Tried(NOW_S - 60, came_true=i < good, helped=i < good, **place) for i in range(count))
+def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float = 60) -> tuple[MoveResult, ...]:
+    return tuple(MoveResult(NOW_S - age_s, strategy, good=i < good) for i in range(count))
 
 
 HOT = (
@@ -378,102 +332,79 @@ HOT = (
 )
 
 
-@pytest.mark.parametrize(("count", "good", "goes"), [(3, 0, True), (4, 1, False), (4, 2, True), (10, 4, False)])
-def test_a_pool_whose_moves_do_not_come_true_stops_and_says_so(count: int, good: int, goes: bool) -> None:
-    memory = Memory(tried=tried(count, good))
-    decision = once(snapshot(*HOT), settings(), memory=memory)
+@pytest.mark.parametrize(
+    ("results", "least", "goes"),
+    [
+        (results(3, 0), 50, True),
+        (results(4, 1), 50, False),
+        (results(4, 2), 50, True),
+        (results(10, 4), 50, False),
+        (results(10, 4), 40, True),
+        (results(10, 0), 0, True),
+        (results(10, 0, age_s=86_401), 50, True),
+        # No strategy stops another.
+        (results(10, 0, "NetworkMisplacement"), 50, True),
+    ],
+)
+def test_a_strategy_of_whose_moves_too_few_helped_stops_and_says_so(
+    results: tuple[MoveResult, ...], least: int, goes: bool
+) -> None:
+    rules, history = settings(limits={"minSuccessPercent": least}), History(results=results)
+    decision = once(snapshot(*HOT), rules, memory=history)
     assert moved(decision) == (["p"] if goes else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
-    assert bool(hot.stopped) is not goes
     assert hot.stuck is not goes
-    if not goes:
-        assert f"{good} of {count} moves in 24 h came true and helped" in hot.stopped
-
-
-def test_a_workload_stops_alone_and_goes_on_when_its_failures_are_old() -> None:
-    memory = Memory(tried=tried(4, 0, pool="elsewhere", workload="default/ReplicaSet/web-5d4f"))
-    decision = once(snapshot(*HOT), settings(), memory=memory)
-    assert skips(decision) == {"p": "stopped"}
-    assert next(s.stopped for s in decision.plan.nodes if s.node == "hot").startswith("workload default/")
-    assert moved(once(snapshot(*HOT), settings(), memory=memory, now=NOW_S + 86_400)) == ["p"]
+    assert hot.why == "" if goes else "moves in 24 h helped and landed as expected" in hot.why
+    outside = decided(snapshot(*HOT), history, RoundState(), rules, NOW_S, confirmed=True)
+    assert outside.plan == decision.plan, "so does the dry-run from outside"
 
 
 def test_a_move_comes_true_where_its_replacement_lands_where_it_was_expected() -> None:
     rules = settings()
     first = once(snapshot(*HOT), rules)
-    (followed,) = first.follows
+    (followed,) = first.pending
     for landed, expected, true in (("idle", "idle", True), ("third", "idle", False), ("third", "", True)):
         marks = (mark_of(expected),) if expected else ()
-        memory = Memory(follows=(msgspec.structs.replace(followed, expected=marks),))
+        memory = History(pending=(msgspec.structs.replace(followed, expected=marks),))
         heir = pod("q", landed, uid="q")
         nodes = [node("hot"), node("idle"), node("third")]
         usage = {name: amounts(0.5, 1) for name in ("hot", "idle", "third")}
-        memory, _ = follow(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 30)
-        memory, (end,) = follow(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 900)
+        memory, _ = follow_up(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 30)
+        memory, (end,) = follow_up(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 900)
         assert (end.came_true, end.outcome) == (true, "helped")
-        (entry,) = memory.tried
-        assert (entry.came_true, entry.helped, entry.pool) == (true, True, "default")
+        (entry,) = memory.results
+        assert (entry.strategy, entry.good) == ("LowNodeLoad", true)
 
 
 def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     """Whether the move that made it is still followed, or was judged and helped."""
     rules = settings(protection={"minPodAgeS": 0})
-    (followed,) = once(snapshot(*HOT), rules).follows
+    (followed,) = once(snapshot(*HOT), rules).pending
     heir = pod("q", "idle", uid="q", created_s=NOW_S)
     nodes = [node("hot"), node("idle")]
     view = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
     cooled = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
-    memory = Memory(follows=(followed,))
+    memory = History(pending=(followed,))
     for at_s in (30.0, 900.0, 40_000.0):
-        memory, _ = follow(cooled, memory, rules.limits, NOW_S + at_s)
-        memory = msgspec.structs.replace(memory, rests={})
-        assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "moved"
+        memory, _ = follow_up(cooled, memory, rules.limits, NOW_S + at_s)
+        memory = msgspec.structs.replace(memory, backoffs={k: v for k, v in memory.backoffs.items() if "/" not in k})
+        assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "replica-backoff"
     assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
 
 
-@pytest.mark.parametrize(
-    ("hours", "vain", "why"),
-    [
-        (11, False, ", and rests for another 1.0 h"),
-        (15, False, ""),
-        (15, True, " in vain, and rests for another 9.0 h"),
-        (25, True, ""),
-    ],
-)
-def test_a_replacement_rests_and_for_a_whole_day_when_its_move_did_not_help(hours: int, vain: bool, why: str) -> None:
-    memory = Memory(heirs={mark_of("q"): Heir(NOW_S - 3600 * hours, vain)})
-    found = once(heir_on_a_hot_node(), settings(), memory=memory)
-    said = [skip.why for skip in found.plan.skips if skip.kind == "moved"]
-    assert said == ([f"it is the replacement of a pod that was moved{why}"] if why else [])
-    assert moved(found) == ([] if why else ["q"])
-
-
-@pytest.mark.parametrize("limits", [{"movedPodRestS": 0}, {"movedPodRestS": 0, "trustWindowS": 0}])
-def test_a_replacement_whose_move_is_not_judged_yet_stays_whatever_the_settings(limits: dict[str, Any]) -> None:
-    (followed,) = once(snapshot(*HOT), settings()).follows
+def test_a_replacement_whose_move_has_no_outcome_yet_stays_whatever_the_settings() -> None:
+    (first,) = once(snapshot(*HOT), settings()).pending
     landed = msgspec.structs.replace(
-        followed, at_s=NOW_S - 9e5, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 9e5
+        first, at_s=NOW_S - 9e5, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 9e5
     )
-    found = once(heir_on_a_hot_node(), settings(limits=limits), memory=Memory(follows=(landed,)))
-    assert skips(found)["q"] == "moved"
-    assert moved(once(heir_on_a_hot_node(), settings(limits=limits))) == ["q"]
+    rules = settings(limits={"replicaBackoffS": 0})
+    assert skips(once(replacement_on_a_hot_node(), rules, memory=History(pending=(landed,))))["q"] == "replica-backoff"
+    assert moved(once(replacement_on_a_hot_node(), rules)) == ["q"]
 
 
-def heir_on_a_hot_node() -> LoadSnapshot:
+def replacement_on_a_hot_node() -> LoadSnapshot:
     nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
     return snapshot(nodes, [pod("q", "hot", uid="q")], usage, {"q": amounts(1, 1)})
-
-
-def test_what_is_stopped_is_named_once() -> None:
-    trust = Trust(Memory(tried=tried(5, 0)), settings().limits, NOW_S)
-    assert (trust.stopped("pool"), trust.stopped("workload")) == (["default"], ["default/ReplicaSet/x"])
-
-
-def test_the_dry_run_from_outside_stops_where_the_live_loop_stops() -> None:
-    memory = Memory(tried=tried(4, 0))
-    live = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S)
-    outside = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S, confirmed=True)
-    assert live.plan.moves == outside.plan.moves == ()
 
 
 @pytest.mark.slow
@@ -490,7 +421,7 @@ def test_a_round_looks_at_so_many_pods_and_every_hot_node_has_its_turn() -> None
     rounds = [once(found, rules, now=NOW_S + k * rules.interval_s) for k in range(3)]
     for decision in rounds:
         waiting = {s.node: s for s in decision.plan.nodes if s.why.startswith("its turn comes: 500 pods")}
-        assert decision.plan.skipped["scheduler"] < 500 + 30
+        assert decision.plan.skipped["prediction"] < 500 + 30
         assert 0 < len(waiting) < len(hot)
         assert not any(state.stuck for state in waiting.values())
         looked |= set(hot) - set(waiting)

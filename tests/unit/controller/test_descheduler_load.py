@@ -8,30 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.descheduler.args import Anomaly
-from controller.descheduler.classify import classify, forget_unseen, mark
-from controller.descheduler.plan import PlanQuestion
+from controller.descheduler.decide import PlanQuestion
 from controller.descheduler.reporting import describe_eviction
 from tests.unit.controller.descheduling import (
     GI,
     NOW_S,
-    Detector,
-    Followed,
+    Decision,
+    History,
     Host,
     LoadSnapshot,
-    Memory,
     PodInfo,
-    RoundDecision,
+    RoundState,
     Target,
-    Watched,
     amounts,
+    budget,
     confirm,
     decide,
-    deliberate,
-    guard,
+    decided,
     moved,
     node,
     once,
+    pending_move,
     pod,
     settings,
     snapshot,
@@ -52,7 +49,7 @@ def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
     return nodes, pods, used
 
 
-def spread(**policy: Any) -> RoundDecision:
+def spread(**policy: Any) -> Decision:
     """A hot node with one big and one small pod, and an idle node, under a policy."""
     nodes, pods = [node("hot"), node("idle")], [pod("big", "hot"), pod("small", "hot", owner="ReplicaSet/b-1")]
     used = {"big": amounts(1.5, 1), "small": amounts(0.3, 1)}
@@ -62,10 +59,8 @@ def spread(**policy: Any) -> RoundDecision:
 def kinds(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
     """How nodes with such cpu usage (and idle memory) are judged."""
     nodes = [node(name, cpu="100", **flags.get(name, {})) for name in cpu_percent]
-    load = settings(policy).load
-    assert load is not None
     usage = {name: {"cpu": percent * 1000, "memory": 0.0} for name, percent in cpu_percent.items()}
-    return {found.node.name: found.kind for found in classify(load, nodes, usage)}
+    return {state.node: state.kind for state in once(snapshot(nodes, [], usage), settings(policy)).plan.nodes}
 
 
 def cpu(low: float, high: float, **more: Any) -> dict[str, Any]:
@@ -98,21 +93,19 @@ def test_thresholds_decide_who_gives_and_who_takes(
 
 
 def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
-    load = settings().load
-    assert load is not None
     nodes = [node(name, cpu="10", memory="10Gi") for name in ("memory-hot", "cpu-idle-only", "idle")]
     usage = {"memory-hot": amounts(1, 7), "cpu-idle-only": amounts(1, 4), "idle": amounts(2, 3)}
-    assert [found.kind for found in classify(load, nodes, usage)] == ["normal", "under", "over"]
-    assert [found.node.name for found in classify(load, nodes, usage)] == ["cpu-idle-only", "idle", "memory-hot"]
+    found = once(snapshot(nodes, [], usage), settings()).plan.nodes
+    assert [(s.node, s.kind) for s in found] == [("cpu-idle-only", "normal"), ("idle", "under"), ("memory-hot", "over")]
 
 
 def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_without_it() -> None:
     name = "network.aware.com/bandwidth"
-    load = settings({"lowThresholds": {name: 30}, "highThresholds": {name: 60}}).load
-    assert load is not None
+    rules = settings({"lowThresholds": {name: 30}, "highThresholds": {name: 60}})
     nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
-    found = classify(load, nodes, {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}})
-    assert {f.node.name: f.kind for f in found} == {"busy": "over", "idle": "under", "no-agent": "unknown"}
+    usage = {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}}
+    found = once(snapshot(nodes, [], usage), rules).plan.nodes
+    assert {s.node: s.kind for s in found} == {"busy": "over", "idle": "under", "no-agent": "unknown"}
 
 
 # The seed's free capacity
@@ -132,10 +125,13 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
     decision = once(snapshot(nodes, pods, usage, {p.name: amounts(1, 0.1) for p in pods}), settings())
     assert moved(decision) == ["p0"]
     assert decision.plan.free_after["default"]["cpu"] == pytest.approx(800)
-    assert {skip.pod: skip.kind for skip in decision.plan.skips} == {"default/p1": "no-fit", "default/p2": "no-fit"}
+    assert {skip.pod: skip.condition for skip in decision.plan.skips} == {
+        "default/p1": "node-fit",
+        "default/p2": "node-fit",
+    }
     (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
     assert state.stuck
-    assert "no further pod can go: 2 no-fit" in state.why
+    assert "no further pod can go: 2 node-fit" in state.why
 
 
 # The seed's stress example
@@ -227,15 +223,14 @@ def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
     assert decision.plan.notes == ("pool default: 2 nodes have low load, and numberOfNodes asks for more than 2",)
 
 
-def test_without_node_fit_capacity_is_still_deducted_and_the_budget_counts_twice() -> None:
+def test_without_node_fit_capacity_is_still_deducted() -> None:
     nodes = [node("hot", cpu="8"), node("idle")]
     pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(3)]
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods})
     decision = once(view, settings({"nodeFit": False}))
     assert moved(decision) == ["p0", "p1"]
-    assert [(follow.weight, follow.target) for follow in decision.follows] == [(2, ""), (2, "")], "nobody knows where"
-    assert moved(once(view, settings({"nodeFit": False}, limits={"perHour": 3}))) == ["p0"]
+    assert [move.target for move in decision.plan.moves] == ["", ""], "nobody knows where"
 
 
 def test_resource_weights_decide_which_hot_node_comes_first() -> None:
@@ -290,45 +285,49 @@ def test_expired_usage_makes_a_node_neither_source_nor_target() -> None:
 # Anomaly detection
 
 
+def condition(timeout: str = "1m", abnormal: int = 5, normal: int = 3) -> dict[str, Any]:
+    return {"timeout": timeout, "consecutiveAbnormalities": abnormal, "consecutiveNormalities": normal}
+
+
 @pytest.mark.parametrize(
-    ("over", "condition", "hot"),
+    ("usage", "anomaly", "found"),
     [
-        ("^^^^^^", Anomaly(), "----HH"),
-        ("^", Anomaly(60, 1, 1), "H"),
-        ("^^^^.^^^^^", Anomaly(), "---------H"),
-        ("^^^^^..^...", Anomaly(), "----HHHHHH-"),
-        ("^^..", Anomaly(600, 2, 2), "-HH-"),
-        ("^^^^^^^^^^^^", Anomaly(timeout_s=20, abnormal=3), "--HHH--HHH--"),
+        ("^^^^^^", condition(), "----HH"),
+        ("^", condition("1m", 1, 1), "H"),
+        ("^^^^.^^^^^", condition(), "---------H"),
+        ("^^^^^..^...", condition(), "----HHHHHH-"),
+        ("^^..", condition("10m", 2, 2), "-HH-"),
+        # Plans avoid a node until it is normal again, though the finding has expired.
+        ("^^^^^^^^^^^^...", condition("20s", abnormal=3), "--HHHwwHHHwwww-"[:15]),
+        # A round that does not know the usage ends what counts in a row.
+        ("^^ ^^^", condition(abnormal=3), "-----H"),
     ],
 )
 def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_a_finding_expires(
-    over: str, condition: Anomaly, hot: str
+    usage: str, anomaly: dict[str, Any], found: str
 ) -> None:
-    """``^`` is a round over the threshold and ``.`` one below, ten seconds apart; ``H`` where the node is hot after it."""
-    detector, found = Detector(), ""
-    for i, sign in enumerate(over):
-        detector = mark(detector, over=sign == "^", condition=condition, now=NOW_S + i * 10)
-        found += "H" if detector.hot else "-"
-    assert found == hot
-
-
-def test_detectors_of_nodes_not_seen_for_the_cache_timeout_are_forgotten() -> None:
-    detectors = {"old": Detector(abnormal=4, seen_s=NOW_S - 301), "new": Detector(abnormal=4, seen_s=NOW_S - 300)}
-    assert list(forget_unseen(detectors, 300, NOW_S)) == ["new"]
+    """``^`` is a round over the threshold, ``.`` one below, ten seconds apart; ``H`` where it is hot after it, ``w`` warm."""
+    signs, state = "", RoundState()
+    for i, sign in enumerate(usage):
+        known = {} if sign == " " else {"n": amounts(3 if sign == "^" else 1, 1)}
+        rules = settings({"anomalyCondition": anomaly}, intervalS=10)
+        state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).state
+        detector = state.detectors["n"]
+        signs += "H" if detector.hot else "w" if detector.warm else "-"
+    assert signs == found
 
 
 def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how_long_it_is_hot() -> None:
     nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
     view = snapshot(nodes, pods, {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}, {"p": amounts(1.5, 1)})
-    condition = {"timeout": "1m", "consecutiveAbnormalities": 3, "consecutiveNormalities": 1}
-    rules, watched, found = settings({"anomalyCondition": condition}), Watched(), []
+    rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), RoundState(), []
     for i in range(4):
-        decision = decide(view, Memory(), watched, rules, NOW_S + 10 * i)
-        watched = decision.watched
+        decision = decided(view, History(), state, rules, NOW_S + 10 * i)
+        state = decision.state
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"over for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved(decide(view, Memory(), Watched(), rules, NOW_S, confirmed=True)) == ["p"]
+    assert moved(decided(view, History(), RoundState(), rules, NOW_S, confirmed=True)) == ["p"]
 
 
 def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
@@ -337,30 +336,18 @@ def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
     blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
-        watched = decide(view, Memory(), Watched(), rules, NOW_S).watched
-        watched = decide(blind, Memory(), watched, rules, NOW_S + 600).watched
-        assert watched.detectors.keys() & {"hot"} == left
-
-
-def test_rounds_that_know_no_usage_do_not_count_as_rounds_in_a_row() -> None:
-    nodes = [node("hot"), node("idle")]
-    seen = snapshot(nodes, [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
-    blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
-    rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 3}})
-    watched = Watched()
-    for i, view in enumerate((seen, seen, blind, seen, seen)):
-        watched = decide(view, Memory(), watched, rules, NOW_S + 60 * i).watched
-        assert not watched.detectors["hot"].hot
-    assert decide(seen, Memory(), watched, rules, NOW_S + 300).watched.detectors["hot"].hot
+        state = decided(view, History(), RoundState(), rules, NOW_S).state
+        state = decided(blind, History(), state, rules, NOW_S + 600).state
+        assert state.detectors.keys() & {"hot"} == left
 
 
 def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None:
     rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300)
     view = snapshot([node("hot"), node("idle")], [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
-    watched = Watched()
+    state = RoundState()
     for i in range(5):
-        watched = decide(view, Memory(), watched, rules, NOW_S + 301 * i).watched
-    assert watched.detectors["hot"].hot
+        state = decided(view, History(), state, rules, NOW_S + 301 * i).state
+    assert state.detectors["hot"].hot
 
 
 @pytest.mark.parametrize(
@@ -376,7 +363,7 @@ def test_a_node_that_an_autoscaler_is_about_to_remove_is_no_target(taint: str) -
 
 def test_a_replacement_that_waits_is_booked_where_it_was_promised() -> None:
     """One core is on its way to the only idle node, which has room for one more core below its threshold."""
-    waiting = Followed(
+    waiting = pending_move(
         pod="default/gone",
         uid="gone",
         workload="default/ReplicaSet/other",
@@ -389,7 +376,7 @@ def test_a_replacement_that_waits_is_booked_where_it_was_promised() -> None:
     usage = {"hot": amounts(3, 1), "idle": amounts(0.1, 1), "elsewhere": amounts(1.5, 1)}
     view = snapshot(nodes, [pod("p", "hot")], usage, {"p": amounts(1, 1)})
     assert moved(once(view, settings())) == ["p"]
-    assert moved(once(view, settings(), memory=Memory(follows=(waiting,)))) == []
+    assert moved(once(view, settings(), memory=History(pending=(waiting,)))) == []
 
 
 def test_a_terminating_pod_holds_its_room_until_it_is_gone() -> None:
@@ -407,32 +394,16 @@ def test_two_pods_of_a_budget_for_one_do_not_both_go() -> None:
     pods = [pod(f"p{i}", "hot", labels={"app": "db"}, owner=f"ReplicaSet/w{i}-1") for i in range(3)]
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
     used = {p.name: amounts(0.5, 0.1) for p in pods}
-    assert moved(once(snapshot(nodes, pods, usage, used, guards=[guard("db", "app=db", 1)]), settings())) == ["p0"]
-    assert moved(once(snapshot(nodes, pods, usage, used, guards=[guard("x", "app=x", 0)]), settings())) == [
+    assert moved(once(snapshot(nodes, pods, usage, used, budgets=[budget("db", "app=db", 1)]), settings())) == ["p0"]
+    assert moved(once(snapshot(nodes, pods, usage, used, budgets=[budget("x", "app=x", 0)]), settings())) == [
         "p0",
         "p1",
         "p2",
     ]
-    both = [guard("db", "app=db", 9), guard("all", "", 9)]
-    decision = once(snapshot(nodes, pods, usage, used, guards=both), settings())
+    both = [budget("db", "app=db", 9), budget("all", "", 9)]
+    decision = once(snapshot(nodes, pods, usage, used, budgets=both), settings())
     assert moved(decision) == []
     assert decision.plan.skips[0].why == "several PodDisruptionBudgets cover it: default/all, default/db"
-
-
-def test_a_node_that_stays_hot_is_avoided_by_plans_though_its_finding_expires_every_minute() -> None:
-    """Rounds are a minute apart and a finding lasts a minute: four of five minutes plans would go there."""
-    condition, detector = Anomaly(60.0, 5, 3), Detector()
-    hot, warm = [], []
-    for i in range(60):
-        detector = mark(detector, over=True, condition=condition, now=NOW_S + 60.02 * i)
-        hot.append(detector.hot)
-        warm.append(detector.warm)
-    assert warm == [False] * 4 + [True] * 56
-    assert sum(hot) == 12
-    for i in range(3):
-        assert detector.warm
-        detector = mark(detector, over=False, condition=condition, now=NOW_S + 3700 + 60.02 * i)
-    assert not detector.warm
 
 
 def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> None:
@@ -443,15 +414,15 @@ def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> 
         nodes, pods, {"hot": amounts(39, 1), "idle": amounts(1, 1)}, {p.name: amounts(2, 0.1) for p in pods}
     )
     gone = [
-        Followed(
+        pending_move(
             pod=f"default/old{i}", uid=f"old{i}", workload=f"default/Deployment/o{i}", node="hot", at_s=NOW_S - 300
         )
         for i in range(2)
     ]
     for limits in ({"perNode": 3}, {"perNamespace": 3}, {"perRound": 3}):
-        assert len(moved(once(view, settings(limits=limits), memory=Memory(follows=tuple(gone))))) == 1
+        assert len(moved(once(view, settings(limits=limits), memory=History(pending=tuple(gone))))) == 1
         there = tuple(msgspec.structs.replace(move, landed="idle", landed_s=NOW_S - 250) for move in gone)
-        assert len(moved(once(view, settings(limits=limits), memory=Memory(follows=there)))) == 3
+        assert len(moved(once(view, settings(limits=limits), memory=History(pending=there)))) == 3
 
 
 def two_planned(**pods_of: PodInfo) -> tuple[LoadSnapshot, dict[str, PlanQuestion]]:
@@ -466,17 +437,17 @@ def two_planned(**pods_of: PodInfo) -> tuple[LoadSnapshot, dict[str, PlanQuestio
 async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
     view, asked = two_planned(a=pod("a", "hot1", owner="ReplicaSet/a-1"), b=pod("b", "hot2", owner="ReplicaSet/b-1"))
-    deliberation = deliberate(view, Memory(), Watched(), settings(), NOW_S, confirmed=True)
-    assert moved(deliberation.decision) == ["a", "b"]
+    proposal = decide(view, History(), RoundState(), settings(), NOW_S, confirmed=True)
+    assert moved(proposal.decision) == ["a", "b"]
 
     async def place(_group: str, _key: str, _turn: int) -> Target:
         return Target(node="idle")
 
-    found = (await confirm(deliberation, asked, place)).decision
+    found = (await confirm(proposal, asked, History(), place)).decision
     assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
     assert found.plan.moves[0].target_after["cpu"] == pytest.approx(100 * 1.7 / 4)
     (skip,) = found.plan.skips
-    assert (skip.pod, skip.kind) == ("default/b", "planner")
+    assert (skip.pod, skip.condition) == ("default/b", "planner")
     assert "its cpu usage would be 72 %" in skip.why
 
 
@@ -490,12 +461,12 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
         asked_for.append(key)
         return Target(node="hot1")
 
-    watched, moves = Watched(), []
+    history, moves = History(), []
     for i in range(8):
-        deliberation = deliberate(view, Memory(), watched, settings(), NOW_S + 60 * i, confirmed=True)
-        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(deliberation.decision) else {}
-        found = (await confirm(deliberation, asked, place)).decision
-        watched = found.watched
-        moves.append(moved(found))
+        proposal = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, confirmed=True)
+        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(proposal.decision) else {}
+        found = await confirm(proposal, asked, history, place)
+        history = found.history
+        moves.append(moved(found.decision))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
     assert asked_for == ["default/first"] * 2, "asked again after five minutes, then ten, and so on"

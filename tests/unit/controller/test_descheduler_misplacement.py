@@ -11,38 +11,32 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.descheduler.misplacement import describe_misplacement
-from controller.descheduler.plan import questions
+from controller.descheduler.decide import questions
 from controller.descheduler.preview import preview
-from controller.descheduler.round import Round
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
-from controller.scheduler.rules import PlaceScore
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import Node, Resource, format_time
 from tests.unit.controller.descheduling import (
     NOW_S,
-    Batch,
+    Decision,
     DeschedulerConfig,
-    Followed,
-    Host,
+    History,
     LoadSnapshot,
-    Memory,
-    PodInfo,
-    RoundDecision,
+    RoundState,
     SchedulerConfig,
     State,
     Target,
+    UsageBatch,
     UsageView,
-    Watched,
     World,
     amounts,
     confirm,
-    deliberate,
-    follow,
+    decide,
+    follow_up,
     moved,
-    pod,
+    pending_move,
     read,
     settings,
 )
@@ -150,26 +144,26 @@ def plan(
     *,
     confirmed: bool = True,
     survival_only: bool = False,
-    memory: Memory | None = None,
-    watched: Watched | None = None,
+    memory: History | None = None,
+    state: RoundState | None = None,
     now: float = NOW_S,
     usage: dict[str, dict[str, float]] | None = None,
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
-) -> RoundDecision:
-    rules = settings(policy, misplacement={"enabled": True, **misplacement}, limits={"perAppGroup": 1})
+) -> Decision:
+    rules = settings(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {}))
-    thought = deliberate(
-        view, memory or Memory(), watched or Watched(), rules, now, confirmed=confirmed, survival_only=survival_only
+    proposal = decide(
+        view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed, survival_only=survival_only
     )
-    return thought.decision
+    return proposal.decision
 
 
-ANTI_AFFINITY = {"web-1": "z3-n1", "db-1": "z1-n1"}
+APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
 
 
 def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_would_put_it() -> None:
-    world = cluster(ANTI_AFFINITY)
+    world = cluster(APART)
     decision = plan(world)
     (move,) = decision.plan.moves
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
@@ -185,7 +179,7 @@ def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_w
 
 
 def test_it_is_off_unless_asked_for() -> None:
-    assert moved(plan(cluster(ANTI_AFFINITY), enabled=False)) == []
+    assert moved(plan(cluster(APART), enabled=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +188,7 @@ def test_it_is_off_unless_asked_for() -> None:
 )
 def test_a_gain_must_exceed_both_margins(gain: int, margin: int, percent: float, moves: int) -> None:
     costs = {("z1", "z2"): gain, ("z1", "z3"): gain, ("z2", "z3"): gain}
-    decision = plan(cluster(ANTI_AFFINITY, costs=costs, max_cost=1000), margin=margin, marginPercent=percent)
+    decision = plan(cluster(APART, costs=costs, max_cost=1000), margin=margin, marginPercent=percent)
     assert len(decision.plan.moves) == moves
 
 
@@ -208,21 +202,21 @@ def test_a_share_of_the_cost_counts_when_it_is_more_than_the_margin() -> None:
 
 
 def test_the_gain_must_last_without_a_break() -> None:
-    apart, together = cluster(ANTI_AFFINITY), cluster(ANTI_AFFINITY, costs=dict.fromkeys(CHEAP, 2))
-    watched, found = Watched(), []
+    apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
+    state, found = RoundState(), []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
-        decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
-        watched = decision.watched
+        decision = plan(world, confirmed=False, state=state, now=NOW_S + 60 * minute, holdS=300)
+        state = decision.state
         found.append(len(decision.plan.moves))
     # The break in minute 2 starts the five minutes anew in minute 3.
     assert found == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_gain_that_has_not_lasted_is_told() -> None:
-    decision = plan(cluster(ANTI_AFFINITY), confirmed=False, holdS=300)
-    assert [(s.pod, s.kind, s.why) for s in decision.plan.skips] == [
-        ("default/db-1", "not-lasting", "a better place has been there for 0 of 300 s"),
-        ("default/web-1", "not-lasting", "a better place has been there for 0 of 300 s"),
+    decision = plan(cluster(APART), confirmed=False, holdS=300)
+    assert [(s.pod, s.condition, s.why) for s in decision.plan.skips] == [
+        ("default/db-1", "lasting", "a better place has been there for 0 of 300 s"),
+        ("default/web-1", "lasting", "a better place has been there for 0 of 300 s"),
     ]
 
 
@@ -230,8 +224,8 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
     placed = {"web-1": "z3-n1", "web-2": "z3-n2", "db-1": "z1-n1"}
     decision = plan(cluster(placed))
     assert len(decision.plan.moves) == 1
-    assert "group-limit" in decision.plan.skipped or "group-not-whole" in decision.plan.skipped
-    underway = Followed(
+    assert "group-limit" in decision.plan.skipped or "group-complete" in decision.plan.skipped
+    underway = pending_move(
         pod="default/web-9",
         uid="9",
         workload="default/ReplicaSet/web-rs",
@@ -239,21 +233,19 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         at_s=NOW_S,
         group="default/shop",
     )
-    assert moved(plan(cluster(placed), memory=Memory(follows=(underway,)))) == []
+    assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
 def test_a_group_that_is_not_whole_loses_nobody(fields: dict[str, Any]) -> None:
-    decision = plan(cluster(ANTI_AFFINITY, **fields))
+    decision = plan(cluster(APART, **fields))
     assert moved(decision) == []
-    assert "group-not-whole" in decision.plan.skipped
+    assert "group-complete" in decision.plan.skipped
 
 
 def test_a_better_node_must_have_room_now() -> None:
     full = {"cpu": "3"}
-    assert plan(cluster(ANTI_AFFINITY, requests=full)).plan.moves[0].target == "z1-n2", (
-        "beside its peer there is no room"
-    )
+    assert plan(cluster(APART, requests=full)).plan.moves[0].target == "z1-n2", "beside its peer there is no room"
     cordoned = frozenset({"z1-n1", "z1-n2", "z2-n1", "z2-n2"})
     decision = plan(cluster({"web-1": "z3-n1", "db-1": "z1-n1"}, cordoned=cordoned), margin=1)
     assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "then the peer comes here"
@@ -261,8 +253,8 @@ def test_a_better_node_must_have_room_now() -> None:
 
 def test_hot_nodes_are_no_places_to_go() -> None:
     hot, idle = amounts(3.9, 1), amounts(0.1, 1)
-    usage = {name: hot if name.startswith("z1") else idle for name in cluster(ANTI_AFFINITY).nodes}
-    (move,) = plan(cluster(ANTI_AFFINITY), usage=usage, policy={"numberOfNodes": 100}).plan.moves
+    usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
+    (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
     assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
 
 
@@ -285,7 +277,7 @@ def test_no_flapping_when_the_latency_returns() -> None:
 
 
 def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
-    move = Followed(
+    move = pending_move(
         pod="default/web-1",
         uid="uid-web-1",
         workload="default/ReplicaSet/web-rs",
@@ -300,32 +292,8 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
         world.take_pod("default/web-2", None, read(newborn))
         view: LoadSnapshot = world.snapshot(UsageView({}, {}))
         rules = settings().limits
-        _, ended = follow(view, Memory(follows=(move,)), rules, NOW_S)
+        _, ended = follow_up(view, History(pending=(move,)), rules, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
-
-
-def test_the_reason_says_what_is_gained() -> None:
-    assert (
-        describe_misplacement(PlaceScore(0, 0, 50), PlaceScore(0, 0, 1))
-        == "pod is misplaced, network cost(50)>elsewhere(1)"
-    )
-    assert describe_misplacement(PlaceScore(0, 2, 5), PlaceScore(1, 1, 5)) == (
-        "pod is misplaced, network cost(5), elsewhere(5), dependencies beyond maxNetworkCost(2)>elsewhere(1)"
-    )
-
-
-def test_the_world_follows_its_events() -> None:
-    world = cluster(ANTI_AFFINITY)
-    assert isinstance(world.nodes["z1-n1"], Host)
-    assert isinstance(world.pods.by_key["default/web-1"], PodInfo)
-    world.take_pod("default/db-1", None, None)
-    assert world.network.weigh("default", "shop", "web").neutral
-    moved_pod = read(pod_document("web-1", "z2-n1"))
-    world.take_pod("default/web-1", None, moved_pod)
-    assert list(world.pods.on_node("z2-n1")) == ["default/web-1"]
-    assert not world.pods.on_node("z3-n1")
-    world.take_node("z2-n1", None, None)
-    assert "z2-n1" not in world.nodes
 
 
 def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
@@ -334,7 +302,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     for narrowed, moves in ((True, 1), (False, 0)):
-        world = cluster(ANTI_AFFINITY, score_dependents=False)
+        world = cluster(APART, score_dependents=False)
         document = pod_document("web-1", "z3-n1")
         document["spec"]["affinity"] = affinity
         if narrowed:
@@ -354,40 +322,26 @@ def planned(world: World) -> World:
     return world
 
 
-def test_pods_of_one_group_in_several_namespaces_draw_on_the_one_limit_of_their_group() -> None:
-    """Whose group a pod is, the scheduler says: its label names no namespace."""
-    world = cluster({"web-1": "z1-n1", "db-1": "z1-n1"})
-    labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": "web"}
-    world.take_pod("more/web-2", None, pod("web-2", "z1-n2", namespace="more", owner="ReplicaSet/two-1", labels=labels))
-    assert world.network.group_of("more", "shop") == "default/shop"
-    first, second = world.pods.by_key["default/web-1"], world.pods.by_key["more/web-2"]
-    limits = Round(world.snapshot(UsageView({}, {})), Memory(), settings(limits={"perAppGroup": 1}), NOW_S).limits
-    assert limits.refusal(second)[0] != "group-limit"
-    limits.book(first, 1)
-    assert limits.refusal(second)[0] == "group-limit"
-
-
 @pytest.mark.parametrize(("survives", "waits_s"), [(True, (60, 120)), (False, (300, 600))])
 async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, waits_s: tuple[int, int]) -> None:
     """Who goes into a zone that is being filled changes the answers about those that talk to it."""
-    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else ANTI_AFFINITY))
+    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else APART))
     group = world.network.groups["default/shop"]
     meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": "zone"} if survives else {})
     world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
-    rules = settings(misplacement={"enabled": True}, limits={"perAppGroup": 1})
-    watched, now, waits = Watched(), NOW_S, []
+    rules = settings(misplacement={"enabled": True})
+    history, now, waits = History(), NOW_S, []
 
     async def place(*_: Any) -> Target | None:
         return None
 
     for _ in waits_s:
         view = world.snapshot(UsageView({}, {}))
-        deliberation = deliberate(view, Memory(), watched, rules, now, confirmed=True)
-        found = await confirm(deliberation, questions(view, deliberation.decision.plan.moves), place)
-        watched = found.decision.watched
-        (declined,) = watched.declined.values()
-        waits.append(declined.until_s - now)
-        now = declined.until_s
+        proposal = decide(view, history, RoundState(), rules, now, confirmed=True)
+        history = (await confirm(proposal, questions(view, proposal.decision.plan.moves), history, place)).history
+        (backoff,) = history.backoffs.values()
+        waits.append(backoff.until_s - now)
+        now = backoff.until_s
     assert tuple(waits) == waits_s
 
 
@@ -405,11 +359,11 @@ async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, 
 async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_it_for_a_gain(
     answers: tuple[str | None, ...], target: str, kind: str
 ) -> None:
-    world = planned(cluster(ANTI_AFFINITY))
+    world = planned(cluster(APART))
     view = world.snapshot(UsageView({}, {}))
-    rules = settings(misplacement={"enabled": True}, limits={"perAppGroup": 1})
-    deliberation = deliberate(view, Memory(), Watched(), rules, NOW_S, confirmed=True)
-    asked = questions(view, deliberation.decision.plan.moves)
+    rules = settings(misplacement={"enabled": True})
+    proposal = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
+    asked = questions(view, proposal.decision.plan.moves)
     assert [(q.group, q.workload) for q in asked.values()] == [("default/shop", "web")]
 
     async def place(_: str, key: str, turn: int) -> Target | None:
@@ -419,10 +373,10 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
             raise PlanningError("TooManyPods", "too many")
         return None if answer is None else Target(node=answer)
 
-    found = await confirm(deliberation, asked, place)
+    found = await confirm(proposal, asked, History(), place)
     assert [move.target for move in found.decision.plan.moves] == ([target] if target else [])
-    assert [f.target for f in found.decision.follows] == ([target] if target else [])
-    assert [s.kind for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
+    assert [p.move.target for p in found.decision.pending] == ([target] if target else [])
+    assert [s.condition for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
     assert bool(found.promises) is bool(target)
 
 
@@ -438,8 +392,8 @@ class Listed:
     async def get(self, *_: object, **__: object) -> Any:
         raise ApiError(404, "NotFound", "there is none")
 
-    async def read(self) -> Batch:
-        return Batch()
+    async def read(self) -> UsageBatch:
+        return UsageBatch()
 
 
 @pytest.mark.parametrize(("distribution", "goes"), [("", ["web-1"]), ("PreferSameZone", [])])

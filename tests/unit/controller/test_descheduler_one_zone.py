@@ -8,22 +8,22 @@ import pytest
 from controller.descheduler.config import Strategy
 from tests.unit.controller.descheduling import (
     NOW_S,
-    Followed,
-    Memory,
+    History,
+    RoundState,
     UsageView,
-    Watched,
     World,
     add_moves,
     amounts,
-    decide,
-    follow,
+    decided,
+    follow_up,
     moved,
+    pending_move,
     read,
     settings,
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
 
-AFFINITY = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
+TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
 """After an outage of the other zones: web is wholly in z1."""
 EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
 
@@ -36,7 +36,7 @@ def spread(world: World, how: str = "zone") -> World:
 
 
 def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
-    decision = plan(spread(cluster(AFFINITY)))
+    decision = plan(spread(cluster(TOGETHER)))
     (move,) = decision.plan.moves
     assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
     assert move.reason == "all replicas of its workload are in zone z1, and it is to survive one"
@@ -44,22 +44,22 @@ def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
 
 @pytest.mark.parametrize("how", ["soft", "none"])
 def test_nobody_moves_who_is_not_to_survive_a_zone(how: str) -> None:
-    assert moved(plan(spread(cluster(AFFINITY), how))) == []
+    assert moved(plan(spread(cluster(TOGETHER), how))) == []
 
 
 def test_nobody_moves_while_the_other_zones_are_away_or_beyond_the_limit() -> None:
-    assert moved(plan(spread(cluster(AFFINITY, cordoned=EVERYWHERE_BUT_Z1)))) == []
-    placed = {name: on for name, on in AFFINITY.items() if name != "db-2"}
+    assert moved(plan(spread(cluster(TOGETHER, cordoned=EVERYWHERE_BUT_Z1)))) == []
+    placed = {name: on for name, on in TOGETHER.items() if name != "db-2"}
     assert moved(plan(spread(cluster(placed, max_cost=1)))) == [], "survival breaks no maxNetworkCost"
 
 
 def test_it_waits_until_the_zone_has_been_back_for_a_while_and_moves_once() -> None:
     """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
-    placed, watched, moves = dict(AFFINITY), Watched(), []
+    placed, state, moves = dict(TOGETHER), RoundState(), []
     for minute in range(30):
         world = spread(cluster(placed))
-        decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
-        watched = decision.watched
+        decision = plan(world, confirmed=False, state=state, now=NOW_S + 60 * minute, holdS=300)
+        state = decision.state
         for move in decision.plan.moves:
             moves.append((minute, move.pod, move.target))
             placed[move.pod.partition("/")[2]] = move.target
@@ -67,7 +67,7 @@ def test_it_waits_until_the_zone_has_been_back_for_a_while_and_moves_once() -> N
 
 
 def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_workload() -> None:
-    move = Followed(
+    move = pending_move(
         pod="default/web-1",
         uid="uid-web-1",
         workload="default/ReplicaSet/web-rs",
@@ -78,9 +78,9 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
     for on, outcome in (("z2-n1", "helped"), ("z1-n2", "returned"), ("z1-n1", "returned")):
         world = cluster({"db-1": "z1-n1"})
         world.take_pod("default/web-3", None, read(pod_document("web-3", on, created_s=NOW_S - 390)))
-        memory, ended = follow(world.snapshot(UsageView({}, {})), Memory(follows=(move,)), settings().limits, NOW_S)
+        memory, ended = follow_up(world.snapshot(UsageView({}, {})), History(pending=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
-        assert bool(memory.rests) == (outcome == "returned")
+        assert bool(memory.backoffs) == (outcome == "returned")
 
 
 def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
@@ -88,13 +88,13 @@ def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
     placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
     world = spread(cluster(placed, costs={("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}, max_cost=50))
     rules = settings(misplacement={"enabled": True})
-    memory, watched, moves = Memory(), Watched(), []
+    memory, state, moves = History(), RoundState(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
         view = world.snapshot(UsageView({}, {}))
-        memory, _ = follow(view, memory, rules.limits, now)
-        decision = decide(view, memory, watched, rules, now)
-        watched, memory = decision.watched, add_moves(memory, decision.follows)
+        memory, _ = follow_up(view, memory, rules.limits, now)
+        decision = decided(view, memory, state, rules, now)
+        state, memory = decision.state, add_moves(memory, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
             world.take_pod(move.pod, world.pods.by_key[move.pod], None)
@@ -125,9 +125,9 @@ def test_to_a_third_zone_the_network_may_move_a_replica_that_is_alone_in_its_own
 )
 def test_who_can_go_only_after_his_peers_does_not_wait_anew(group: str, strategy: Strategy, goes: bool) -> None:
     """The other zones were there for long enough when the first of the group went."""
-    before = Followed("default/db-9", "u", "default/ReplicaSet/db-rs", "z1-n1", NOW_S - 30, strategy, group=group)
+    before = pending_move("default/db-9", "u", "default/ReplicaSet/db-rs", "z1-n1", NOW_S - 30, strategy, group=group)
     landed = msgspec.structs.replace(before, landed="z2-n1", landed_pod="default/db-2", landed_s=NOW_S - 20)
-    decision = plan(spread(cluster(AFFINITY)), confirmed=False, holdS=300, memory=Memory(follows=(landed,)))
+    decision = plan(spread(cluster(TOGETHER)), confirmed=False, holdS=300, memory=History(pending=(landed,)))
     assert moved(decision) == (["web-2"] if goes else [])
 
 
@@ -137,10 +137,8 @@ def test_between_rounds_only_survival_moves_and_nothing_is_counted() -> None:
     assert [move.strategy for move in whole.plan.moves] == ["NetworkMisplacement"]
     between = plan(spread(cluster(misplaced)), survival_only=True)
     assert between.plan.moves == ()
-    assert between.watched.better_since == whole.watched.better_since != {}, (
-        "since when it is misplaced is not forgotten"
-    )
+    assert between.state.better_since == whole.state.better_since != {}, "since when it is misplaced is not forgotten"
     hot = {name: amounts(3.9, 1) for name in ("z1-n1", "z1-n2")}
-    decision = plan(spread(cluster(AFFINITY)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
+    decision = plan(spread(cluster(TOGETHER)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
     assert [move.strategy for move in decision.plan.moves] == ["ZoneSurvival"]
-    assert decision.watched.detectors == {}
+    assert decision.state.detectors == {}

@@ -16,28 +16,28 @@ import msgspec
 
 from tests.unit.controller.descheduling import (
     NOW_S,
+    BackOff,
+    Decision,
     DeschedulerConfig,
-    Followed,
-    Guard,
+    Eviction,
+    History,
     Host,
     LoadSnapshot,
-    Memory,
+    MoveResult,
+    PdbState,
     PersistentVolume,
     PodIndex,
     PodInfo,
-    Rest,
-    RoundDecision,
+    RoundState,
     Settings,
-    Spent,
-    Tried,
     UsageView,
     Volumes,
-    Watched,
+    budget,
     by_namespace,
-    decide,
-    follow,
-    guard,
+    decided,
+    follow_up,
     node,
+    pending_move,
     pod,
 )
 
@@ -56,9 +56,9 @@ class World(NamedTuple):
     """
 
     view: LoadSnapshot
-    memory: Memory
+    memory: History
     plain: dict[str, Any]
-    guards: list[Guard]
+    budgets: list[PdbState]
 
     def settings(self, **more: Any) -> Settings:
         return msgspec.convert({**self.plain, **more}, DeschedulerConfig).compiled()
@@ -218,20 +218,20 @@ def make_config(rng: random.Random) -> dict[str, Any]:
     return {"policy": policy, "limits": limits, "protection": protection}
 
 
-def make_memory(rng: random.Random, pods: list[PodInfo]) -> Memory:
+def make_memory(rng: random.Random, pods: list[PodInfo]) -> History:
     workloads = sorted({p.workload for p in pods if p.workload})
     some = rng.sample(workloads, min(len(workloads), rng.choice((0, 0, 1, 2))))
-    return Memory(
-        rests={name: Rest(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
-        spent=tuple(Spent(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
-        follows=tuple(
-            Followed(
+    return History(
+        backoffs={name: BackOff(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
+        evictions=tuple(Eviction(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
+        pending=tuple(
+            pending_move(
                 f"{name.partition('/')[0]}/gone", f"gone-{i}", name, rng.choice(("gone", "Node-0.example")), NOW_S - 20
             )
             for i, name in enumerate(some)
             if chance(rng, 0.5)
         ),
-        tried=tuple(Tried(NOW_S - 60, "default", name, chance(rng, 0.8), chance(rng, 0.8)) for name in some * 2),
+        results=tuple(MoveResult(NOW_S - 60, "LowNodeLoad", chance(rng, 0.8)) for _ in some * 2),
         hold_until_s=NOW_S + 60 if chance(rng, 0.03) else 0.0,
     )
 
@@ -258,17 +258,17 @@ def make(seed: int) -> World:
     nodes = [make_node(rng, i) for i in range(rng.randint(2, 9))]
     pods = make_pods(rng, nodes)
     narrow = rng.randint(0, 6) if chance(rng, 0.5) else 0
-    guards = [guard(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
-    guards += [guard("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and chance(rng, 0.6)]
+    budgets = [budget(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
+    budgets += [budget("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and chance(rng, 0.6)]
     view = LoadSnapshot(
         {n.name: n for n in nodes},
         PodIndex(pods),
         make_usage(rng, nodes, pods),
-        by_namespace(guards),
+        by_namespace(budgets),
         None,
         make_volumes(rng, nodes),
     )
-    return World(view, make_memory(rng, pods), make_config(rng), guards)
+    return World(view, make_memory(rng, pods), make_config(rng), budgets)
 
 
 def play(seed: int) -> int:
@@ -284,23 +284,22 @@ def play(seed: int) -> int:
         check_pod(world, world.view.pods.by_key[move.pod])
     check_landings(world, decision)
     check_budgets(world, decision)
-    after, _ = follow(world.view, world.memory, world.settings().limits, NOW_S)
-    assert len(after.follows) <= len(world.memory.follows)
+    after, _ = follow_up(world.view, world.memory, world.settings().limits, NOW_S)
+    assert len(after.pending) <= len(world.memory.pending)
     return len(decision.plan.moves)
 
 
-def round_of(world: World, **more: Any) -> RoundDecision:
-    return decide(world.view, world.memory, Watched(), world.settings(**more), NOW_S, confirmed=True)
+def round_of(world: World, **more: Any) -> Decision:
+    return decided(world.view, world.memory, RoundState(), world.settings(**more), NOW_S, confirmed=True)
 
 
-def check_limits(world: World, decision: RoundDecision) -> None:
+def check_limits(world: World, decision: Decision) -> None:
     limits, moves = world.plain["limits"], decision.plan.moves
     assert len(moves) <= limits["perRound"]
     assert max(Counter(m.node for m in moves).values(), default=0) <= limits["perNode"]
     assert max(Counter(m.pod.partition("/")[0] for m in moves).values(), default=0) <= limits["perNamespace"]
-    weight = 1 if world.plain["policy"]["nodeFit"] else 2
-    spent = sum(entry.weight for entry in world.memory.spent if NOW_S - entry.at_s < 3600)
-    assert not moves or spent + weight * len(moves) <= limits["perHour"]
+    spent = sum(NOW_S - entry.at_s < 3600 for entry in world.memory.evictions)
+    assert not moves or spent + len(moves) <= limits["perHour"]
     assert not moves or world.memory.hold_until_s <= NOW_S
     assert len({m.uid for m in moves}) == len(moves)
     for workload, count in Counter(m.workload for m in moves).items():
@@ -308,16 +307,16 @@ def check_limits(world: World, decision: RoundDecision) -> None:
 
 
 def check_workload(world: World, workload: str, count: int) -> None:
-    rest = world.memory.rests.get(workload)
+    rest = world.memory.backoffs.get(workload)
     assert rest is None or rest.until_s <= NOW_S
     mine = [p for p in world.view.pods.by_key.values() if p.workload == workload]
     if not mine:
         return  # a bare pod
-    underway = sum(f.workload == workload for f in world.memory.follows)
+    underway = sum(f.move.workload == workload for f in world.memory.pending)
     whole = [p for p in mine if not p.leaving and p.phase not in {"Succeeded", "Failed"}]
     size = len(whole) + underway
     assert size >= world.plain["protection"]["minReplicas"]
-    recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.spent)
+    recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.evictions)
     assert recent + count <= most(world.plain["limits"]["perWorkload"], size)
     missing = max(sum(not p.ready for p in whole), underway)
     assert missing + count <= max(most(world.plain["limits"]["unavailablePerWorkload"], size), missing)
@@ -347,7 +346,7 @@ def check_pod(world: World, one: PodInfo) -> None:
         assert one.labels["app"] in {"w0", "w1", "w2"}
 
 
-def check_landings(world: World, decision: RoundDecision) -> None:
+def check_landings(world: World, decision: Decision) -> None:
     """A promised node is one that kube-scheduler could take, with everything that was promised there before."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
     for one in world.view.pods.by_key.values():
@@ -370,8 +369,8 @@ def check_landings(world: World, decision: RoundDecision) -> None:
             assert share <= state.high.get(resource, 100.0) + 1e-6 or not move.used.get(resource)
 
 
-def check_budgets(world: World, decision: RoundDecision) -> None:
-    for one in world.guards:
+def check_budgets(world: World, decision: Decision) -> None:
+    for one in world.budgets:
         gone = [
             m
             for m in decision.plan.moves

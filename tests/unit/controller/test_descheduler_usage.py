@@ -20,7 +20,7 @@ from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_o
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
-from tests.unit.controller.descheduling import GI, NOW_S, Batch, UsageBook, UsageReading
+from tests.unit.controller.descheduling import GI, NOW_S, UsageBatch, UsageReading, UsageSmoother
 
 BANDWIDTH = "network.aware.com/bandwidth"
 
@@ -29,8 +29,8 @@ def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = 
     return UsageReading(name, resource, value, at_s)
 
 
-def fold(book: UsageBook, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
-    return {str(k): v for k, v in book.fold(Batch(nodes=readings), {"n", "m"}, (), now).items()}
+def fold(book: UsageSmoother, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
+    return {str(k): v for k, v in book.update(UsageBatch(nodes=readings), {"n", "m"}, (), now).items()}
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,20 @@ def fold(book: UsageBook, *readings: UsageReading, now: float = NOW_S) -> dict[s
     ],
 )
 def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     assert fold(book, reading(100), bad) == {why: 1}
     assert book.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
 def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     pods = (UsageReading("default/a", "cpu", 1.0, NOW_S), UsageReading("default/gone", "cpu", 1.0, NOW_S))
-    assert book.fold(Batch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
+    assert book.update(UsageBatch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
     assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
 
 def test_a_change_shows_by_half_after_the_half_life() -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     fold(book, reading(100))
     fold(book, reading(200, NOW_S + 30), now=NOW_S + 30)
     assert book.view(NOW_S + 30).nodes["n"]["cpu"] == pytest.approx(150)
@@ -68,7 +68,7 @@ def test_a_change_shows_by_half_after_the_half_life() -> None:
 
 
 def test_the_same_sample_read_twice_counts_once() -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     fold(book, reading(100))
     for _ in range(10):
         fold(book, reading(200, NOW_S + 30), now=NOW_S + 60)
@@ -76,7 +76,7 @@ def test_the_same_sample_read_twice_counts_once() -> None:
 
 
 def test_without_a_half_life_the_newest_value_counts() -> None:
-    book = UsageBook(0, 180)
+    book = UsageSmoother(0, 180)
     fold(book, reading(100))
     fold(book, reading(200, NOW_S + 1), now=NOW_S + 1)
     assert book.view(NOW_S + 1).nodes["n"]["cpu"] == 200
@@ -84,7 +84,7 @@ def test_without_a_half_life_the_newest_value_counts() -> None:
 
 def test_node_metric_expiration_is_the_age_at_which_usage_is_gone() -> None:
     for expiry_s in (90, 180):
-        book = UsageBook(30, expiry_s)
+        book = UsageSmoother(30, expiry_s)
         fold(book, reading(100))
         assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}}
         late = book.view(NOW_S + expiry_s + 1)
@@ -93,16 +93,16 @@ def test_node_metric_expiration_is_the_age_at_which_usage_is_gone() -> None:
 
 
 def test_after_a_gap_longer_than_the_expiry_smoothing_starts_anew() -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     fold(book, reading(100))
     fold(book, reading(10, NOW_S + 200), now=NOW_S + 200)
     assert book.view(NOW_S + 200).nodes["n"]["cpu"] == 10
 
 
 def test_a_node_that_is_gone_is_forgotten() -> None:
-    book = UsageBook(30, 180)
+    book = UsageSmoother(30, 180)
     fold(book, reading(100), reading(50, name="m"))
-    book.fold(Batch(), {"m"}, (), NOW_S)
+    book.update(UsageBatch(), {"m"}, (), NOW_S)
     assert book.view(NOW_S).nodes.keys() == {"m"}
     assert not book.view(NOW_S + 999).expired & {"n"}
 
@@ -211,8 +211,8 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries_a
     assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
-    book = UsageBook(30, 180)
-    assert book.fold(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
+    book = UsageSmoother(30, 180)
+    assert book.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
 
 
 async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:

@@ -8,17 +8,17 @@ import pytest
 
 from tests.unit.controller.descheduling import (
     NOW_S,
-    Followed,
+    BackOff,
+    Decision,
+    Eviction,
+    History,
     Host,
-    Memory,
     PodInfo,
-    Rest,
-    RoundDecision,
-    Spent,
     amounts,
     moved,
     node,
     once,
+    pending_move,
     pod,
     settings,
     snapshot,
@@ -31,8 +31,8 @@ BIG = node("idle", cpu="64", memory="256Gi")
 
 
 def hot_with(
-    *pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, idle: Host = BIG, **sections: Any
-) -> RoundDecision:
+    *pods: PodInfo, cpu: float = 0.5, memory: History | None = None, idle: Host = BIG, **sections: Any
+) -> Decision:
     """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""
     nodes = [node("hot"), idle]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
@@ -65,7 +65,7 @@ def separate(name: str, **fields: Any) -> PodInfo:
         ("local-storage", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
         ("local-storage", {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
         ("replicas", {"protection": {"minReplicas": 2}}),
-        ("young", {"created_s": NOW_S - 30, "protection": {"minPodAgeS": 60}}),
+        ("age", {"created_s": NOW_S - 30, "protection": {"minPodAgeS": 60}}),
     ],
 )
 def test_pods_that_never_go_unless_allowed(kind: str, fields: dict[str, Any]) -> None:
@@ -138,10 +138,10 @@ def test_a_pod_that_does_not_use_what_is_exceeded_stays_and_one_of_unknown_use_t
     used = {"idle-pod": amounts(0, 0.1)}
     decision = once(snapshot(nodes, pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used), settings())
     assert moved(decision) == []
-    assert {s.pod: s.kind for s in decision.plan.skips} == {
-        "default/asks": "no-usage",
-        "default/idle-pod": "no-relief",
-        "default/stranger": "no-usage",
+    assert {s.pod: s.condition for s in decision.plan.skips} == {
+        "default/asks": "usage",
+        "default/idle-pod": "usage",
+        "default/stranger": "usage",
     }
 
 
@@ -261,7 +261,7 @@ def many(count: int, **fields: Any) -> list[PodInfo]:
     ],
 )
 def test_limits_of_one_round_and_of_the_last_hour(limits: dict[str, int], spent_s: tuple[int, ...], count: int) -> None:
-    memory = Memory(spent=tuple(Spent(NOW_S - age, "default/Deployment/x") for age in spent_s))
+    memory = History(evictions=tuple(Eviction(NOW_S - age, "default/Deployment/x") for age in spent_s))
     assert len(moved(hot_with(*many(5), cpu=0.4, memory=memory, limits=limits))) == count
 
 
@@ -274,7 +274,7 @@ def test_a_workload_moves_one_pod_at_a_time_by_default_and_a_share_of_its_pods_w
 
 def test_a_workload_rests_for_five_minutes_after_a_move() -> None:
     for age_s, names in ((299, []), (301, ["p"])):
-        memory = Memory(spent=(Spent(NOW_S - age_s, "default/ReplicaSet/web-5d4f"),))
+        memory = History(evictions=(Eviction(NOW_S - age_s, "default/ReplicaSet/web-5d4f"),))
         assert moved(hot_with(pod("p", "hot"), cpu=2.5, memory=memory, limits={"perWorkload": 1})) == names
 
 
@@ -288,11 +288,11 @@ def test_a_workload_with_pods_that_are_not_ready_is_left_alone() -> None:
 
 
 def test_a_workload_that_failed_to_gain_rests_and_the_plan_says_until_when() -> None:
-    rest = Rest(NOW_S + 7200, failures=2, why="returned")
-    decision = hot_with(pod("p", "hot"), cpu=2.5, memory=Memory(rests={"default/ReplicaSet/web-5d4f": rest}))
+    rest = BackOff(NOW_S + 7200, failures=2, reason="returned")
+    decision = hot_with(pod("p", "hot"), cpu=2.5, memory=History(backoffs={"default/ReplicaSet/web-5d4f": rest}))
     assert moved(decision) == []
     assert decision.plan.skips[0].why == (
-        "default/ReplicaSet/web-5d4f rests for another 120 min after 2 moves that did not help (returned)"
+        "default/ReplicaSet/web-5d4f backs off for another 120 min after 2 moves that did not help (returned)"
     )
 
 
@@ -303,18 +303,12 @@ def test_back_off_outlives_a_roll_out_of_the_deployment() -> None:
     assert pod("p", "hot", owner="StatefulSet/db").workload == "default/StatefulSet/db"
 
 
-def follow(**fields: Any) -> Followed:
-    return Followed(
-        **{"pod": "default/old", "uid": "u", "workload": "default/Deployment/w", "node": "hot", "at_s": NOW_S, **fields}
-    )
-
-
 def test_a_node_is_left_alone_until_recent_moves_show_in_its_usage() -> None:
-    memory = Memory(follows=(follow(at_s=NOW_S - 60),))
+    memory = History(pending=(pending_move(at_s=NOW_S - 60),))
     decision = hot_with(separate("p"), memory=memory)
     assert moved(decision) == []
     assert decision.plan.nodes[0].why == "waiting until 1 recent moves show in its usage"
-    memory = Memory(follows=(follow(at_s=NOW_S - 121, landed="idle", landed_uid="x", landed_s=NOW_S - 120),))
+    memory = History(pending=(pending_move(at_s=NOW_S - 121, landed="idle", landed_uid="x", landed_s=NOW_S - 120),))
     assert moved(hot_with(separate("p"), memory=memory)) == ["p"]
 
 
@@ -323,14 +317,14 @@ def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
     view = snapshot(nodes, [separate("p")], usage, {"p": amounts(1, 0.1)})
     assert moved(once(view, settings())) == ["p"]
-    landed = follow(node="left", used=amounts(1.5, 0.1), landed="idle", landed_uid="x", landed_s=NOW_S - 10)
-    assert moved(once(view, settings(), memory=Memory(follows=(landed,)))) == []
-    flying = follow(node="left", used=amounts(1.9, 0.1))
-    assert moved(once(view, settings(), memory=Memory(follows=(flying,)))) == []
+    landed = pending_move(node="left", used=amounts(1.5, 0.1), landed="idle", landed_uid="x", landed_s=NOW_S - 10)
+    assert moved(once(view, settings(), memory=History(pending=(landed,)))) == []
+    flying = pending_move(node="left", used=amounts(1.9, 0.1))
+    assert moved(once(view, settings(), memory=History(pending=(flying,)))) == []
 
 
 def test_the_api_servers_wish_for_patience_holds_all_moves() -> None:
-    decision = hot_with(separate("p"), memory=Memory(hold_until_s=NOW_S + 30))
+    decision = hot_with(separate("p"), memory=History(hold_until_s=NOW_S + 30))
     assert moved(decision) == []
     assert decision.plan.notes == ("the API server asked to wait for another 30 s",)
 
@@ -344,4 +338,4 @@ def test_a_pod_does_not_go_to_a_node_where_another_holds_its_host_port() -> None
     assert moved(once(snapshot(nodes, pods, usage, {"p": amounts(0.5, 0.1)}), settings())) == ["p"]
     decision = once(snapshot(nodes, [*pods, holder], usage, {"p": amounts(0.5, 0.1)}), settings())
     assert moved(decision) == []
-    assert [skip.why for skip in decision.plan.skips if skip.kind == "no-fit"] == ["0/1 nodes fit: 1 host port"]
+    assert [skip.why for skip in decision.plan.skips if skip.condition == "node-fit"] == ["0/1 nodes fit: 1 host port"]

@@ -2,7 +2,7 @@
 
 A pod that our gates delivered is placed by our planner (`confirm`). Any other is placed by kube-scheduler, which looks at requests
 and knows nothing of heat: its scores say on which hosts it may land, and with what chance. Of schedulers with other names nothing
-is known; whether moves of their pods help is learned by `trust`.
+is known; whether moves of their pods help is learned by the breaker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from controller.scheduler.stock import NAMES, DefaultSchedulerModel, placement_p
 from kubekit.wire import Taint
 from netperf.contract import HOT_TAINT
 
-AT_ONCE = frozenset({"Deployment", "ReplicaSet", "ReplicationController"})
+SURGING = frozenset({"Deployment", "ReplicaSet", "ReplicationController"})
 """Kinds that make the replacement while its predecessor is still ending, and so still counts where it is. A StatefulSet waits."""
 HOT_EFFECT = "PreferNoSchedule"
 """Of `HOT_TAINT`."""
@@ -37,38 +37,38 @@ def is_planned(pod: PodInfo) -> bool:
     return pod.wire is not None and target_of(pod.wire) is not None
 
 
-class Landing(NamedTuple):
+class Prediction(NamedTuple):
     """Where a replacement may land.
 
     Attributes:
         chances: host -> chance, the likeliest first; empty where nothing is known.
-        whys: of those hosts, the ones that would be no gain, and why.
+        objections: of those hosts, the ones that would be no gain, and why.
     """
 
     chances: Mapping[str, float]
-    whys: Mapping[str, str]
+    objections: Mapping[str, str]
 
     @property
     def gain(self) -> float:
         """Chance that it lands where it is a gain."""
-        return sum(chance for host, chance in self.chances.items() if host not in self.whys)
+        return sum(self.chances[host] for host in self.expected)
 
     @property
     def expected(self) -> tuple[str, ...]:
         """Hosts that are a gain, the likeliest first."""
-        return tuple(host for host in self.chances if host not in self.whys)
+        return tuple(host for host in self.chances if host not in self.objections)
 
     def describe(self) -> str:
         """Why it is not worth it."""
-        worst = max(self.whys, key=lambda host: self.chances[host], default="")
+        worst = max(self.objections, key=lambda host: self.chances[host], default="")
         if not worst:
             return "kube-scheduler would find no node for it"
         chance = f"{100 * self.chances[worst]:.0f} in 100"
-        return f"kube-scheduler may put it on {worst} ({chance}): {self.whys[worst]}"
+        return f"kube-scheduler may put it on {worst} ({chance}): {self.objections[worst]}"
 
 
-class Foresight:
-    """Asks the stock scheduler's scores; one per round.
+class ReplacementPredictor:
+    """Asks the default scheduler's scores; one per round.
 
     Moves of one round are placed one after the other, and by then nobody knows whether those before have left their nodes, nor on
     which of several equal hosts their replacements are. So every host is scored twice: with nothing of it gone and all of it arrived
@@ -82,11 +82,11 @@ class Foresight:
     def __init__(self, snapshot: LoadSnapshot, fit: Fit) -> None:
         self._snapshot, self._fit = snapshot, fit
         self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
-        self._made: tuple[DefaultSchedulerModel, DefaultSchedulerModel] | None = None
+        self._models: tuple[DefaultSchedulerModel, DefaultSchedulerModel] | None = None
         self._left: set[str] = set()
-        self._may: dict[Constraints, Bools] = {}
+        self._eligible: dict[Constraints, Bools] = {}
 
-    def shun(self, names: frozenset[str]) -> None:
+    def taint(self, names: frozenset[str]) -> None:
         """These nodes carry, or will by the time of an eviction, the taint that asks pods to go elsewhere."""
         taint = Taint(HOT_TAINT, HOT_EFFECT)
         self._hosts = [
@@ -100,32 +100,31 @@ class Foresight:
         ]
 
     @staticmethod
-    def knows(pod: PodInfo) -> bool:
-        """Whether the stock scheduler will place its replacement."""
+    def can_predict(pod: PodInfo) -> bool:
+        """Whether the default scheduler will place its replacement."""
         return pod.scheduler in NAMES and not is_planned(pod)
 
-    def of(self, pod: PodInfo, loss: Callable[[Host], str]) -> Landing:
+    def predict(self, pod: PodInfo, objection: Callable[[str], str]) -> Prediction:
         """Where the pod would land, were it gone now.
 
         Args:
             pod: bound.
-            loss: why a host would be no gain; empty where it would be.
+            objection: why a host would be no gain; empty where it would be.
         """
-        pods = self._snapshot.pods
+        pods, spec = self._snapshot.pods, pod.constraints.spec
         siblings = [p for p in pods.of_workload(pod.workload).values() if p is not pod] if pod.workload else []
-        spec = pod.constraints.spec
-        talks = spec.topology_spread_constraints or spec.affinity
-        around = [p for p in pods.in_namespace(pod.namespace).values() if p is not pod] if talks else []
-        among = self._among(pod)
-        waits = not (pod.workload.split("/")[1:2] and pod.workload.split("/")[1] in AT_ONCE)
-        full, empty = self._stocks
+        depends = spec.topology_spread_constraints or spec.affinity
+        around = [p for p in pods.in_namespace(pod.namespace).values() if p is not pod] if depends else []
+        eligible = self._eligible_for(pod)
+        waits = not pod.workload or pod.workload.split("/")[1] not in SURGING
+        full, empty = self._both_models
         scores = []
-        for stock in (full, empty) if self._left else (full,):
+        for model in (full, empty) if self._left else (full,):
             if waits:
-                stock.take(pod, pod.node, -1)
-            scores.append(stock.scores(pod, siblings, around, among))
+                model.take(pod, pod.node, -1)
+            scores.append(model.scores(pod, siblings, around, eligible))
             if waits:
-                stock.take(pod, pod.node)
+                model.take(pod, pod.node)
         least, most = np.minimum(scores[0], scores[-1]), np.maximum(scores[0], scores[-1])
 
         def surely(host: Host) -> bool:
@@ -133,44 +132,43 @@ class Foresight:
 
         def perhaps(host: Host) -> bool:
             if host.name in self._left or (waits and host.name == pod.node):
-                return not self._fit.bars(host, pod)
+                return not self._fit.static_refusal(host, pod)
             return surely(host)
 
         # Whatever may score as much as the best of those that surely do.
         doubt = max(_best(self._hosts, most, perhaps) - _best(self._hosts, least, surely), 0) if self._left else 0
         chances = placement_probabilities(self._hosts, most, perhaps, near=NEAR + doubt)
-        whys = {name: why for name in chances if (why := loss(self._snapshot.nodes[name]))}
-        return Landing(chances, whys)
+        return Prediction(chances, {name: why for name in chances if (why := objection(name))})
 
-    def _among(self, pod: PodInfo) -> Bools:
-        """[host] those that may have the pod, whoever else is there: the scheduler sets its scale by them."""
+    def _eligible_for(self, pod: PodInfo) -> Bools:
+        """[host] those that may have the pod, whatever else is there: the scheduler sets its scale by them."""
         constraints = self._fit.constraints_of(pod)
-        if constraints in self._may and not pod.claims:
-            return self._may[constraints]
-        found: Bools = np.array([not self._fit.bars(host, pod) for host in self._hosts], np.bool_)
+        if constraints in self._eligible and not pod.claims:
+            return self._eligible[constraints]
+        found: Bools = np.array([not self._fit.static_refusal(host, pod) for host in self._hosts], np.bool_)
         if not pod.claims:
-            self._may[constraints] = found
+            self._eligible[constraints] = found
         return found
 
-    def book(self, pod: PodInfo, hosts: Iterable[str]) -> None:
+    def reserve(self, pod: PodInfo, hosts: Iterable[str]) -> None:
         """A pod is planned to go, to one of these hosts."""
-        full, empty = self._stocks
+        full, empty = self._both_models
         empty.take(pod, pod.node, -1)
         self._left.add(pod.node)
         for host in hosts:
             full.take(pod, host)
 
     @property
-    def _stocks(self) -> tuple[DefaultSchedulerModel, DefaultSchedulerModel]:
+    def _both_models(self) -> tuple[DefaultSchedulerModel, DefaultSchedulerModel]:
         """With everything there and arrived, and with all gone that may be."""
-        if self._made is None:
+        if self._models is None:
             bound = [pod for pod in self._snapshot.pods.by_key.values() if pod.node and not pod.finished]
-            self._made = (
+            self._models = (
                 DefaultSchedulerModel(self._hosts, bound),
                 DefaultSchedulerModel(self._hosts, (pod for pod in bound if not pod.going)),
             )
             self._left = {pod.node for pod in bound if pod.going}
-        return self._made
+        return self._models
 
 
 def _best(hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool]) -> int:

@@ -1,0 +1,300 @@
+"""The conditions of a move: every pod that is moved passes all of them, in this order; the first that does not hold keeps it.
+
+`kubectl netaware deschedule --dry-run` prints this list, and docs/descheduling.md has it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from controller.cluster.pod_info import PodInfo
+from controller.descheduler.config import Strategy, share_of
+from controller.descheduler.history import mark_of
+from controller.descheduler.node_load import NodeLoad
+from controller.descheduler.round import Round, workload_of
+
+ALL: frozenset[Strategy] = frozenset(get_args(Strategy))
+LOAD: frozenset[Strategy] = frozenset({"LowNodeLoad"})
+NETWORK = ALL - LOAD
+
+
+class TargetFinder(Protocol):
+    """A strategy of one round, which knows where its candidates may go; see `Candidate`."""
+
+    def find_target(self, candidate: Candidate) -> str:
+        """Set the candidate's target; or why there is none."""
+        ...
+
+    def predict(self, candidate: Candidate) -> str:
+        """Set the candidate's target and expected hosts to where kube-scheduler would put it; or why that is no gain."""
+        ...
+
+    def room(self, candidate: Candidate) -> str:
+        """Why no pod of the candidate's node can go anywhere; empty when one may."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A pod that a strategy would move.
+
+    Attributes:
+        finder: the strategy's round.
+        used: what leaves the node with it, as far as it is known.
+        load: of its node, for LowNodeLoad.
+        waits: why the reason for the move has not lasted yet; empty when it has.
+        group: ready pods of its AppGroup, how many there should be, and the group's name; for the network's strategies.
+        target: where it would go, once that is found.
+        expected: hosts where it may land, once that is predicted.
+        planner: why our planner would undo the move, once it was asked.
+    """
+
+    pod: PodInfo
+    strategy: Strategy
+    finder: TargetFinder
+    used: Mapping[str, float]
+    load: NodeLoad | None = None
+    waits: str = ""
+    group: tuple[int, int, str] = (0, 0, "")
+    target: str = ""
+    expected: tuple[str, ...] = ()
+    planner: str = ""
+
+
+class Condition(NamedTuple):
+    """A condition of a move.
+
+    Attributes:
+        name: short, fit for a metric.
+        requires: one sentence, for people.
+        refusal: why it does not hold for a candidate; empty when it does.
+        strategies: that ask it.
+        scope: what else it keeps when it does not hold: other pods of the ``node``, or of the ``round``.
+    """
+
+    name: str
+    requires: str
+    refusal: Callable[[Round, Candidate], str]
+    strategies: frozenset[Strategy] = ALL
+    scope: Literal["pod", "node", "round"] = "pod"
+
+
+class Refusal(NamedTuple):
+    """The first condition that does not hold, and why."""
+
+    condition: Condition
+    why: str
+
+
+def check(round_: Round, candidate: Candidate, conditions: tuple[Condition, ...]) -> Refusal | None:
+    """The first of these conditions that does not hold, which is reported; None when all of them hold."""
+    for condition in conditions:
+        if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
+            if condition.scope == "round":
+                round_.note(why)
+            if condition.scope == "pod" or candidate.load is None:
+                round_.skip(candidate.pod, condition.name, why)
+            return Refusal(condition, why)
+    return None
+
+
+# --- what holds for how long -----------------------------------------------------------------------------------------
+
+
+def _unsettled(round_: Round, candidate: Candidate) -> str:
+    recent = round_.unsettled[candidate.pod.node]
+    return f"waiting until {recent} recent moves show in its usage" if recent else ""
+
+
+# --- what the pod is -------------------------------------------------------------------------------------------------
+
+
+def _owner(round_: Round, candidate: Candidate) -> str:
+    kinds = round_.settings.protection.owner_kinds
+    kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
+    if not kind or kind in kinds:
+        return ""
+    return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
+
+
+def _bare(round_: Round, candidate: Candidate) -> str:
+    allowed = round_.settings.protection.bare_pods
+    return "no controller would make it anew" if candidate.pod.bare and not allowed else ""
+
+
+def _volume(round_: Round, candidate: Candidate) -> str:
+    claims = candidate.pod.claims
+    if not claims or round_.settings.protection.volume_claims:
+        return ""
+    return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
+
+
+def _local_storage(round_: Round, candidate: Candidate) -> str:
+    allowed = round_.settings.protection.local_storage
+    return "it has an emptyDir or hostPath volume" if candidate.pod.local_storage and not allowed else ""
+
+
+def _priority(round_: Round, candidate: Candidate) -> str:
+    below, priority = round_.settings.protection.priority_below, candidate.pod.priority
+    return f"priority {priority} is not below {below}" if priority >= below else ""
+
+
+def _age(round_: Round, candidate: Candidate) -> str:
+    age_s = round_.now - candidate.pod.created_s
+    least_s = round_.settings.protection.min_pod_age_s
+    return f"it is {max(age_s, 0):.0f} s old (protection.minPodAgeS)" if age_s < least_s else ""
+
+
+def _namespace(round_: Round, candidate: Candidate) -> str:
+    load, namespace = round_.settings.load, candidate.pod.namespace
+    return f"namespace {namespace} is not evictable" if load and not load.admits_namespace(namespace) else ""
+
+
+def _selector(round_: Round, candidate: Candidate) -> str:
+    selectors = round_.settings.load.pod_selectors if round_.settings.load else ()
+    matched = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
+    return "" if matched else "no pod selector matches it"
+
+
+def _usage(_: Round, candidate: Candidate) -> str:
+    exceeded = candidate.load.exceeded if candidate.load else ()
+    if any(candidate.used.get(resource, 0) > 0 for resource in exceeded):
+        return ""
+    if any(resource in candidate.used for resource in exceeded):
+        return f"it uses no {' or '.join(exceeded)}"
+    return f"its use of {' and '.join(exceeded)} is not known"
+
+
+# --- what has been moved already -------------------------------------------------------------------------------------
+
+
+def _patience(round_: Round, _: Candidate) -> str:
+    left_s = round_.history.hold_until_s - round_.now
+    return f"the API server asked to wait for another {left_s:.0f} s" if left_s > 0 else ""
+
+
+def _round_limit(round_: Round, _: Candidate) -> str:
+    most = round_.settings.limits.per_round
+    return f"limit of {most} evictions per round" if round_.total >= most else ""
+
+
+def _hour_limit(round_: Round, _: Candidate) -> str:
+    most = round_.settings.limits.per_hour
+    return f"budget of {most} evictions per hour" if round_.last_hour >= most else ""
+
+
+def _node_limit(round_: Round, candidate: Candidate) -> str:
+    most = round_.settings.limits.per_node
+    return f"limit of {most} evictions per node and round" if round_.by_node[candidate.pod.node] >= most else ""
+
+
+def _namespace_limit(round_: Round, candidate: Candidate) -> str:
+    most = round_.settings.limits.per_namespace
+    full = round_.by_namespace[candidate.pod.namespace] >= most
+    return f"limit of {most} evictions per namespace and round" if full else ""
+
+
+def _group_limit(round_: Round, candidate: Candidate) -> str:
+    group = round_.snapshot.group_of(candidate.pod)
+    return f"another pod of AppGroup {group} is on the move" if group and round_.by_group[group] else ""
+
+
+def _group_incomplete(_: Round, candidate: Candidate) -> str:
+    ready, wanted, name = candidate.group
+    return f"{ready} of {wanted} pods of AppGroup {name} are ready" if ready < wanted else ""
+
+
+def _replica_backoff(round_: Round, candidate: Candidate) -> str:
+    mark = mark_of(candidate.pod.uid)
+    if mark in round_.replacements:
+        return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
+    backoff = round_.history.backoff(mark, round_.now)
+    if backoff is None:
+        return ""
+    return f"{backoff.reason}; not moved for another {(backoff.until_s - round_.now) / 60:.0f} min"
+
+
+def _workload_backoff(round_: Round, candidate: Candidate) -> str:
+    workload = workload_of(candidate.pod)
+    backoff = round_.history.backoff(workload, round_.now)
+    if backoff is None:
+        return ""
+    left = f"{(backoff.until_s - round_.now) / 60:.0f} min"
+    return (
+        f"{workload} backs off for another {left} after {backoff.failures} moves that did not help ({backoff.reason})"
+    )
+
+
+def _replicas(round_: Round, candidate: Candidate) -> str:
+    pod, least = candidate.pod, round_.settings.protection.min_replicas
+    size, _ = round_.size_of(pod)
+    return f"{pod.workload} has {size} of at least {least} pods" if pod.workload and size < least else ""
+
+
+def _workload_limit(round_: Round, candidate: Candidate) -> str:
+    workload, limits = workload_of(candidate.pod), round_.settings.limits
+    since_s = round_.now - limits.workload_backoff_s
+    recent = round_.history.evictions_since(since_s, workload) + round_.by_workload[workload]
+    most = share_of(limits.per_workload, round_.size_of(candidate.pod)[0])
+    return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {most}" if recent >= most else ""
+
+
+def _unavailable(round_: Round, candidate: Candidate) -> str:
+    workload = workload_of(candidate.pod)
+    size, not_ready = round_.size_of(candidate.pod)
+    missing = max(not_ready, round_.awaited[workload]) + round_.by_workload[workload]
+    most = share_of(round_.settings.limits.unavailable_per_workload, size)
+    return f"{missing} of {size} pods of {workload} are not available, at most {most} may be" if missing >= most else ""
+
+
+REASON_CONDITIONS = (
+    Condition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
+              lambda _, c: c.waits, scope="node"),
+    Condition("settled", "The node's usage shows the moves of the last `limits.usageLagS`.", _unsettled, LOAD, "node"),
+)  # fmt: skip
+"""Asked before anything else; a node or a pod that does not pass them is not reported as stuck."""
+POD_CONDITIONS = (
+    Condition("protected", "It is no mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
+              lambda _, c: c.pod.barred),
+    Condition("bare", "A controller makes its replacement, or `protection.barePods`.", _bare),
+    Condition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
+    Condition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims`.", _volume),
+    Condition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage`.", _local_storage),
+    Condition("priority", "Its priority is below `protection.priorityBelow`.", _priority),
+    Condition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
+    Condition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
+    Condition("age", "It is older than `protection.minPodAgeS`.", _age),
+    Condition("replicas", "Its workload has `protection.minReplicas` pods.", _replicas),
+    Condition("usage", "It is known to use what is exceeded on its node.", _usage, LOAD),
+)  # fmt: skip
+"""What a pod is: asked of every pod of a hot node before one is chosen."""
+MOVE_CONDITIONS = (
+    Condition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped and landed as expected.",
+              lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
+    Condition("patience", "The API server did not ask to wait.", _patience, scope="round"),
+    Condition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
+    Condition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
+    Condition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
+    Condition("room", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
+              lambda _, c: c.finder.room(c), LOAD, "node"),
+    Condition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
+    Condition("group-limit", "No other pod of its AppGroup is on the move.", _group_limit),
+    Condition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
+    Condition("replica-backoff", "It does not back off after a move of its own, or after the planner refused one.",
+              _replica_backoff),
+    Condition("workload-backoff", "Its workload does not back off after moves that did not help.", _workload_backoff),
+    Condition("workload-limit", "`limits.perWorkload` moves within `limits.workloadBackoffS` are not reached.",
+              _workload_limit),
+    Condition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
+    Condition("disruption-budget", "Its PodDisruptionBudget allows a disruption, and there is only one.",
+              lambda r, c: r.budgets.refusal(c.pod)),
+    Condition("node-fit", "A node that would be better fits it, by requests, usage and the scheduler's constraints.",
+              lambda _, c: c.finder.find_target(c)),
+    Condition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.leastChancePercent`.",
+              lambda _, c: c.finder.predict(c), LOAD),
+)  # fmt: skip
+PLANNER = Condition("planner", "Our planner, asked twice, puts the replacement of a pod of its own where it is a gain.",
+                    lambda _, c: c.planner)  # fmt: skip
+CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)

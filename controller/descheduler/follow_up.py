@@ -1,0 +1,242 @@
+"""What became of each move: where the replacement landed, and whether the node cooled or the cost fell.
+
+A workload whose move did not help backs off, for twice as long each time, and that is remembered across restarts. This is what
+ends the loop of evict, reschedule, evict again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from controller.cluster.pod_info import PodInfo
+from controller.descheduler.config import LimitsConfig
+from controller.descheduler.history import (
+    BackOff,
+    History,
+    MoveResult,
+    Outcome,
+    PendingMove,
+    add_result,
+    back_off,
+    forget_old,
+    mark_of,
+    remove_move,
+    set_backoff,
+)
+from controller.descheduler.snapshot import LoadSnapshot
+from controller.descheduler.usage import above, percents
+
+INEFFECTIVE: frozenset[Outcome] = frozenset(
+    ("returned", "not-cooled", "moved-heat", "cost-not-fallen", "not-running", "lost")
+)
+
+
+class EndedMove(NamedTuple):
+    """A move whose outcome is known.
+
+    Attributes:
+        backoff_s: for how long its workload backs off now, seconds; 0 when the move helped.
+        came_true: whether the replacement landed where it was expected; None when that cannot be told.
+    """
+
+    pending: PendingMove
+    outcome: Outcome
+    backoff_s: float
+    came_true: bool | None = None
+
+
+def follow_up(
+    snapshot: LoadSnapshot, history: History, limits: LimitsConfig, now: float
+) -> tuple[History, list[EndedMove]]:
+    """Look at every pending move.
+
+    Returns:
+        The history after this look, and the moves that ended with it.
+    """
+    claimed = {pending.landed_uid for pending in history.pending if pending.landed_uid}
+    kept: list[PendingMove] = []
+    ends: list[tuple[PendingMove, Outcome]] = []
+    for pending in sorted(history.pending, key=lambda pending: pending.at_s):
+        pending = _find_replacement(pending, snapshot, claimed, now)
+        outcome = _outcome(pending, snapshot, limits, now)
+        if outcome is None:
+            kept.append(pending)
+        else:
+            ends.append((pending, outcome))
+    if tuple(kept) != history.pending:
+        history = msgspec.structs.replace(history, pending=tuple(kept))
+    ended = []
+    backed_off: set[str] = set()
+    for pending, outcome in ends:
+        workload, came_true = pending.move.workload, _came_true(pending, outcome)
+        if outcome == "not-evicted":
+            history = remove_move(history, pending)
+        elif uid := _replacement_of(pending, snapshot, claimed):
+            history = _back_off_replica(history, uid, outcome, limits, now)
+        if came_true is not None:
+            good = came_true and outcome == "helped"
+            history = add_result(history, MoveResult(now, pending.move.strategy, good))
+        # Several moves of one workload that end in one round are one lesson, not several.
+        if outcome in INEFFECTIVE and workload not in backed_off:
+            history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
+            backed_off.add(workload)
+        elif outcome == "helped" and not history.backoff(workload, now):
+            # A back-off that is not over is served, whatever an earlier move of the same workload came to.
+            backoffs = {key: found for key, found in history.backoffs.items() if key != workload}
+            history = msgspec.structs.replace(history, backoffs=backoffs)
+        wait_s = history.backoffs[workload].until_s - now if outcome in INEFFECTIVE else 0.0
+        ended.append(EndedMove(pending, outcome, wait_s, came_true))
+    return forget_old(history, limits, now), ended
+
+
+def _back_off_replica(history: History, uid: str, outcome: Outcome, limits: LimitsConfig, now: float) -> History:
+    """A replacement is not moved for a while, and for twice as long where its move did not help."""
+    failures = int(outcome in INEFFECTIVE)
+    until_s = now + limits.replica_backoff_s * (1 + failures)
+    reason = f"it is the replacement of a moved pod ({outcome})"
+    return set_backoff(history, mark_of(uid), BackOff(until_s, failures, reason))
+
+
+def _replacement_of(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> str:
+    """Uid of the replacement; of one that waits for a node yet, where none is bound; empty where there is none."""
+    if pending.landed_uid:
+        return pending.landed_uid
+    waiting = min(_new_pods(pending, snapshot, claimed), key=lambda pod: pod.created_s, default=None)
+    if waiting is None:
+        return ""
+    claimed.add(waiting.uid)
+    return waiting.uid
+
+
+def _came_true(pending: PendingMove, outcome: Outcome) -> bool | None:
+    if not pending.landed:
+        return False if outcome == "lost" else None
+    if outcome == "not-known":
+        return None
+    return mark_of(pending.landed) in pending.expected if pending.expected else pending.landed != pending.move.node
+
+
+def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str], now: float) -> PendingMove:
+    """The move with its replacement, if one is bound that no other move has claimed.
+
+    Where the replacement was replaced before its move was evaluated, its successor counts: otherwise it might be moved as one
+    that nobody has moved yet.
+    """
+    if pending.landed and not _is_replaced(pending, snapshot):
+        return pending
+    node, target = pending.move.node, pending.move.target
+    bound = [pod for pod in _new_pods(pending, snapshot, claimed) if pod.node]
+    # Of several new pods, which a scale-out at the same time may have made, the one that went as planned, or at least away.
+    found = min(bound, key=lambda p: (p.node != target, p.node == node, p.created_s, p.key), default=None)
+    if found is None:
+        return pending
+    claimed.add(found.uid)
+    landed_s = min(now, max(found.created_s, pending.at_s))
+    return msgspec.structs.replace(
+        pending, landed=found.node, landed_pod=found.key, landed_uid=found.uid, landed_s=landed_s
+    )
+
+
+def _is_replaced(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
+    """Whether the replacement has gone itself."""
+    pod = snapshot.pods.by_key.get(pending.landed_pod)
+    return pod is None or pod.going or pod.uid != pending.landed_uid
+
+
+def _new_pods(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> list[PodInfo]:
+    """Pods of the workload that were not there when the move was made: told by uids, since clocks of machines differ."""
+    pods = snapshot.pods.of_workload(pending.move.workload).values()
+    known = {mark_of(pending.move.uid), *pending.known}
+    return [p for p in pods if not p.going and p.uid not in claimed and mark_of(p.uid) not in known]
+
+
+def _outcome(pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
+    move = pending.move
+    if not pending.landed:
+        return _outcome_before_landing(pending, snapshot, limits, now)
+    age_s = now - pending.landed_s
+    if pending.landed == move.node or age_s < limits.evaluate_after_s:
+        return "returned" if pending.landed == move.node else None
+    pod = snapshot.pods.by_key.get(pending.landed_pod)
+    if pod is not None and pod.uid == pending.landed_uid and not pod.ready:
+        return "not-running"
+    if move.strategy == "ZoneSurvival":
+        return "helped" if _left_zone(pending, snapshot) else "returned"
+    if move.strategy == "LowNodeLoad":
+        waits = age_s < limits.evaluate_after_s + limits.start_timeout_s
+        return _outcome_of_load(pending, snapshot, waits=waits)
+    cost = _cost_of(pending, snapshot)
+    return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
+
+
+def _outcome_of_load(pending: PendingMove, snapshot: LoadSnapshot, *, waits: bool) -> Outcome | None:
+    if _is_usage_missing(pending, snapshot):
+        # What is not seen is no success: it would end a back-off, and make up for moves that came to nothing.
+        return None if waits else "not-known"
+    if not _cooled(pending, snapshot):
+        return "not-cooled"
+    return "moved-heat" if above(_share_of(pending.landed, snapshot), pending.high) else "helped"
+
+
+def _outcome_before_landing(
+    pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig, now: float
+) -> Outcome | None:
+    pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
+    if pod is not None and pod.uid == pending.move.uid:
+        # An eviction whose answer was lost, or that we had no time to send. A pod may take its time to terminate.
+        return "not-evicted" if not pod.going and age_s > limits.usage_lag_s else None
+    if "/Pod/" in pending.move.workload:  # bare: nobody makes it anew, so there is nothing to wait for
+        return "helped"
+    if age_s <= limits.start_timeout_s:
+        return None
+    waits = any(not pod.node for pod in _new_pods(pending, snapshot, set()))
+    return "lost" if waits else "not-replaced"
+
+
+def _is_usage_missing(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
+    """Whether the load of a node that is still there is not known."""
+    used = snapshot.usage.nodes
+    present = (name for name in (pending.move.node, pending.landed) if name in snapshot.nodes)
+    return any(resource not in used.get(name, {}) for name in present for resource in pending.share_before)
+
+
+def _left_zone(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
+    """Whether the replacement is in another zone; of nodes that are gone nothing can be held against the move."""
+    places = snapshot.network.place_of if snapshot.network is not None else {}
+    node = pending.move.node
+    return node not in places or places[node] != places.get(pending.landed)
+
+
+def _share_of(name: str, snapshot: LoadSnapshot) -> Mapping[str, float]:
+    """Percent of allocatable in use on a node, as far as it is known."""
+    node = snapshot.nodes.get(name)
+    return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
+
+
+def _cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
+    """Whether every resource that was exceeded is within its threshold, or fell by half of what the pod used."""
+    share = _share_of(pending.move.node, snapshot)
+    return all(
+        # A node whose usage nobody knows any more cannot be held against the pod.
+        resource not in share
+        or share[resource] <= pending.high.get(resource, 100.0)
+        or share[resource] <= before - pending.relief.get(resource, 0.0) / 2
+        for resource, before in pending.share_before.items()
+    )
+
+
+def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
+    """Network cost of the replacement where it is; None when it cannot be told."""
+    pod = snapshot.pods.by_key.get(pending.landed_pod)
+    network = snapshot.network
+    if pod is None or network is None or pod.node not in network.place_of:
+        return None
+    score_table = snapshot.score_table_of(pod)
+    return (
+        None
+        if score_table is None or score_table.neutral
+        else score_table.place_score(pod.node, network.place_of[pod.node]).cost
+    )

@@ -1,0 +1,239 @@
+"""What outlives a round, and in a ConfigMap a restart: moves in progress, back-offs, evictions and results of moves."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from controller.cluster.resources import FIELD_MANAGER
+from controller.descheduler.config import LimitsConfig, Strategy
+from controller.descheduler.decision import Move
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import CONFIGMAPS, DECODE_ERRORS, ConfigMap, Object
+from netperf.contract import PART_OF
+
+Outcome = Literal[
+    "helped",
+    "returned",
+    "not-cooled",
+    "moved-heat",
+    "cost-not-fallen",
+    "not-running",
+    "lost",
+    "not-replaced",
+    "not-known",
+    "not-evicted",
+    "refused",
+]
+HOUR_S, DAY_S = 3600.0, 86_400.0
+MAX_BACKOFF_S = 7 * DAY_S
+MAX_BACKOFFS = 4000
+"""At most 200 bytes each, in a ConfigMap of at most 1 MiB."""
+MAX_RESULTS = 1000
+MAX_REASON = 100
+
+
+class Stored(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Base of what is written into the ConfigMap."""
+
+
+class PendingMove(Stored, frozen=True):
+    """A move whose outcome is not known yet.
+
+    Attributes:
+        at_s: when it was made, unix seconds.
+        share_before: percent of the exceeded resources on the node, before any move of that round.
+        relief: percent points of them that this move was to take off.
+        high: the thresholds that were exceeded.
+        expected: marks (`mark_of`) of the nodes that it was expected to land on; empty where any but its own would do.
+        known: marks (`mark_of`) of the workload's other pods at the time: none of them is the replacement.
+        landed, landed_pod, landed_uid, landed_s: the replacement, once it is bound.
+    """
+
+    move: Move
+    at_s: float
+    share_before: dict[str, float] = {}
+    relief: dict[str, float] = {}
+    high: dict[str, float] = {}
+    expected: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    landed: str = ""
+    landed_pod: str = ""
+    landed_uid: str = ""
+    landed_s: float = 0.0
+
+
+def mark_of(uid: str) -> str:
+    """Eight digits that tell the pods of one workload apart, so that hundreds of them fit into the ConfigMap."""
+    return f"{zlib.crc32(uid.encode()):08x}"
+
+
+class BackOff(Stored, frozen=True):
+    """A workload or a replica that is not moved for a while.
+
+    Attributes:
+        until_s: unix seconds.
+        failures: how often in a row it failed.
+        reason: of the newest back-off: an outcome, or the planner's answer.
+    """
+
+    until_s: float
+    failures: int = 0
+    reason: str = ""
+
+
+class Eviction(Stored, frozen=True):
+    """An eviction that counts against limits over time."""
+
+    at_s: float
+    workload: str
+
+
+class MoveResult(Stored, frozen=True):
+    """A move whose outcome is known.
+
+    Attributes:
+        good: it helped, and the replacement landed where it was expected.
+    """
+
+    at_s: float
+    strategy: Strategy
+    good: bool = False
+
+
+class History(Stored, frozen=True):
+    """Everything that is stored.
+
+    Attributes:
+        backoffs: by workload (``namespace/Kind/name``) and by replica (`mark_of` its uid).
+        results: of moves, the newest `MAX_RESULTS`.
+        hold_until_s: the API server asked for patience until then.
+    """
+
+    pending: tuple[PendingMove, ...] = ()
+    backoffs: dict[str, BackOff] = {}
+    evictions: tuple[Eviction, ...] = ()
+    results: tuple[MoveResult, ...] = ()
+    hold_until_s: float = 0.0
+
+    def backoff(self, key: str, now: float) -> BackOff | None:
+        """The back-off of a workload or a replica, if it is not over."""
+        found = self.backoffs.get(key)
+        return found if found is not None and found.until_s > now else None
+
+    def evictions_since(self, start_s: float, workload: str = "") -> int:
+        """How many evictions there were after ``start_s``, of one workload or of all."""
+        return sum(1 for e in self.evictions if e.at_s > start_s and workload in ("", e.workload))
+
+
+_decode_history = msgspec.json.Decoder(History).decode
+
+
+def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
+    """Remember moves about to be made, and count them against the limits."""
+    moves = tuple(moves)
+    evictions = tuple(Eviction(pending.at_s, pending.move.workload) for pending in moves)
+    return msgspec.structs.replace(history, pending=history.pending + moves, evictions=history.evictions + evictions)
+
+
+def remove_move(history: History, removed: PendingMove) -> History:
+    """Forget a move that was not made after all, and its eviction."""
+    evictions = list(history.evictions)
+    if (eviction := Eviction(removed.at_s, removed.move.workload)) in evictions:
+        evictions.remove(eviction)
+    pending = tuple(known for known in history.pending if known.move.uid != removed.move.uid)
+    return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
+
+
+def add_result(history: History, result: MoveResult) -> History:
+    """Remember what came of a move."""
+    return msgspec.structs.replace(history, results=(*history.results, result)[-MAX_RESULTS:])
+
+
+def back_off(
+    history: History, key: str, reason: str, first_s: float, now: float, *, most_s: float = MAX_BACKOFF_S
+) -> History:
+    """Back off from a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
+    before = history.backoffs.get(key)
+    failures = (before.failures if before else 0) + 1
+    # The exponent is bounded, because 2.0 ** 1100 overflows.
+    wait_s = min(most_s, first_s * 2.0 ** min(failures - 1, 32))
+    return set_backoff(history, key, BackOff(now + wait_s, failures, reason[:MAX_REASON]))
+
+
+def set_backoff(history: History, key: str, backoff: BackOff) -> History:
+    """Back off without counting a failure; of too many, those that end first are forgotten."""
+    backoffs = {**history.backoffs, key: backoff}
+    if len(backoffs) > MAX_BACKOFFS:
+        latest = sorted(backoffs, key=lambda name: backoffs[name].until_s)[-MAX_BACKOFFS:]
+        backoffs = {name: backoffs[name] for name in latest}
+    return msgspec.structs.replace(history, backoffs=backoffs)
+
+
+def forget_old(history: History, limits: LimitsConfig, now: float) -> History:
+    """Drop what no condition asks for any more. Failures are remembered beyond their back-off, so that the next one is longer."""
+
+    def keep_s(key: str, backoff: BackOff) -> float:
+        if not backoff.failures:
+            return 0.0
+        return MAX_BACKOFF_S if "/" in key else limits.failure_backoff_s
+
+    backoffs: Mapping[str, BackOff] = {
+        key: found for key, found in history.backoffs.items() if found.until_s + keep_s(key, found) > now
+    }
+    results = tuple(entry for entry in history.results if now - entry.at_s <= DAY_S)
+    keep_evictions_s = max(limits.workload_backoff_s, HOUR_S)
+    evictions = tuple(entry for entry in history.evictions if now - entry.at_s < keep_evictions_s)
+    kept = msgspec.structs.replace(history, evictions=evictions, backoffs=dict(backoffs), results=results)
+    return history if kept == history else kept
+
+
+log = logs.get("controller.descheduler")
+
+NAME, KEY = "netaware-descheduler", "history.json"
+
+
+class HistoryStore:
+    """The ConfigMap ``netaware-descheduler`` in netaware's namespace."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self._written: History | None = None
+
+    async def load(self) -> History:
+        """Read it; one that is absent, or cannot be decoded, is an empty history.
+
+        Raises:
+            KubekitError: the API server does not answer, or does not allow it.
+        """
+        try:
+            found = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return History()
+        try:
+            history = _decode_history((found.data or {}).get(KEY, "{}"))
+        except DECODE_ERRORS as error:
+            log.change("history", str(error), "history cannot be read and starts anew", configmap=NAME, error=error)
+            return History()
+        self._written = history
+        return history
+
+    async def save(self, history: History) -> None:
+        """Write it, unless it is stored already.
+
+        Raises:
+            KubekitError: it was not written.
+        """
+        if history == (self._written or History()):
+            return
+        data = {KEY: msgspec.json.encode(history).decode()}
+        body = {**CONFIGMAPS.type_meta, "metadata": {"name": NAME, "labels": PART_OF}, "data": data}
+        await self._client.apply(CONFIGMAPS, NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
+        self._written = history
