@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from controller.descheduler.foresight import Foresight
 
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
@@ -17,6 +16,7 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
 from controller.descheduler.fit import Fit
+from controller.descheduler.predictor import ReplacementPredictor
 from controller.descheduler.snapshot import World as DeschedulerWorld
 from controller.descheduler.usage import UsageView
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -87,7 +87,7 @@ class Planners(World):
             "leader": {target.zone for target in leader.targets.values()},
             "offline": self._zones_of(offline.placements.values()),
             "simulate": self._zones_of(self._simulated(pod)),
-            "descheduler": self._zones_of(self._foreseen(pod)),
+            "descheduler": self._zones_of(self._predicted(pod)),
         }
         assert all(zones == found["leader"] for zones in found.values()), found
         return found["leader"]
@@ -111,7 +111,7 @@ class Planners(World):
         outcome = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none}).network_aware
         return [node for nodes in outcome.nodes.values() for node in nodes if node]
 
-    def _foreseen(self, pod: GroupPod) -> list[str]:
+    def _predicted(self, pod: GroupPod) -> list[str]:
         """By the descheduler, as if it were the replacement of an evicted pod."""
         world = DeschedulerWorld(self.state, self.volumes, feeds_network=False)
         for node in self.file.nodes:
@@ -119,4 +119,4 @@ class Planners(World):
         for info in self._read():
             world.take_pod(info.key, None, info)
         snapshot = world.snapshot(UsageView({}, {}))
-        return list(Foresight(snapshot, Fit(snapshot)).of(PodReader().read(pod), lambda _: "").chances)
+        return list(ReplacementPredictor(snapshot, Fit(snapshot)).predict(PodReader().read(pod), lambda _: "").chances)
