@@ -80,7 +80,7 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
         world.take_pod("default/web-3", None, read(pod_document("web-3", on, created_s=NOW_S - 390)))
         memory, ended = follow_up(world.snapshot(UsageView({}, {})), History(pending=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
-        assert bool(memory.backoffs) == (outcome == "returned")
+        assert ("default/ReplicaSet/web-rs" in memory.backoffs) == (outcome == "returned")
 
 
 def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
