@@ -80,11 +80,11 @@ async def run_agent(config: AgentConfig) -> None:
             "age": lambda: stale([node]),
             "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
         }
-        # One mirror of the node's pods for all rooms that read them; where no room does, nobody fills it.
+        # One store of the node's pods for all packages that read them; where none does, nobody fills it.
         pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         if config.bandwidth != "off" or config.traffic != "off":
             tasks["pods"] = pods.run()
-        # Each room is imported where it is wanted: a node has no memory for what it does not do.
+        # Each package is imported where it is wanted: a node has no memory for what it does not do.
         if config.bandwidth != "off":
             from agent.bandwidth.manager import BandwidthManager
 

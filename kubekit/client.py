@@ -49,7 +49,7 @@ WATCH_LIFETIME_S = 300.0
 WATCH_SILENCE_S = 85.0
 """Bookmarks come once a minute: a watch that is silent for longer hangs at something between the server and us, or watches a kind
 of which nothing changed since the server started (seen on 1.36.3). Then it costs one request to open it anew."""
-MOST_THROTTLED = 5
+MAX_THROTTLED_TRIES = 5
 """How often a request that the server had no room for is sent again, while its deadline allows."""
 
 
@@ -126,28 +126,28 @@ class Client:
     def __init__(self, config: ClusterConfig, *, user_agent: str = "netaware", timeout_s: float = DEFAULT_TIMEOUT_S):
         self.config, self.has_answer = config, False
         self._user_agent, self._timeout_s = user_agent, timeout_s
-        self._lanes = ConnectionPools(config, user_agent)
-        self._lane: ConnectionPool | None = None
+        self._pools = ConnectionPools(config, user_agent)
+        self._pool: ConnectionPool | None = None
         self._guard: WriteGuard | None = None
 
     async def __aenter__(self) -> Self:
-        self._lanes.open()
+        self._pools.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._lanes.close()
+        await self._pools.close()
 
     def fenced(self, guard: WriteGuard) -> Client:
         """The same connections, but every write asks ``guard`` first and ends before its permission does."""
-        return self._twin(guard, self._lane)
+        return self._twin(guard, self._pool)
 
     def with_dedicated_connection(self) -> Client:
         """The same client on a connection that nobody else uses: for what must not wait behind anything, such as a Lease."""
         return self._twin(self._guard, ConnectionPool.URGENT)
 
-    def _twin(self, guard: WriteGuard | None, lane: ConnectionPool | None) -> Client:
+    def _twin(self, guard: WriteGuard | None, pool: ConnectionPool | None) -> Client:
         twin = Client(self.config, user_agent=self._user_agent, timeout_s=self._timeout_s)
-        twin._lanes, twin._guard, twin._lane = self._lanes, guard, lane
+        twin._pools, twin._guard, twin._pool = self._pools, guard, pool
         return twin
 
     async def get(self, resource: Resource, name: str, type_: type[T], *, namespace: str | None = None) -> T:
@@ -191,13 +191,13 @@ class Client:
     ) -> list[T]:
         """Read all objects that match. For caches use a Reflector, which survives malformed objects."""
         found: list[T] = []
-        breath = CooperativeYield()
+        maybe_yield = CooperativeYield()
         async for page in self.pages(
             resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
         ):
             for item in page.items:
                 found.append(_decode(item, type_))
-                await breath()
+                await maybe_yield()
         return found
 
     async def create(self, resource: Resource, body: object, type_: type[T], *, namespace: str | None = None) -> T:
@@ -311,8 +311,8 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
         attempts = 0
-        lane = self._lane or (ConnectionPool.READ if method == "GET" else ConnectionPool.WRITE)
-        send = partial(self._send, lane, method, path, params=params, body=body, content_type=content_type)
+        pool = self._pool or (ConnectionPool.READ if method == "GET" else ConnectionPool.WRITE)
+        send = partial(self._send, pool, method, path, params=params, body=body, content_type=content_type)
         while True:
             if self._guard is not None and method != "GET":
                 self._guard.check()  # who may not write does not wait for a turn either
@@ -321,7 +321,7 @@ class Client:
                 return data
             error, attempts = _error_of(answer, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
-            if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MOST_THROTTLED:
+            if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
                 try:
                     raise error
                 finally:
@@ -409,7 +409,7 @@ class Client:
     @asynccontextmanager
     async def _send(
         self,
-        lane: ConnectionPool,
+        pool: ConnectionPool,
         method: str,
         path: str,
         *,
@@ -435,8 +435,8 @@ class Client:
             token = credential.token or (config.token() if config.token is not None else "")
             if token:
                 sent["Authorization"] = f"Bearer {token}"
-            async with self._lanes.request(
-                lane, method, path, params=params, headers=sent, data=data, tls=credential.tls, begin=begin
+            async with self._pools.request(
+                pool, method, path, params=params, headers=sent, data=data, tls=credential.tls, begin=begin
             ) as answer:
                 if answer.status == 401 and config.login is not None and not last:
                     config.login.refuse(credential)
@@ -467,10 +467,10 @@ def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
 
 
 async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
-    decoder, breath = msgspec.json.Decoder(WatchEvent), CooperativeYield()
+    decoder, maybe_yield = msgspec.json.Decoder(WatchEvent), CooperativeYield()
     while True:
         # A line that is there already is read without a pause, and there may be a thousand of them.
-        await breath()
+        await maybe_yield()
         try:
             async with asyncio.timeout(silence_s):
                 line = await answer.content.readline()

@@ -314,16 +314,16 @@ class Reflector(_Held[T]):
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed
-        breath = CooperativeYield()
+        maybe_yield = CooperativeYield()
         for key in self._items.keys() - fresh.keys():
             self._notify(key, self._items.pop(key), None)
-            await breath()
+            await maybe_yield()
         for key, item in fresh.items():
             old = self._items.get(key)
             self._items[key] = item
             if old is None or self._differs(old, item):
                 self._notify(key, old, item)
-            await breath()
+            await maybe_yield()
         self.synced.set()
         self.settled.set()
 

@@ -48,7 +48,7 @@ SHARED = 5
 
 
 class ConnectionPools:
-    """One pool of connections for each lane."""
+    """The sessions of all pools."""
 
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
@@ -66,10 +66,10 @@ class ConnectionPools:
         }
         # Whoever has a turn has a connection: one who waited for that within the pool would have asked for permission before.
         both = asyncio.Semaphore(SHARED)
-        own = {lane: asyncio.Semaphore(lane.most) for lane in ConnectionPool if lane.most is not None}
+        own = {pool: asyncio.Semaphore(pool.most) for pool in ConnectionPool if pool.most is not None}
         self._turns = {
-            lane: (turn, both) if lane in {ConnectionPool.READ, ConnectionPool.WRITE} else (turn,)
-            for lane, turn in own.items()
+            pool: (turn, both) if pool in {ConnectionPool.READ, ConnectionPool.WRITE} else (turn,)
+            for pool, turn in own.items()
         }
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class ConnectionPools:
     @asynccontextmanager
     async def request(
         self,
-        lane: ConnectionPool,
+        pool: ConnectionPool,
         method: str,
         path: str,
         *,
@@ -109,10 +109,10 @@ class ConnectionPools:
             raise RuntimeError(msg)
         config = self._config
         async with AsyncExitStack() as stack:
-            for turn in self._turns.get(lane, ()):
+            for turn in self._turns.get(pool, ()):
                 await stack.enter_async_context(turn)
             with begin():
-                async with self._sessions[lane].request(
+                async with self._sessions[pool].request(
                     method,
                     config.server + path,
                     params=params,

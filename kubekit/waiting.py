@@ -1,7 +1,7 @@
 """Waiting, and not for ever: until something holds, after a failure, and for the others on the event loop.
 
 A wait has a deadline and a retry a back-off. Jitter matters: when an API server comes back, ten thousand agents must not ask in
-the same second. Work on thousands of objects leaves the event loop to others now and then: it takes a breath.
+the same second. Work on thousands of objects leaves the event loop to others now and then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kubekit.errors import KubekitError
 
-BREATH_S = 0.005
+YIELD_EVERY_S = 0.005
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Backoff:
 
 
 class CooperativeYield:
-    """``await breath()`` in a long piece of work: lets the rest of the program run when enough time was taken.
+    """``await maybe_yield()`` in a long piece of work: lets the rest of the program run when enough time was taken.
 
     Args:
         every_s: so long a stretch may be.
         clock: seconds.
     """
 
-    def __init__(self, every_s: float = BREATH_S, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, every_s: float = YIELD_EVERY_S, clock: Callable[[], float] = time.perf_counter) -> None:
         self._every_s, self._clock = every_s, clock
         self._since = clock()
 

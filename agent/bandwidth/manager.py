@@ -63,7 +63,7 @@ class BandwidthManager:
         config: flags.
         recorder: for events on pods.
         registry: for metrics.
-        pods: a mirror of this node's, which somebody else keeps.
+        pods: the store of this node's, which somebody else fills.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class TrafficManager:
     """Everything about traffic between pods on one node.
 
     Args:
-        pods: a mirror of this node's, which somebody else keeps.
+        pods: the store of this node's, which somebody else fills.
         config: flags.
         zone: of this node, now.
         registry: for metrics.

@@ -242,11 +242,11 @@ class TopologyController:
         """What placed pods ask of each path; counted anew, in a thread, when pods moved."""
         if self._allocated is not None:
             return self._allocated
-        moves, breath = self._pod_moves, CooperativeYield()
+        moves, maybe_yield = self._pod_moves, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # kept, so that the copy has it
-            await breath()
+            await maybe_yield()
         groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
         allocated = await asyncio.to_thread(
             lambda: bandwidth.allocated_bps(groups, bandwidth.placed_by_zone(pods, places))

@@ -111,7 +111,7 @@ async def test_the_kernel_watches_over_every_connection() -> None:
 
     kept = transport._socket
     async with connected(answer) as client:
-        client._lanes._sessions[transport.ConnectionPool.READ].connector._socket_factory = made  # type: ignore[union-attr]
+        client._pools._sessions[transport.ConnectionPool.READ].connector._socket_factory = made  # type: ignore[union-attr]
         await client.request("GET", "/x")
     (idle_s, interval_s, count, unacknowledged_ms), (alive,) = found
     assert alive == 1

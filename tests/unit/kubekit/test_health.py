@@ -14,7 +14,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.health import EventLoopMonitor, count_tasks
 from kubekit.reflector import Reflector
-from kubekit.waiting import BREATH_S, CooperativeYield
+from kubekit.waiting import YIELD_EVERY_S, CooperativeYield
 from kubekit.wire import CONFIGMAPS, ConfigMap
 
 
@@ -31,7 +31,7 @@ class Turns:
 
 
 def take_long() -> None:
-    until = time.perf_counter() + 2 * BREATH_S
+    until = time.perf_counter() + 2 * YIELD_EVERY_S
     while time.perf_counter() < until:
         pass
 
@@ -47,10 +47,10 @@ async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() ->
     task = asyncio.create_task(others.run())
     await asyncio.sleep(0)
     seconds = itertools.count(0, 0.003)
-    breath = CooperativeYield(0.005, clock=lambda: next(seconds))
+    maybe_yield = CooperativeYield(0.005, clock=lambda: next(seconds))
     before = others.taken
     for _ in range(100):
-        await breath()
+        await maybe_yield()
     # Every second look finds 5 ms gone, and giving way reads the clock once more.
     assert others.taken - before == 50
     still = CooperativeYield(0.005, clock=lambda: 1.0)
