@@ -59,56 +59,36 @@ async def until_passed(url: str, namespace: str, nodes: set[str]) -> None:
         await until(passed)
 
 
-async def test_the_pod_lands_with_its_dependency(
+async def test_the_pod_lands_with_its_dependency_then_near_it_and_else_stays_pending_and_says_why(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
+    """Seed 000: once N1 is full, P1 lands on N2, which costs 1 (score 80), and not on N3 or N4, which cost 5 (score 0)."""
     await eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
         await until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
-        await create_pod(client, namespace, "p1", group="a1", workload="P1")
-        assert await until_bound(client, namespace, "p1") == {"p1": "n1"}
-
-
-async def test_when_near_nodes_are_cordoned_or_full_the_pod_stays_pending_and_says_why(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
-) -> None:
-    await eight_nodes(ready_node, client, namespace)
-    async with extender() as url:
-        await scheduler(extender_url=url)
-        await pin(client, namespace, "p2-one", "P2", "n1")
+        await create_pod(client, namespace, "with-it", group="a1", workload="P1")
+        assert await until_bound(client, namespace, "with-it") == {"with-it": "n1"}
+        await pin(client, namespace, "p3-one", "P3", "n4")
+        await create_pod(client, namespace, "fill-n1", requests={"cpu": "2"}, nodeName="n1")
+        await create_pod(client, namespace, "near-it", group="a1", workload="P1", requests={"cpu": "1"})
+        assert await until_bound(client, namespace, "near-it") == {"near-it": "n2"}
         for node in ("n1", "n2"):
             await cordon(client, node)
         for node in ("n3", "n4"):
             await create_pod(client, namespace, f"fill-{node}", requests={"cpu": "2"}, nodeName=node)
-        await until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
         await until_scheduler_knows_cordoned(client, namespace, "n2")
         await create_pod(client, namespace, "p1", group="a1", workload="P1", requests={"cpu": "1"})
         message = await until_unschedulable(client, namespace, "p1")
-        for node in ("n5", "n6", "n7", "n8"):
-            expected = (
-                f"Node {node} does not meet several network requirements from Workload dependencies: "
-                "Satisfied: 0 Violated: 1"
-            )
-            assert expected in message
-        assert "2 node(s) were unschedulable" in message
-        assert "2 Insufficient cpu" in message
-
-
-async def test_seed_000_scores_the_near_nodes(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
-) -> None:
-    """N1 is full, so P1 lands on N2, which costs 1 (score 80), and not on N3 or N4, which cost 5 (score 0)."""
-    await eight_nodes(ready_node, client, namespace)
-    async with extender() as url:
-        await scheduler(extender_url=url)
-        await pin(client, namespace, "p2-one", "P2", "n1")
-        await pin(client, namespace, "p3-one", "P3", "n4")
-        await create_pod(client, namespace, "fill-n1", requests={"cpu": "2"}, nodeName="n1")
-        await until_passed(url, namespace, {"n1", "n2", "n3", "n4"})
-        await create_pod(client, namespace, "p1", group="a1", workload="P1", requests={"cpu": "1"})
-        assert await until_bound(client, namespace, "p1") == {"p1": "n2"}
+    for node in ("n5", "n6", "n7", "n8"):
+        expected = (
+            f"Node {node} does not meet several network requirements from Workload dependencies: "
+            "Satisfied: 0 Violated: 1"
+        )
+        assert expected in message
+    assert "2 node(s) were unschedulable" in message
+    assert "2 Insufficient cpu" in message
 
 
 @pytest.mark.parametrize("parity", ["none", "upstream"])
