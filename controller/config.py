@@ -1,6 +1,6 @@
 """The controller's one configuration file: strict YAML, every field with a default, checked before anything starts.
 
-Each room owns the struct of its section; this module puts them together and reads the file. Flags lie over the file.
+Each package owns the struct of its section; this module puts them together and reads the file. Flags lie over the file.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
 
 
 class Manager:
-    """Assembles the rooms and runs them.
+    """Assembles the controllers and runs them.
 
     Attributes:
         identity: of this replica, in the Lease and in events.

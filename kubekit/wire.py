@@ -1,6 +1,6 @@
 """Wire types: the fields of Kubernetes objects that we read, and no others.
 
-Frozen msgspec structs decode ten times faster than the official client's models and hold a tenth of the memory. Rooms
+Frozen msgspec structs decode ten times faster than the official client's models and hold a tenth of the memory. Packages
 that need fewer fields (a scheduler that caches 100,000 pods) define narrower structs of their own on ``ObjectMeta``.
 """
 

@@ -1,6 +1,6 @@
 """One picture of the cluster, for every room of the controller.
 
-It holds the objects as they are read, the mirrors that keep them, and one rule for each question that several rooms ask: where a
-node is, what a pod asks for, where it may run, whose group it belongs to, what the way between two places costs. Rooms may
+It holds the objects as they are read, the stores that keep them, and one rule for each question that several packages ask: where a
+node is, what a pod asks for, where it may run, whose group it belongs to, what the way between two places costs. Packages may
 import it; it imports no room.
 """

@@ -1,7 +1,7 @@
-"""The manager's view of the cluster: one watch and one mirror per kind, shared by all rooms, so that nothing is held twice.
+"""The manager's view of the cluster: one watch and one store per kind, shared by all packages, so that nothing is held twice.
 
 Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only where they are
-probe plans. Rooms read these mirrors and never the API server.
+probe plans. Packages read these stores and never the API server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings that more than one room reads: which AppGroups, NetworkTopologies and weights count."""
+"""Settings that more than one package reads: which AppGroups, NetworkTopologies and weights count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """AppGroup and NetworkTopology as the API server sends them: the fields we read, in upstream's schema.
 
 Decoding is lenient where upstream's CRD is (absent lists, quantities as numbers), so that objects written for the upstream
-plugins are readable as they stand. Validation of meaning belongs to the rooms that use these types.
+plugins are readable as they stand. Validation of meaning belongs to the packages that use these types.
 """
 
 from __future__ import annotations

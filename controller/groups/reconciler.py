@@ -40,7 +40,7 @@ ALL = "*"
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
-    ``more`` says what other rooms know of a group, by its key: conditions that are written beside this room's own. ``by_answer`` is
+    ``more`` says what other packages know of a group, by its key: conditions that are written beside its own. ``by_answer`` is
     whether the rules judge by the replica that answers, or by every pair.
     """
 

@@ -39,9 +39,9 @@ IMPORTS = (
     ("aiohttp, server", "aiohttp.web"),
     ("prometheus_client", "prometheus_client"),
     ("pyroute2", "pyroute2"),
-    ("the agent and its rooms", "agent.program,agent.bandwidth.manager,agent.probing.manager"),
+    ("the agent and its packages", "agent.program,agent.bandwidth.manager,agent.probing.manager"),
 )
-"""What an agent is made of, in the order in which it is imported; netperf's histogram is with the rooms."""
+"""What an agent is made of, in the order in which it is imported; netperf's histogram is with the packages."""
 QUIET_S = 60.0
 SETTLE_S = 40.0
 NODE = "bench-node"

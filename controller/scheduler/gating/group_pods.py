@@ -1,4 +1,4 @@
-"""Which pods belong to which group, who waits, and since when: kept by watch events, asked by everything else in this room."""
+"""Which pods belong to which group, who waits, and since when: kept by watch events, asked by everything else in this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's rooms together: what one program asks the API server for."""
+"""The agent's packages together: what one program asks the API server for."""
 
 from __future__ import annotations
 
