@@ -47,7 +47,7 @@ class Bootstrap:
 
     Args:
         client: fenced; only the leader writes.
-        topologies: mirror of all NetworkTopologies.
+        topologies: store of all NetworkTopologies.
         config: what to create.
         namespace: netaware's own.
         results_name: ConfigMap with the measurements, for the NetworkTopology.

@@ -1,6 +1,6 @@
-"""The manager: mirrors that are always warm, and the controllers that only the leader runs.
+"""The manager: stores that are always warm, and the controllers that only the leader runs.
 
-A replica that does not lead mirrors the cluster all the same, so that a failover costs the election and not a cold start.
+A replica that does not lead stores the cluster all the same, so that a failover costs the election and not a cold start.
 All writes of the leader go through a client that asks the leadership first.
 """
 
@@ -25,7 +25,7 @@ from controller.groups.reconciler import AppGroupController
 from controller.page.server import Page
 from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController
-from controller.topology.results import ResultsMirror
+from controller.topology.results import ResultsStore
 from controller.traffic.reconciler import TrafficController
 from kubekit import logs
 from kubekit.client import Client
@@ -62,7 +62,7 @@ class Manager:
 
     Attributes:
         identity: of this replica, in the Lease and in events.
-        caches: the mirrors.
+        caches: the stores.
         elector: this replica's part in the election.
     """
 
@@ -93,7 +93,7 @@ class Manager:
             instance=self.identity,
             registry=registry,
         )
-        self._results = ResultsMirror(client, config.namespace, registry)
+        self._results = ResultsStore(client, config.namespace, registry)
         self._topology = TopologyController(
             fenced,
             self.caches,
@@ -168,9 +168,9 @@ class Manager:
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
-            "netaware_informer_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
+            "netaware_informer_sync_seconds", "How long the first listing of all stores took.", registry=registry
         )
-        registry.register(InformerMetrics(lambda: self._mirrors))
+        registry.register(InformerMetrics(lambda: self._stores))
         self._loop = EventLoopMonitor(registry)
 
     async def _more(self, group: str) -> list[Condition]:
@@ -188,8 +188,8 @@ class Manager:
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
             **self.caches.tasks(),
-            **self._scheduling.mirrors(),
-            "mirror results": self._results.run(),
+            **self._scheduling.stores(),
+            "store results": self._results.run(),
             "http": server.serve(),
             "page": self._page.run(),
             "events": self._recorder.run(),
@@ -223,15 +223,15 @@ class Manager:
         started = time.monotonic()
         await self.caches.settle()
         self._sync.set(time.monotonic() - started)
-        log.info("mirrors are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
+        log.info("stores are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
         await configure_gc()
 
     def _checks(self) -> Checks:
         checks = Checks()
-        checks.ready["mirrors"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
-        checks.ready["age"] = lambda: stale(self._mirrors.values())
+        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
+        checks.ready["age"] = lambda: stale(self._stores.values())
         return checks
 
     @property
-    def _mirrors(self) -> Mapping[str, Any]:
+    def _stores(self) -> Mapping[str, Any]:
         return {**self.caches.by_name, "results": self._results.home}

@@ -46,7 +46,7 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     Attributes:
         latency_us: what was priced, penalties included; of an unreachable pair the last that was known, or 0.
-        basis: ``measured``; ``mirrored``, from the way back; ``stale``, the last good value; ``inferred``, a path over other
+        basis: ``measured``; ``stored``, from the way back; ``stale``, the last good value; ``inferred``, a path over other
             zones; ``unreachable``, a dead path.
         age_s: of the measurement behind it, by our clock; 0 for an inferred one.
         error_us: by how much the latency may be off.

@@ -53,7 +53,7 @@ _SEL_BYTES, _KEY_BYTES = 16, 16
 _ACT_KIND, _ACT_OPTIONS = 1, 2
 _MIRRED_PARMS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
-_EGRESS_REDIRECT = 1  # linux/tc_act/tc_mirred.h; a mirror (2) only copies
+_EGRESS_REDIRECT = 1  # linux/tc_act/tc_mirred.h; a store (2) only copies
 _KEEPS = frozenset({2, 4, 5, 8})
 """Actions after which a packet does not go on: SHOT, STOLEN, QUEUED, TRAP (linux/pkt_cls.h)."""
 ALL_PROTOCOLS = 0x0300  # ETH_P_ALL in network byte order, as it stands in tcm_info

@@ -185,7 +185,7 @@ class Session:
             raise NotFoundError(msg) from error
 
     async def ask_controllers(self) -> None:
-        """Note what the controller's replicas say is wrong with themselves, such as the age of a mirror.
+        """Note what the controller's replicas say is wrong with themselves, such as the age of a store.
 
         They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
         """

@@ -31,13 +31,13 @@ from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
 AGENT_PODS = parse(AGENT_POD_SELECTOR)
 
 LONGEST_LAG_S = 10.0
-"""A mirror that is further behind than this has lost its watch, and will list."""
+"""A store that is further behind than this has lost its watch, and will list."""
 
 T = TypeVar("T", bound=HasMetadata)
 
 
 class Caches:
-    """The mirrors.
+    """The stores.
 
     Attributes:
         nodes: all nodes.
@@ -72,7 +72,7 @@ class Caches:
 
     @property
     def by_name(self) -> Mapping[str, Store[Any]]:
-        """Every mirror by a name that is fit for metrics and health checks."""
+        """Every store by a name that is fit for metrics and health checks."""
         return {
             "nodes": self.nodes,
             "pods": self.pods,
@@ -89,15 +89,15 @@ class Caches:
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """One endless task per mirror."""
-        return {f"mirror {n}": mirror.run() for n, mirror in self.by_name.items() if isinstance(mirror, Reflector)}
+        """One endless task per store."""
+        return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
     def problems(self) -> str:
-        """What is not mirrored yet, for /readyz; a definition that is not installed is no reason to wait."""
+        """What is not listed yet, for /readyz; a definition that is not installed is no reason to wait."""
         return ", ".join(name for name, known in self._known.items() if not known.is_set())
 
     async def settle(self) -> None:
-        """Wait until every mirror has listed once; of AppGroups and NetworkTopologies it suffices to know that their
+        """Wait until every store has listed once; of AppGroups and NetworkTopologies it suffices to know that their
         definitions are not installed.
         """
         for known in self._known.values():
@@ -106,42 +106,42 @@ class Caches:
     @property
     def _known(self) -> dict[str, asyncio.Event]:
         optional = {"app-groups": self.app_groups.settled, "network-topologies": self.topologies.settled}
-        return {name: mirror.synced for name, mirror in self.by_name.items()} | optional
+        return {name: store.synced for name, store in self.by_name.items()} | optional
 
 
 class OwnWrites(Generic[T]):
     """What we wrote but have not yet seen come back.
 
-    A mirror lags behind our own writes by a moment. A rule that ran in this moment on the mirror's copy would decide the
+    A store lags behind our own writes by a moment. A rule that ran in this moment on the store's copy would decide the
     same thing again, and put old values of other fields back.
     """
 
-    def __init__(self, mirror: Store[T], clock: Callable[[], float] = time.monotonic) -> None:
-        self._mirror, self._clock = mirror, clock
+    def __init__(self, store: Store[T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
         self._written: dict[str, tuple[float, set[str], T]] = {}
 
     def note(self, key: str, before: T | None, after: T) -> None:
-        """Remember that ``before`` became ``after`` by a write of ours, unless the mirror knows already."""
+        """Remember that ``before`` became ``after`` by a write of ours, unless the store knows already."""
         superseded = {*self._superseded(key), _version(before)}
-        if _version(self._mirror.get(key)) in superseded:
+        if _version(self._store.get(key)) in superseded:
             self._written[key] = (self._clock(), superseded, after)
         else:
             self._written.pop(key, None)
 
     def newest(self, key: str) -> T | None:
-        """The mirror's copy, or ours while the mirror still has one that we replaced.
+        """The store's copy, or ours while the store still has one that we replaced.
 
-        Call it for every change of the mirror as well: an object that we made and somebody deleted would otherwise look
-        like one that the mirror has not seen yet.
+        Call it for every change of the store as well: an object that we made and somebody deleted would otherwise look
+        like one that the store has not seen yet.
         """
-        mirrored = self._mirror.get(key)
+        stored = self._store.get(key)
         if key not in self._written:
-            return mirrored
+            return stored
         written_at, superseded, after = self._written[key]
-        if _version(mirrored) in superseded and self._clock() - written_at < LONGEST_LAG_S:
+        if _version(stored) in superseded and self._clock() - written_at < LONGEST_LAG_S:
             return after
         del self._written[key]
-        return mirrored
+        return stored
 
     def _superseded(self, key: str) -> set[str]:
         return self._written[key][1] if key in self._written else set()

@@ -150,7 +150,7 @@ class NodeCache:
         self._templates: dict[TemplateKey, PodTemplate] = {}
 
     def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
-        """Take everything that these mirrors hold, and every change to come."""
+        """Take everything that these stores hold, and every change to come."""
         follow(nodes, self.take_node)
         follow(pods, self.take_pod)
 

@@ -68,7 +68,7 @@ def _count(text: str) -> int:
 
 
 class Declared:
-    """Mirrors of what declares replicas, and of quotas."""
+    """Stores of what declares replicas, and of quotas."""
 
     def __init__(self, client: Client) -> None:
         self._by_kind: dict[str, Reflector[Scaled]] = {
@@ -77,21 +77,21 @@ class Declared:
         self._quotas: Reflector[Quota] = Reflector(client, QUOTAS, Quota)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """One endless task per mirror."""
-        mirrors = {f"mirror {kind}": mirror.run() for kind, mirror in self._by_kind.items()}
-        return {**mirrors, "mirror quotas": self._quotas.run()}
+        """One endless task per store."""
+        stores = {f"store {kind}": store.run() for kind, store in self._by_kind.items()}
+        return {**stores, "store quotas": self._quotas.run()}
 
     def subscribe(self, handler: Handler[Scaled]) -> None:
         """Call ``handler`` for every change."""
-        for mirror in self._by_kind.values():
-            mirror.subscribe(handler)
+        for store in self._by_kind.values():
+            store.subscribe(handler)
 
     def replicas(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
         """Workload selector -> replicas, for those of a group in this namespace that are known."""
         found: dict[str, int] = {}
         for workload in workloads:
-            mirror = self._by_kind.get(workload.kind)
-            known = mirror.get(f"{workload.namespace or namespace}/{workload.name}") if mirror else None
+            store = self._by_kind.get(workload.kind)
+            known = store.get(f"{workload.namespace or namespace}/{workload.name}") if store else None
             if known is not None:
                 found[workload.selector] = known.spec.replicas
         return found

@@ -162,7 +162,7 @@ class Volumes:
     def follow(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
-        """Take everything that these mirrors hold, and every change to come."""
+        """Take everything that these stores hold, and every change to come."""
         follow(volumes, self.take_volume)
         follow(claims, self.take_claim)
         follow(classes, self.take_class)

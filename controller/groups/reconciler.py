@@ -84,7 +84,7 @@ class AppGroupController:
             self._soon(ALL)
 
     def look_at(self, key: str) -> None:
-        """There is news for a group's status that its mirrors do not tell."""
+        """There is news for a group's status that its stores do not tell."""
         self._soon(key)
 
     def _soon(self, key: str) -> None:
@@ -145,7 +145,7 @@ class AppGroupController:
         costs = self._costs.of(group.metadata.namespace).table
         services = self._services if self._by_answer else None
         facts = gather(group, pods, self._locations, costs, self._membership, services=services)
-        # All that is read of the mirrors is read here: after the first wait the group may be gone from them.
+        # All that is read of the stores is read here: after the first wait the group may be gone from them.
         let_in = admitted(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)
         try:
@@ -153,7 +153,7 @@ class AppGroupController:
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
-            if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
+            if error.conflict:  # somebody wrote it since: the store will have the new version in a moment
                 return NOT_YET_S
             raise
         return RESYNC_S

@@ -26,7 +26,7 @@ from controller.page.model import encode
 from controller.page.sources import Sources
 from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsMirror
+from controller.topology.results import ResultsStore
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
 from kubekit import logs
@@ -70,7 +70,7 @@ class Page:
     def __init__(
         self,
         caches: Caches,
-        results: ResultsMirror,
+        results: ResultsStore,
         config: PageConfig,
         *,
         namespace: str,

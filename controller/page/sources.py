@@ -14,7 +14,7 @@ from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
 from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ObjectName, ResultsMirror, results_named_by, results_of_agents
+from controller.topology.results import ObjectName, ResultsStore, results_named_by, results_of_agents
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
@@ -43,7 +43,7 @@ class Sources:
     def __init__(
         self,
         caches: Caches,
-        results: ResultsMirror,
+        results: ResultsStore,
         client: Client,
         namespace: str,
         *,

@@ -116,7 +116,7 @@ class State:
         namespaces: Store[Object],
         services: Store[Service],
     ) -> None:
-        """Take everything that these mirrors hold, and every change to come."""
+        """Take everything that these stores hold, and every change to come."""
         follow(namespaces, self.take_namespace)
         follow(services, self.take_service)
         follow(nodes, self.take_node)

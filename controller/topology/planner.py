@@ -17,7 +17,7 @@ from controller.cluster.resources import FIELD_MANAGER
 from controller.cluster.zones import agent_pods_by_node, build_zone_map, facts_of, same_facts
 from controller.topology.config import TopologyConfig
 from controller.topology.quarantine import Liveness, update_liveness, without_suspects
-from controller.topology.results import ObjectName, ResultsMirror, results_of_agents
+from controller.topology.results import ObjectName, ResultsStore, results_of_agents
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
@@ -63,7 +63,7 @@ def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapp
 
 
 class ProbePlanner:
-    """Makes the plan from the node mirror and writes it; removes results that nobody will write again.
+    """Makes the plan from the node store and writes it; removes results that nobody will write again.
 
     Attributes:
         interval_s: length of a round of the plan in force.
@@ -77,7 +77,7 @@ class ProbePlanner:
         registry: CollectorRegistry,
         *,
         namespace: str,
-        results: ResultsMirror,
+        results: ResultsStore,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:

@@ -25,7 +25,7 @@ from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.metrics import MetricsView, TopologyMetrics
 from controller.topology.planner import ProbePlanner
-from controller.topology.results import ObjectName, ResultsMirror, results_named_by
+from controller.topology.results import ObjectName, ResultsStore, results_named_by
 from controller.topology.weights import build_weight, patch_topology
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -69,7 +69,7 @@ class TopologyController:
         registry: CollectorRegistry,
         *,
         namespace: str,
-        results: ResultsMirror,
+        results: ResultsStore,
         capabilities: Capabilities,
         rules: NetworkOverheadArgs,
         clock: Callable[[], float] = boot_clock,
@@ -181,7 +181,7 @@ class TopologyController:
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
-            if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
+            if error.conflict:  # somebody wrote it since: the store will have the new version in a moment
                 self._metrics.conflicts.inc()
                 return NOT_YET_S
             raise

@@ -1,6 +1,6 @@
-"""The ConfigMaps that measurements arrive in, mirrored by one watch, however many shards there are and whoever looks.
+"""The ConfigMaps that measurements arrive in, kept current by one watch, however many shards there are and whoever looks.
 
-Agents write in netaware's own namespace, whose ConfigMaps (but for plans, which have a mirror of their own) are watched
+Agents write in netaware's own namespace, whose ConfigMaps (but for plans, which have a store of their own) are watched
 together. A NetworkTopology elsewhere may name one ConfigMap beside it, which is watched by name, so that neither memory nor
 permissions cover what else that namespace holds; of these a few, since anyone may make NetworkTopologies. Sizes are watched
 too: anyone may write there, and agents can write nothing more into a full one.
@@ -53,7 +53,7 @@ def results_named_by(topology: NetworkTopology, home: str, zone_count: int) -> l
     return [ObjectName(namespace, name) for name in names] if base else []
 
 
-class ResultsMirror:
+class ResultsStore:
     """What those who read results share: every replica runs one.
 
     Args:
@@ -84,7 +84,7 @@ class ResultsMirror:
 
     @property
     def home(self) -> Reflector[ConfigMap]:
-        """The mirror of netaware's own namespace."""
+        """The store of netaware's own namespace."""
         return self._home
 
     def want(self, who: str, names: Iterable[ObjectName]) -> None:
@@ -104,8 +104,8 @@ class ResultsMirror:
         """Whether it is known if that ConfigMap exists, or that we may not know."""
         if name.namespace == self._home_namespace:
             return _is_known(self._home)
-        mirror = self._elsewhere.get(name)
-        return _is_known(mirror[0]) if mirror is not None else name not in self._watchable
+        store = self._elsewhere.get(name)
+        return _is_known(store[0]) if store is not None else name not in self._watchable
 
     def data(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap; None when there is no such object, or it is not known yet."""
@@ -117,7 +117,7 @@ class ResultsMirror:
         return self._sizes.get(name, 0)
 
     async def run(self) -> None:
-        """Mirror until cancelled."""
+        """Keep the store current until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._home.run())
             group.create_task(self._tell_when_listed(self._home, lambda: self._wanted))
@@ -150,8 +150,8 @@ class ResultsMirror:
     def _found(self, name: ObjectName) -> ConfigMap | None:
         if name.namespace == self._home_namespace:
             return self._home.get(str(name))
-        mirror = self._elsewhere.get(name)
-        return mirror[0].get(str(name)) if mirror is not None else None
+        store = self._elsewhere.get(name)
+        return store[0].get(str(name)) if store is not None else None
 
     def _take(self, key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
         name = ObjectName(*key.split("/", 1))
@@ -193,5 +193,5 @@ class ResultsMirror:
         )
 
 
-def _is_known(mirror: Reflector[ConfigMap]) -> bool:
-    return mirror.synced.is_set() or mirror.failure == "403"
+def _is_known(store: Reflector[ConfigMap]) -> bool:
+    return store.synced.is_set() or store.failure == "403"

@@ -56,7 +56,7 @@ class Workloads:
         labels: workload -> labels of one of its pods, which its template gave it.
         services: (namespace, name) of a Service -> the workload that it selects most pods of.
         regions: zone -> its region.
-        schedulers: workload -> scheduler of one of its pods; empty where only mirrors were read.
+        schedulers: workload -> scheduler of one of its pods; empty where only stores were read.
     """
 
     replicas: Counter[WorkloadId] = field(default_factory=Counter)
@@ -79,10 +79,10 @@ class Workloads:
         return found
 
     @classmethod
-    def mirrored(
+    def stored(
         cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
     ) -> Workloads:
-        """The same from what the controller mirrors."""
+        """The same from what the controller stores."""
         running = (
             (_workload_id(pod), pod.labels, pod.node) for pod in pods if pod.phase not in FINISHED and not pod.leaving
         )

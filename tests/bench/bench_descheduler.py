@@ -108,7 +108,7 @@ class _Cluster:
 
     def rounds(self, count: int) -> _Rounds:
         """The fastest of some rounds, each from the same state: the one that other programs disturbed least."""
-        compact_memory()  # as the manager does once its mirrors are full
+        compact_memory()  # as the manager does once its stores are full
         seconds = []
         moves = hot = 0
         for i in range(count):

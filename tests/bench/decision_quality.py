@@ -188,7 +188,7 @@ async def run_mode(
             caches = Caches(client, NAMESPACE)
             recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)
             leader = GatingController(client, caches, mode.config, recorder, registry, namespace=NAMESPACE)
-            tasks = {**service.mirrors(), **caches.tasks(), **leader.mirrors()}
+            tasks = {**service.stores(), **caches.tasks(), **leader.stores()}
             tasks |= {"lead": lead(caches, leader), "events": recorder.run()}
         running = asyncio.create_task(supervise(tasks)) if tasks else None
         scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)

@@ -128,7 +128,7 @@ class Day:
         """All pods placed by the scheduler, as they would be on a quiet day."""
         await self._client.create(NAMESPACES, {"metadata": {"name": self.namespace}}, Object)
         await self._client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=self.namespace)
-        mirror = asyncio.create_task(self._pods.run())
+        store = asyncio.create_task(self._pods.run())
         try:
             await self._pods.synced.wait()
             for workload in self.workloads:
@@ -138,8 +138,8 @@ class Day:
             await self._bound(list(self._slots))
             yield
         finally:
-            mirror.cancel()
-            await asyncio.gather(mirror, return_exceptions=True)
+            store.cancel()
+            await asyncio.gather(store, return_exceptions=True)
             body = {"gracePeriodSeconds": 0}
             await self._client.request("DELETE", PODS.path(self.namespace), body=body, timeout_s=60)
 

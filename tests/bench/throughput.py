@@ -166,11 +166,11 @@ def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) 
 
 @asynccontextmanager
 async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
-    mirror: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
-    running = asyncio.create_task(mirror.run())
+    store: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
+    running = asyncio.create_task(store.run())
     try:
-        await mirror.synced.wait()
-        yield mirror
+        await store.synced.wait()
+        yield store
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -304,7 +304,7 @@ async def run_mode(
     """One round, cleaned up after."""
     await make_groups(client, pods, mode, handed)
     async with AsyncExitStack() as stack:
-        mirror = await stack.enter_async_context(counted(client))
+        store = await stack.enter_async_context(counted(client))
         url, leader = None, ""
         if mode in EXTENDERS:
             service = echo() if mode == "echo" else program(plane, "extender", "extender")
@@ -317,12 +317,12 @@ async def run_mode(
         try:
             if mode == "affinity":
                 leader = await stack.enter_async_context(program(plane, "manager", mode))
-                while all(p.spec.scheduling_gates for p in mirror):
+                while all(p.spec.scheduling_gates for p in store):
                     await asyncio.sleep(0.01)
                 started, before = time.monotonic(), processor_s(plane)
             requests = await asked(client)
             async with asyncio.timeout(LONGEST_S):
-                while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
+                while (bound := sum(bool(p.spec.node_name) for p in store)) < pods:
                     await asyncio.sleep(0.1)
             took_s, after = time.monotonic() - started, processor_s(plane)
             spent = {name: round(value - before.get(name, 0.0), 1) for name, value in sorted(after.items())}
@@ -335,7 +335,7 @@ async def run_mode(
             if leader:
                 print(f"the leader: {await leader_figures(leader)}", file=sys.stderr, flush=True)
             wrote = {
-                p.metadata.name: Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity) for p in mirror
+                p.metadata.name: Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity) for p in store
             }
             return Run(bound / took_s, wrote if mode == "affinity" else {})
         finally:

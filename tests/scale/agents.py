@@ -103,8 +103,8 @@ class ZoneAgents:
     ) -> None:
         self._client, self.zone, self._agents, self._traffic, self._dead = client, zone, agents, traffic, dead
         selector = f"metadata.name={plan_object_name(zone)}"
-        self._mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
-        self._mirror.subscribe(self._take)
+        self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
+        self._store.subscribe(self._take)
         self._rng = random.Random(zone)
         self._failures: dict[str, int] = {}
         self.plan: ZonePlan | None = None
@@ -121,9 +121,9 @@ class ZoneAgents:
             return
         self._planned.set()
 
-    async def mirror(self) -> None:
+    async def store(self) -> None:
         """Follow the plan until cancelled."""
-        await self._mirror.run()
+        await self._store.run()
 
     async def fill(self) -> None:
         """Write what the round before would have left, all at once."""

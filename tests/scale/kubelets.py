@@ -89,22 +89,22 @@ class Kubelets:
     def __init__(self, client: Client, nodes: Callable[[], list[str]], silent: Callable[[str], bool]) -> None:
         self._client, self._nodes, self._silent = client, nodes, silent
         self._queue = WorkQueue()
-        self._mirror: Reflector[Task] = Reflector(
+        self._store: Reflector[Task] = Reflector(
             client, PODS, BoundPod, field_selector="spec.nodeName!=", transform=task_of
         )
-        self._mirror.subscribe(lambda key, _old, new: None if new is None else self._queue.add(key))
+        self._store.subscribe(lambda key, _old, new: None if new is None else self._queue.add(key))
         self._numbers = itertools.count()
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._mirror.run())
+            group.create_task(self._store.run())
             group.create_task(self._report())
             for _ in range(_WORKERS):
                 group.create_task(self._queue.work(self._do, name="kubelets", base_s=_BASE_S, cap_s=_CAP_S))
 
     async def _do(self, key: str) -> float | None:
-        task = self._mirror.get(key)
+        task = self._store.get(key)
         if task is None:
             return None
         if self._silent(task.node):

@@ -114,7 +114,7 @@ async def _start_agents(
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, traffic, life.dead.__contains__) for name in names]
     for zone in zones:
-        participants.start(f"plan of {zone.zone}", zone.mirror())
+        participants.start(f"plan of {zone.zone}", zone.store())
     async with asyncio.timeout(_DEADLINE_S):
         await asyncio.gather(*(zone.fill() for zone in zones))
     return zones

@@ -1,4 +1,4 @@
-"""The extender as a program: its mirrors, its HTTP server, and nothing that writes."""
+"""The extender as a program: its stores, its HTTP server, and nothing that writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def run_extender(
     """Serve until cancelled.
 
     Args:
-        cluster: which API server to mirror.
+        cluster: which API server to store.
         config: the section ``scheduler``.
         listen: ``HOST:PORT`` of everything that is served.
         metrics_listen: also serve metrics and health checks here, because loopback, where the extender belongs, is out of
@@ -73,7 +73,7 @@ async def run_extender(
 
 
 class ExtenderService:
-    """Mirrors, state and server put together.
+    """Stores, state and server put together.
 
     Attributes:
         state: the cluster in the rules' eyes.
@@ -95,7 +95,7 @@ class ExtenderService:
         topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
         namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
         services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
-        self._mirrors: dict[str, Reflector[Any]] = {
+        self._stores: dict[str, Reflector[Any]] = {
             "nodes": nodes,
             "pods": pods,
             "app groups": groups,
@@ -105,10 +105,10 @@ class ExtenderService:
         }
         self.state = State(config, namespace)
         self.state.follow(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
-        # In metrics, mirrors have the names that they have in the manager.
-        by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._mirrors.items()}
+        # In metrics, stores have the names that they have in the manager.
+        by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._stores.items()}
         checks = Checks()
-        checks.ready["mirrors"] = self.unready
+        checks.ready["stores"] = self.unready
         checks.ready["age"] = lambda: stale(by_name.values())
         registry.register(InformerMetrics(lambda: by_name))
         self._loop = EventLoopMonitor(registry)
@@ -120,26 +120,26 @@ class ExtenderService:
 
     def unready(self) -> str:
         """What has not been listed yet; a definition that is not installed is no reason to wait."""
-        missing = [name for name, mirror in self._mirrors.items() if not mirror.settled.is_set()]
+        missing = [name for name, store in self._stores.items() if not store.settled.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
-    def mirrors(self) -> dict[str, Awaitable[None]]:
+    def stores(self) -> dict[str, Awaitable[None]]:
         """The endless tasks that keep the state true."""
-        return {name: mirror.run() for name, mirror in self._mirrors.items()}
+        return {name: store.run() for name, store in self._stores.items()}
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """Everything that runs, for `kubekit.runtime.supervise`."""
-        return {**self.mirrors(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
+        return {**self.stores(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
 
     async def _settle(self) -> None:
-        for mirror in self._mirrors.values():
-            await mirror.settled.wait()
+        for store in self._stores.values():
+            await store.settled.wait()
         log.info(
             "ready",
-            nodes=len(self._mirrors["nodes"]),
-            pods=len(self._mirrors["pods"]),
-            app_groups=len(self._mirrors["app groups"]),
-            network_topologies=len(self._mirrors["network topologies"]),
+            nodes=len(self._stores["nodes"]),
+            pods=len(self._stores["pods"]),
+            app_groups=len(self._stores["app groups"]),
+            network_topologies=len(self._stores["network topologies"]),
         )
         await configure_gc()
 

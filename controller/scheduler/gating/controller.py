@@ -60,7 +60,7 @@ class GatingController:
 
     Args:
         client: fenced; only the leader writes.
-        caches: the manager's mirrors; nodes, AppGroups and NetworkTopologies are taken from there.
+        caches: the manager's stores; nodes, AppGroups and NetworkTopologies are taken from there.
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
@@ -86,10 +86,10 @@ class GatingController:
         self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, namespace), NodeCache(), Volumes()
-        self._mirror = caches.group_pods
+        self._store = caches.group_pods
         self._declared = Declared(client)
         self._queue = WorkQueue()
-        self._pods = GroupPods(self._mirror, self.state, clock)
+        self._pods = GroupPods(self._store, self.state, clock)
         self._process = PlanningProcess(self.node_cache)
         self.plans = GroupPlans(
             PlanInputs(self.state, self.node_cache, self.volumes, prices),
@@ -127,7 +127,7 @@ class GatingController:
     def _follow(self, caches: Caches) -> None:
         self.state.follow(
             caches.nodes,
-            self._mirror,
+            self._store,
             caches.app_groups,
             caches.topologies,
             namespaces=caches.namespaces,
@@ -136,8 +136,8 @@ class GatingController:
         self.node_cache.follow(caches.nodes, caches.pods)
         self._process.follow(caches.nodes, caches.pods)
         self.volumes.follow(caches.volumes, caches.claims, caches.classes)
-        self._mirror.subscribe(self._on_pod)
-        for mirror in (
+        self._store.subscribe(self._on_pod)
+        for store in (
             caches.volumes,
             caches.claims,
             caches.classes,
@@ -146,12 +146,12 @@ class GatingController:
             caches.namespaces,
             caches.services,
         ):
-            mirror.subscribe(lambda *_: self._on_surroundings())
+            store.subscribe(lambda *_: self._on_surroundings())
         caches.app_groups.subscribe(self._on_group)
         self._declared.subscribe(lambda *_: self._wake_waiting())
 
-    def mirrors(self) -> dict[str, Awaitable[None]]:
-        """Endless tasks that keep the mirrors warm; every replica runs them, leading or not."""
+    def stores(self) -> dict[str, Awaitable[None]]:
+        """Endless tasks that keep the stores warm; every replica runs them, leading or not."""
         return self._declared.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
@@ -170,7 +170,7 @@ class GatingController:
 
     async def run(self) -> None:
         """Work while leading, until cancelled."""
-        await self._mirror.settled.wait()
+        await self._store.settled.wait()
         self._pods.forget_writes()
         self._stuck.may_delete = await may_delete(self._client)
         self._leading = True

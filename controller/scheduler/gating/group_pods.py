@@ -20,9 +20,9 @@ class GroupPods:
         waiting: keys of the pods that are neither bound nor over.
     """
 
-    def __init__(self, mirror: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
-        self._mirror, self._state, self._clock = mirror, state, clock
-        self._written: OwnWrites[GroupPod] = OwnWrites(mirror)
+    def __init__(self, store: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
+        self._store, self._state, self._clock = store, state, clock
+        self._written: OwnWrites[GroupPod] = OwnWrites(store)
         self._named = NamedPods()
         self.seen_at: dict[str, float] = {}
         self.free_at: dict[str, float] = {}
@@ -53,15 +53,15 @@ class GroupPods:
 
     def waiting_groups(self) -> Iterator[str]:
         """The groups that have waiting pods."""
-        places = {(p.metadata.namespace, p.group) for p in map(self._mirror.get, self.waiting) if p is not None}
+        places = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting) if p is not None}
         return (self._state.key_of(namespace, label) for namespace, label in places)
 
     def gated(self) -> int:
         """How many pods our gate holds."""
-        return sum(pod.gated and not pod.over for pod in map(self._mirror.get, tuple(self.waiting)) if pod is not None)
+        return sum(pod.gated and not pod.over for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
-        """A pod was patched, which its mirror may not know for a moment."""
+        """A pod was patched, which its store may not know for a moment."""
         self._written.note(key, before, after)
 
     def forget_writes(self) -> None:

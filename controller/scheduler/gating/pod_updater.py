@@ -56,7 +56,7 @@ class ReplacingForbiddenError(KubekitError):
 
 
 class PodWriter:
-    """Patches pods as we saw them, and remembers what it wrote until the mirror has it."""
+    """Patches pods as we saw them, and remembers what it wrote until the store has it."""
 
     def __init__(self, client: Client, pods: GroupPods) -> None:
         self._client, self._pods = client, pods

@@ -1,6 +1,6 @@
 """Plans in a process of their own: whatever a group asks of the planner, the event loop and the Lease go on.
 
-The process mirrors the hosts and what is used of them, so that a question carries only the group; of hosts that a plan cannot
+The process stores the hosts and what is used of them, so that a question carries only the group; of hosts that a plan cannot
 tell apart (`NodeEquivalenceClasses`) it plans over no more than the group has pods. Messages are pickled and framed by their length; large ones go
 in pieces, since encoding is the one part of a plan that the event loop has to do. A plan that is not there in time ends the
 process; the next question starts another.
@@ -53,7 +53,7 @@ _OWN_FIELDS = frozenset({"hosts", "used", "room"})
 
 
 class PlanningProcess:
-    """The event loop's end: starts the process when it is needed, keeps its mirror, asks one question at a time.
+    """The event loop's end: starts the process when it is needed, keeps its store, asks one question at a time.
 
     Args:
         node_cache: the hosts; `follow` keeps track of what has changed since the process was told.
@@ -195,7 +195,7 @@ def _join(fields: dict[str, Any], name: str, piece: Any) -> None:
 
 
 class PlanningWorker:
-    """The process's end: a mirror of the hosts, and one question at a time."""
+    """The process's end: a store of the hosts, and one question at a time."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}

@@ -101,7 +101,7 @@ AGENTS = Dashboard(
                 lines(
                     "Objects in memory",
                     "short",
-                    "What the controller mirrors, by kind.",
+                    "What the controller stores, by kind.",
                     Query("max by (kind) (netaware_informer_objects)", "{{kind}}"),
                 ),
                 lines(

@@ -43,7 +43,7 @@ class Kubelets:
     """The simulated resource metrics of all nodes, as counters that grow while pods run.
 
     Attributes:
-        pods: mirror of the namespace's pods.
+        pods: store of the namespace's pods.
         url: where it is served.
     """
 
@@ -97,7 +97,7 @@ def _cores(pod: Pod) -> float:
 async def serve_usage(client: Client, namespace: str) -> AsyncIterator[Kubelets]:
     """The exporter, kept true by a watch."""
     kubelets = Kubelets(client, namespace)
-    mirror = asyncio.create_task(kubelets.pods.run())
+    store = asyncio.create_task(kubelets.pods.run())
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(text=kubelets.text(namespace))
@@ -111,7 +111,7 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[Kubelets]
         await asyncio.wait_for(kubelets.pods.synced.wait(), 20)
         yield kubelets
     finally:
-        mirror.cancel()
+        store.cancel()
         await runner.cleanup()
 
 

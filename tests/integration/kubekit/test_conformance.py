@@ -16,7 +16,7 @@ from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
-from tests.support.mirrors import wait_synced
+from tests.support.stores import wait_synced
 
 Change = tuple[str, str, str]
 
@@ -115,14 +115,14 @@ async def test_lists_and_mirrors_hold_what_the_official_client_lists(
         streamed: Reflector[ConfigMap] = Reflector(client, CONFIGMAPS, ConfigMap, namespace=namespace, **selectors)
         listing: Reflector[ConfigMap] = Reflector(client, CONFIGMAPS, ConfigMap, namespace=namespace, **selectors)
         listing._streams = False
-        tasks = [asyncio.create_task(mirror.run()) for mirror in (streamed, listing)]
+        tasks = [asyncio.create_task(store.run()) for store in (streamed, listing)]
         await wait_synced(streamed, listing, timeout_s=60)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert streamed._streams, "this API server streams lists"
-        for mirror in (streamed, listing):
-            assert {c.metadata.name: (c.metadata.resource_version, c.data) for c in mirror} == theirs
+        for store in (streamed, listing):
+            assert {c.metadata.name: (c.metadata.resource_version, c.data) for c in store} == theirs
 
 
 PATCHES: list[tuple[str, Any]] = [

@@ -26,7 +26,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NAMESPACES, ConfigMap, Object, Resource
 from kubekit.workqueue import WorkQueue
 from lab.controlplane import ControlPlane, credentials_of
-from tests.support.mirrors import wait_synced
+from tests.support.stores import wait_synced
 from tests.support.tunnels import Tunnels
 
 NAMESPACE = "troubles"
@@ -64,13 +64,13 @@ async def tunnelled(plane: ControlPlane) -> AsyncIterator[tuple[Tunnels, Client]
 
 
 @asynccontextmanager
-async def mirroring(*clients: Client, selector: str = "") -> AsyncIterator[list[Reflector[ConfigMap]]]:
-    mirrors = [
+async def reflecting(*clients: Client, selector: str = "") -> AsyncIterator[list[Reflector[ConfigMap]]]:
+    stores = [
         Reflector(client, CONFIGMAPS, ConfigMap, namespace=NAMESPACE, label_selector=selector) for client in clients
     ]
-    tasks = [asyncio.create_task(mirror.run()) for mirror in mirrors]
+    tasks = [asyncio.create_task(store.run()) for store in stores]
     try:
-        yield mirrors
+        yield stores
     finally:
         for task in tasks:
             task.cancel()
@@ -109,7 +109,7 @@ async def restart_api_server(plane: ControlPlane, *, down_s: float = 0.0) -> tup
 @pytest.mark.chaos
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_api_server_killed_again_and_again_loses_and_doubles_nothing(own_plane: ControlPlane) -> None:
-    """Each object counts up in a log of its own, guarded by its version, as our programs write; mirrors are soon current."""
+    """Each object counts up in a log of its own, guarded by its version, as our programs write; stores are soon current."""
     counters = [f"counter-{i}" for i in range(10)]
     targets = dict.fromkeys(counters, 0)
     queue, current_s, rates = WorkQueue(), [], []
@@ -137,18 +137,18 @@ async def test_an_api_server_killed_again_and_again_loses_and_doubles_nothing(ow
 
         tasks = [asyncio.create_task(queue.work(count, name="counters", cap_s=5.0)) for _ in range(4)]
         asking = asyncio.create_task(ask_for_more())
-        async with mirroring(*[client] * 10) as mirrors:
-            await wait_synced(*mirrors, timeout_s=60)
+        async with reflecting(*[client] * 10) as stores:
+            await wait_synced(*stores, timeout_s=60)
             for round_ in range(RESTARTS):
                 await asyncio.sleep(UP_S)
                 killed_at, ready_at = await restart_api_server(own_plane, down_s=1.0)
                 rates.append(len([t for t in tunnels.asked_at if killed_at <= t < ready_at]) / (ready_at - killed_at))
                 key = f"{NAMESPACE}/mark-{round_}"
                 await administrator.create(CONFIGMAPS, config_map(f"mark-{round_}"), ConfigMap, namespace=NAMESPACE)
-                await until(partial(_have, mirrors, key))
+                await until(partial(_have, stores, key))
                 current_s.append(time.monotonic() - ready_at)
             asking.cancel()
-            await until(lambda: all(_log_of(mirrors[0], name) == targets[name] for name in counters))
+            await until(lambda: all(_log_of(stores[0], name) == targets[name] for name in counters))
         for task in (asking, *tasks):
             task.cancel()
         await asyncio.gather(asking, *tasks, return_exceptions=True)
@@ -157,16 +157,16 @@ async def test_an_api_server_killed_again_and_again_loses_and_doubles_nothing(ow
             assert (there.data or {})["v"].split() == [str(i + 1) for i in range(targets[name])]
     assert rates
     assert sum(targets.values()) > 0
-    print(f"\n{RESTARTS} kills, 10 mirrors and 4 writers: connections/s while down {_shown(rates)}")
-    print(f"seconds from ready to the last of 10 mirrors current {_shown(current_s)}; writes {sum(targets.values())}")
+    print(f"\n{RESTARTS} kills, 10 stores and 4 writers: connections/s while down {_shown(rates)}")
+    print(f"seconds from ready to the last of 10 stores current {_shown(current_s)}; writes {sum(targets.values())}")
 
 
-def _have(mirrors: list[Reflector[ConfigMap]], key: str) -> bool:
-    return all(mirror.get(key) is not None for mirror in mirrors)
+def _have(stores: list[Reflector[ConfigMap]], key: str) -> bool:
+    return all(store.get(key) is not None for store in stores)
 
 
-def _log_of(mirror: Reflector[ConfigMap], name: str) -> int:
-    there = mirror.get(f"{NAMESPACE}/{name}")
+def _log_of(store: Reflector[ConfigMap], name: str) -> int:
+    there = store.get(f"{NAMESPACE}/{name}")
     return len((there.data or {})["v"].split()) if there is not None else -1
 
 
@@ -179,10 +179,10 @@ async def test_a_version_that_etcd_has_compacted_is_listed_anew(own_plane: Contr
     async with tunnelled(own_plane) as (tunnels, client), Client(own_plane.client_config) as administrator:
         for name in ("stays", "goes", "turns"):
             await administrator.create(CONFIGMAPS, config_map(name, kind="410"), ConfigMap, namespace=NAMESPACE)
-        async with mirroring(client, selector="kind=410") as (mirror,):
-            await wait_synced(mirror, timeout_s=60)
+        async with reflecting(client, selector="kind=410") as (store,):
+            await wait_synced(store, timeout_s=60)
             told: Counter[str] = Counter()
-            mirror.subscribe(lambda key, old, new: told.update([f"{key.split('/')[1]} {new is not None}"]))
+            store.subscribe(lambda key, old, new: told.update([f"{key.split('/')[1]} {new is not None}"]))
             tunnels.refusing = True
             tunnels.cut()
             await administrator.delete(CONFIGMAPS, "goes", namespace=NAMESPACE)
@@ -192,10 +192,10 @@ async def test_a_version_that_etcd_has_compacted_is_listed_anew(own_plane: Contr
             await compact(own_plane, turned.metadata.resource_version)
             await restart_api_server(own_plane)
             tunnels.refusing = False
-            await until(lambda: mirror.get(f"{NAMESPACE}/goes") is None and not mirror.failure)
+            await until(lambda: store.get(f"{NAMESPACE}/goes") is None and not store.failure)
             assert told == {"goes False": 1, "turns True": 1}
             await administrator.create(CONFIGMAPS, config_map("comes", kind="410"), ConfigMap, namespace=NAMESPACE)
-            await until(lambda: mirror.get(f"{NAMESPACE}/comes") is not None)
+            await until(lambda: store.get(f"{NAMESPACE}/comes") is not None)
 
 
 async def compact(plane: ControlPlane, revision: str) -> None:
@@ -267,14 +267,14 @@ async def test_a_server_without_room_is_asked_when_it_said_and_gets_every_write_
                     await asyncio.gather(*(list_once(one) for one in clients))
             before, started = await refused(administrator), time.monotonic()
             writes = turned_away = 0
-            async with mirroring(client, selector="kind=429") as (mirror,), asyncio.timeout(120):
+            async with reflecting(client, selector="kind=429") as (store,), asyncio.timeout(120):
                 # Whether two callers meet is up to the machine: it goes on until some have been turned away.
                 while not turned_away:
                     numbers = range(writes, writes + MANY)
                     await asyncio.gather(*(write_once(clients[i % 8], i) for i in numbers))
                     writes, turned_away = writes + MANY, await refused(administrator) - before
                 took_s = time.monotonic() - started
-                await until(lambda: len(mirror) == writes)
+                await until(lambda: len(store) == writes)
             print(f"\none seat, 8 callers: {writes} writes in {took_s:.1f} s, {turned_away} times turned away")
         written = await administrator.list(CONFIGMAPS, ConfigMap, namespace=NAMESPACE, label_selector="kind=429")
     assert Counter((found.metadata.labels or {})["number"] for found in written) == {str(i): 1 for i in range(writes)}
@@ -308,12 +308,12 @@ async def test_a_wire_that_went_dead_without_a_word_is_given_up_and_the_mirror_i
     async with (
         tunnelled(own_plane) as (tunnels, client),
         Client(own_plane.client_config) as administrator,
-        mirroring(client, selector="kind=silent") as (mirror,),
+        reflecting(client, selector="kind=silent") as (store,),
     ):
-        await wait_synced(mirror, timeout_s=60)
+        await wait_synced(store, timeout_s=60)
         tunnels.freeze()
         await administrator.create(CONFIGMAPS, config_map("unheard", kind="silent"), ConfigMap, namespace=NAMESPACE)
-        took_s = await until(lambda: len(mirror) == 1, WATCH_SILENCE_S + 60)
+        took_s = await until(lambda: len(store) == 1, WATCH_SILENCE_S + 60)
         print(f"\na frozen wire: current after {took_s:.0f} s")
         # A request on a connection that was kept and froze ends by its own deadline, and the next is answered.
         with suppress(UnreachableError):
@@ -331,18 +331,18 @@ async def test_a_slow_list_is_taken_in_and_a_lease_does_not_wait_for_it(own_plan
             body = config_map(f"{label}-{i}", os.urandom(50_000).hex(), kind=label)
             await administrator.create(CONFIGMAPS, body, ConfigMap, namespace=NAMESPACE)
         tunnels.bytes_per_s = 60_000
-        mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace=NAMESPACE, label_selector=f"kind={label}")
-        mirror._streams = streams
-        task = asyncio.create_task(mirror.run())
+        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=NAMESPACE, label_selector=f"kind={label}")
+        store._streams = streams
+        task = asyncio.create_task(store.run())
         try:
             await until(lambda: tunnels.bytes_down > 100_000)
             answered = 0
-            while not mirror.synced.is_set() and answered < 5:
+            while not store.synced.is_set() and answered < 5:
                 await client.with_dedicated_connection().request("GET", "/version")
-                answered += not mirror.synced.is_set()
+                answered += not store.synced.is_set()
             assert answered == 5, "the list was still on its way"
-            await wait_synced(mirror, timeout_s=120)
-            assert len(mirror) == 10
+            await wait_synced(store, timeout_s=120)
+            assert len(store) == 10
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -39,15 +39,15 @@ async def space(kubectl: Kubectl, admin: Client) -> AsyncIterator[str]:
 @asynccontextmanager
 async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Reflector[NetworkTopology]]:
     """Bootstrap as it runs on the leader."""
-    mirror: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
-    following = asyncio.create_task(mirror.run())
-    await mirror.synced.wait()
+    store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
+    following = asyncio.create_task(store.run())
+    await store.synced.wait()
     room = Bootstrap(
-        admin, mirror, config, namespace=SPACE, results_name="netperf-metrics", passphrase=lambda: "0123456789abcdef"
+        admin, store, config, namespace=SPACE, results_name="netperf-metrics", passphrase=lambda: "0123456789abcdef"
     )
     work = asyncio.create_task(room.run())
     try:
-        yield mirror
+        yield store
         assert not work.done()
     finally:
         for task in (work, following):
@@ -66,18 +66,18 @@ async def passphrase(admin: Client) -> str:
 
 
 async def test_missing_topology_and_passphrase_are_created_where_that_is_asked_for(admin: Client, space: str) -> None:
-    async with leading(admin, BootstrapConfig()) as mirror:
+    async with leading(admin, BootstrapConfig()) as store:
         await asyncio.sleep(0.5)
-        assert not mirror.items
+        assert not store.items
         assert await passphrase(admin) == ""
     config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, config) as mirror:
+    async with leading(admin, config) as store:
 
         async def created() -> bool:
-            return list(mirror.items) == [f"{space}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
+            return list(store.items) == [f"{space}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
 
         await eventually(created)
-        assert mirror.items[f"{space}/nt-default"].spec.configmap_name == "netperf-metrics"
+        assert store.items[f"{space}/nt-default"].spec.configmap_name == "netperf-metrics"
 
 
 async def test_what_exists_is_left_alone(admin: Client, space: str) -> None:
@@ -96,9 +96,9 @@ async def test_what_exists_is_left_alone(admin: Client, space: str) -> None:
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
     await admin.create(SECRETS, secret, Object, namespace=space)
     config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, config) as mirror:
+    async with leading(admin, config) as store:
         await asyncio.sleep(0.5)
-        assert list(mirror.items) == ["default/theirs"]
+        assert list(store.items) == ["default/theirs"]
         assert await passphrase(admin) == "chosen by a person"
 
 

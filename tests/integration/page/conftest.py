@@ -1,4 +1,4 @@
-"""The page's server over the real API server, without a manager: mirrors, page, HTTP."""
+"""The page's server over the real API server, without a manager: stores, page, HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controller.cluster.caches import Caches
 from controller.page import server
 from controller.page.config import PageConfig
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsMirror
+from controller.topology.results import ResultsStore
 from kubekit.client import Client
 from kubekit.http import Server
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
@@ -31,7 +31,7 @@ ServePage = Callable[..., Awaitable[str]]
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     caches = Caches(client, namespace)
-    results = ResultsMirror(client, namespace)
+    results = ResultsStore(client, namespace)
     policy, scheduler = CostPolicy(), SchedulerConfig()
     page = server.Page(
         caches,

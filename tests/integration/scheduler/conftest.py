@@ -95,7 +95,7 @@ def extender(client: Client) -> Serve:
             registry=CollectorRegistry(),
         )
         async with service.server.running() as address:
-            running = asyncio.create_task(supervise(service.mirrors()))
+            running = asyncio.create_task(supervise(service.stores()))
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     while service.unready():
@@ -138,7 +138,7 @@ def lead(client: Client) -> Lead:
                 await begins.wait()
             await controller.run()
 
-        tasks = {**caches.tasks(), **controller.mirrors(), "events": recorder.run(), "work": work()}
+        tasks = {**caches.tasks(), **controller.stores(), "events": recorder.run(), "work": work()}
         running = asyncio.create_task(supervise(tasks))
         try:
             yield controller

@@ -59,11 +59,11 @@ async def watched(client: Client, namespace: str) -> AsyncIterator[list[str]]:
         if new is not None and new.spec.node_name and (old is None or not old.spec.node_name):
             bound.append(new.metadata.name)
 
-    mirror: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, namespace=namespace)
-    mirror.subscribe(note)
-    running = asyncio.create_task(mirror.run())
+    store: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, namespace=namespace)
+    store.subscribe(note)
+    running = asyncio.create_task(store.run())
     try:
-        await mirror.synced.wait()
+        await store.synced.wait()
         yield bound
     finally:
         running.cancel()

@@ -48,7 +48,7 @@ class Told(EventRecorder):
 
 
 def pods_of(client: Client) -> Reflector[Pod]:
-    """A mirror that nobody fills."""
+    """A store that nobody fills."""
     return Reflector(client, PODS, Pod)
 
 

@@ -78,7 +78,7 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
 
 
 class Held:
-    """In the place of a mirror: what it holds."""
+    """In the place of a store: what it holds."""
 
     def __init__(self) -> None:
         self.items: dict[str, GroupPod] = {}

@@ -46,7 +46,7 @@ from controller.scheduler.state import State
 from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
-from controller.topology.results import ResultsMirror
+from controller.topology.results import ResultsStore
 from controller.views.groups import build_groups
 from kubekit.client import Client, RawPage
 from kubekit.errors import ApiError
@@ -192,7 +192,7 @@ class World:
             Silent(),
             CollectorRegistry(),
             namespace=HOME,
-            results=ResultsMirror(client, HOME),
+            results=ResultsStore(client, HOME),
             capabilities=HasStatus(),
             rules=self.config.rules,
         )
@@ -205,7 +205,7 @@ class World:
         self.fill(caches)
         sources = Sources(
             caches,
-            ResultsMirror(client, HOME),
+            ResultsStore(client, HOME),
             client,
             HOME,
             policy=CostPolicy(),
@@ -255,11 +255,11 @@ class World:
         return found
 
 
-def _fill(mirror: Reflector[Any], items: Iterable[Any]) -> None:
+def _fill(store: Reflector[Any], items: Iterable[Any]) -> None:
     for item in items:
         key = item.key if isinstance(item, PodInfo) else item.metadata.key
-        mirror._items[key] = item
-        mirror._notify(key, None, item)
+        store._items[key] = item
+        store._notify(key, None, item)
 
 
 def node(name: str, zone: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from controller.page.access import Access
 from controller.page.config import PageConfig
 from controller.page.server import Page
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsMirror
+from controller.topology.results import ResultsStore
 from controller.views import overview
 from controller.views.model import Overview
 from kubekit.client import Client
@@ -48,7 +48,7 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     client = cast("Client", Deaf())
     page = Page(
         Caches(client, "netaware"),
-        ResultsMirror(client, "netaware"),
+        ResultsStore(client, "netaware"),
         PageConfig(auth="none"),
         namespace="netaware",
         policy=CostPolicy(),

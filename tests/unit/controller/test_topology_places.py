@@ -179,53 +179,53 @@ def test_a_plan_object_that_somebody_deleted_is_written_again() -> None:
     assert set(plan_changes(plan, plan.zones, left).write) == {plan_object_name("z1")}
 
 
-class OldMirror(Reflector[Node]):
-    """A mirror that shows what the test says, at whatever moment."""
+class OldStore(Reflector[Node]):
+    """A store that shows what the test says, at whatever moment."""
 
     def show(self, found: Node | None) -> None:
         self._items = {} if found is None else {"a": found}
 
 
 @pytest.fixture
-def mirror() -> OldMirror:
-    return OldMirror(Client(ClusterConfig(server="http://127.0.0.1:1")), NODES, Node)
+def store() -> OldStore:
+    return OldStore(Client(ClusterConfig(server="http://127.0.0.1:1")), NODES, Node)
 
 
-def test_our_own_write_is_believed_until_the_mirror_has_seen_it(mirror: OldMirror) -> None:
+def test_our_own_write_is_believed_until_the_mirror_has_seen_it(store: OldStore) -> None:
     now = [0.0]
-    own: OwnWrites[Node] = OwnWrites(mirror, clock=lambda: now[0])
+    own: OwnWrites[Node] = OwnWrites(store, clock=lambda: now[0])
     first, second, third, fourth = (node("a", version=v) for v in ("1", "2", "3", "4"))
-    mirror.show(first)
+    store.show(first)
     own.note("a", first, second)
     assert own.newest("a") is second
-    own.note("a", second, third)  # a second write before the mirror has moved
+    own.note("a", second, third)  # a second write before the store has moved
     assert own.newest("a") is third
-    mirror.show(second)
+    store.show(second)
     assert own.newest("a") is third
-    mirror.show(fourth)
+    store.show(fourth)
     assert own.newest("a") is fourth
-    mirror.show(first)
-    assert own.newest("a") is first, "forgotten once the mirror was ahead"
+    store.show(first)
+    assert own.newest("a") is first, "forgotten once the store was ahead"
     own.note("a", first, second)
     now[0] = LONGEST_LAG_S
     assert own.newest("a") is first, "nor for ever"
 
 
-def test_an_object_that_we_made_and_somebody_deleted_is_gone(mirror: OldMirror) -> None:
-    own: OwnWrites[Node] = OwnWrites(mirror)
+def test_an_object_that_we_made_and_somebody_deleted_is_gone(store: OldStore) -> None:
+    own: OwnWrites[Node] = OwnWrites(store)
     made = node("a", version="1")
     own.note("a", None, made)
     assert own.newest("a") is made
-    mirror.show(made)
+    store.show(made)
     assert own.newest("a") is made
-    mirror.show(None)
+    store.show(None)
     assert own.newest("a") is None
 
 
-def test_a_write_that_the_mirror_saw_before_its_answer_came_is_not_remembered(mirror: OldMirror) -> None:
-    own: OwnWrites[Node] = OwnWrites(mirror)
+def test_a_write_that_the_mirror_saw_before_its_answer_came_is_not_remembered(store: OldStore) -> None:
+    own: OwnWrites[Node] = OwnWrites(store)
     made = node("a", version="1")
-    mirror.show(made)
+    store.show(made)
     own.note("a", None, made)
-    mirror.show(None)
+    store.show(None)
     assert own.newest("a") is None

@@ -14,7 +14,7 @@ from kubekit.errors import ApiError, SilentWatchError, UnreachableError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
 from kubekit.workqueue import WorkQueue
-from tests.support.mirrors import wait_synced
+from tests.support.stores import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi, connected
 
 
@@ -55,7 +55,7 @@ async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() 
 
 
 async def test_a_server_that_thousands_ask_at_once_may_take_as_long_for_a_streamed_list_as_for_a_list() -> None:
-    """A thousand agents on a starved server gave up after 15 s and queued anew: after four minutes 81 had their mirrors."""
+    """A thousand agents on a starved server gave up after 15 s and queued anew: after four minutes 81 had their stores."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.3)
@@ -186,14 +186,14 @@ async def test_a_silent_watch_ends() -> None:
 async def test_a_mirror_says_how_old_it_is_and_why() -> None:
     api = SimulatedApi(CONFIGMAPS)
     async with api.running() as config, Client(config) as client:
-        mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
-        task = asyncio.create_task(mirror.run())
-        await wait_synced(mirror, timeout_s=30)
-        assert mirror.staleness == ""
-        mirror.contact_at -= 60
-        assert mirror.staleness == "", "a quiet minute is nothing"
-        mirror.failure = "503"
-        assert mirror.staleness == "store of configmaps is 60 s old (503)"
+        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
+        task = asyncio.create_task(store.run())
+        await wait_synced(store, timeout_s=30)
+        assert store.staleness == ""
+        store.contact_at -= 60
+        assert store.staleness == "", "a quiet minute is nothing"
+        store.failure = "503"
+        assert store.staleness == "store of configmaps is 60 s old (503)"
         task.cancel()
 
 
@@ -204,22 +204,22 @@ async def test_lists_are_streamed_where_the_server_can_and_listed_where_not(stre
     api.put("a", data={"v": "1"})
     api.put("bad", data=7)
     async with api.running() as config, Client(config) as client:
-        mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
-        task = asyncio.create_task(mirror.run())
+        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
+        task = asyncio.create_task(store.run())
         async with asyncio.timeout(30):
-            while not (mirror.synced.is_set() and api.watching):
+            while not (store.synced.is_set() and api.watching):
                 await asyncio.sleep(0.01)
             api.put("b", data={"v": "2"})
-            while "b" not in mirror.items:
+            while "b" not in store.items:
                 await asyncio.sleep(0.01)
-        assert sorted(mirror.items) == ["a", "b"]
-        assert list(mirror.malformed) == ["bad"]
+        assert sorted(store.items) == ["a", "b"]
+        assert list(store.malformed) == ["bad"]
         assert api.count("limit=") == (0 if streams else 1)
         api.drop("a", event=False)
         api.fail_watches.append(410)
         api.end_watches()
         async with asyncio.timeout(30):
-            while "a" in mirror.items:
+            while "a" in store.items:
                 await asyncio.sleep(0.01)
         task.cancel()
 
@@ -231,8 +231,8 @@ async def test_lists_are_streamed_where_the_server_can_and_listed_where_not(stre
 async def test_mirrors_of_few_objects_are_listed_from_the_servers_memory(selector: str, cached: bool) -> None:
     api = SimulatedApi(CONFIGMAPS)
     async with api.running() as config, Client(config) as client:
-        mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns", field_selector=selector)
-        task = asyncio.create_task(mirror.run())
-        await wait_synced(mirror, timeout_s=30)
+        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns", field_selector=selector)
+        task = asyncio.create_task(store.run())
+        await wait_synced(store, timeout_s=30)
         task.cancel()
     assert api.count("resourceVersion=0") == cached

@@ -62,21 +62,21 @@ async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() ->
 
 
 async def test_objects_that_take_long_to_tell_do_not_hold_the_loop_together() -> None:
-    mirror = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
-    mirror.subscribe(lambda *_: take_long())
+    store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
+    store.subscribe(lambda *_: take_long())
     others = Turns()
     task = asyncio.create_task(others.run())
     await asyncio.sleep(0)
     fresh = {f"n/{i}": config_map(str(i)) for i in range(5)}
     before = others.taken
-    await mirror._exchange(fresh, {})
+    await store._exchange(fresh, {})
     assert others.taken - before >= len(fresh)
-    assert dict(mirror.items) == fresh
+    assert dict(store.items) == fresh
     task.cancel()
 
 
 async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there() -> None:
-    mirror = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
+    store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
     told: dict[str, ConfigMap] = {}
 
     def hear(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
@@ -86,19 +86,19 @@ async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there()
         else:
             told[key] = new
 
-    mirror.subscribe(hear)
-    await mirror._exchange({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
-    exchange = asyncio.create_task(mirror._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    store.subscribe(hear)
+    await store._exchange({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
+    exchange = asyncio.create_task(store._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     exchange.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange
-    assert dict(mirror.items) == told
+    assert dict(store.items) == told
     assert "n/0" not in told
     assert told["n/2"].metadata.resource_version == "a"  # it did not come to this one
-    await mirror._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
-    assert dict(mirror.items) == told
+    await store._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
+    assert dict(store.items) == told
     assert {key: found.metadata.resource_version for key, found in told.items()} == dict.fromkeys(
         ("n/1", "n/2", "n/3", "n/4"), "b"
     )

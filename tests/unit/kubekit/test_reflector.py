@@ -1,4 +1,4 @@
-"""The mirror of a resource stays true through faults of the watch protocol, over real HTTP against a simulated API server."""
+"""The store of a resource stays true through faults of the watch protocol, over real HTTP against a simulated API server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kubekit.client import Client
 from kubekit.reflector import FilteredStore, Reflector
 from kubekit.wire import ConfigMap, Resource
-from tests.support.mirrors import wait_synced
+from tests.support.stores import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 THINGS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -40,14 +40,14 @@ async def until(check: Callable[[], bool], deadline_s: float = 60.0) -> None:
 
 
 @asynccontextmanager
-async def mirroring(api: SimulatedApi, **selectors: str) -> AsyncIterator[Store]:
+async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[Store]:
     async with api.running() as config, Client(config) as client:
         reflector: Reflector[ConfigMap] = Reflector(client, THINGS, ConfigMap, namespace="ns", **selectors)
-        mirror = Store(api, reflector)
+        store = Store(api, reflector)
         task = asyncio.create_task(reflector.run())
         try:
-            yield mirror
-            assert not task.done(), "the mirror ended by itself"
+            yield store
+            assert not task.done(), "the store ended by itself"
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -62,96 +62,96 @@ async def test_lists_all_pages_and_then_follows_changes(api: SimulatedApi) -> No
     api.page_size = 2
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
-    async with mirroring(api) as mirror:
-        await wait_synced(mirror.reflector, timeout_s=60)
-        assert mirror.data == {f"c{i}": str(i) for i in range(5)}
+    async with reflecting(api) as store:
+        await wait_synced(store.reflector, timeout_s=60)
+        assert store.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
         await until(lambda: api.watching == 1)
         api.put("c0", data={"v": "new"})
         api.drop("c1")
         api.put("c9", data={"v": "9"})
-        await until(lambda: "c9" in mirror.data)
-        assert mirror.data == {"c0": "new", "c2": "2", "c3": "3", "c4": "4", "c9": "9"}
-        assert mirror.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
+        await until(lambda: "c9" in store.data)
+        assert store.data == {"c0": "new", "c2": "2", "c3": "3", "c4": "4", "c9": "9"}
+        assert store.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
 
 
 async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanwhile(api: SimulatedApi) -> None:
     for name in ("keeps", "changes", "goes"):
         api.put(name, data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
-        mirror.changes.clear()
+        store.changes.clear()
         api.drop("goes", event=False)
         api.put("changes", event=False, data={"v": "2"})
         api.put("comes", event=False, data={"v": "1"})
         api.fail_watches.append(410)
         api.end_watches()
-        await until(lambda: "comes" in mirror.data)
-        assert sorted(mirror.changes) == [("changes", True, True), ("comes", False, True), ("goes", True, False)]
-        assert mirror.data == {"keeps": "1", "changes": "2", "comes": "1"}
+        await until(lambda: "comes" in store.data)
+        assert sorted(store.changes) == [("changes", True, True), ("comes", False, True), ("goes", True, False)]
+        assert store.data == {"keeps": "1", "changes": "2", "comes": "1"}
 
 
 async def test_an_expiry_told_inside_the_watch_lists_again_too(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.put("a", event=False, data={"v": "2"})
         api.tell("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
-        await until(lambda: mirror.data == {"a": "2"})
+        await until(lambda: store.data == {"a": "2"})
 
 
 async def test_one_malformed_object_fails_alone_in_a_list(api: SimulatedApi) -> None:
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
-    async with mirroring(api) as mirror:
-        await wait_synced(mirror.reflector, timeout_s=60)
-        assert mirror.data == {"good": "1"}
-        assert list(mirror.reflector.malformed) == ["bad"]
+    async with reflecting(api) as store:
+        await wait_synced(store.reflector, timeout_s=60)
+        assert store.data == {"good": "1"}
+        assert list(store.reflector.malformed) == ["bad"]
 
 
 async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_mended(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.put("a", data=7)
-        await until(lambda: "a" in mirror.reflector.malformed)
-        assert mirror.data == {"a": "1"}
+        await until(lambda: "a" in store.reflector.malformed)
+        assert store.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
         await until(lambda: api.count("limit=") == 2 and api.watching == 1)
-        assert mirror.data == {"a": "1"}, "listing again must not drop it either"
-        assert (("a", True, False)) not in mirror.changes
+        assert store.data == {"a": "1"}, "listing again must not drop it either"
+        assert (("a", True, False)) not in store.changes
         api.put("a", data={"v": "3"})
-        await until(lambda: mirror.data == {"a": "3"})
-        assert mirror.reflector.malformed == {}
+        await until(lambda: store.data == {"a": "3"})
+        assert store.reflector.malformed == {}
 
 
 async def test_a_malformed_object_that_is_deleted_is_gone(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.put("a", data=7)
         api.drop("a")
-        await until(lambda: mirror.data == {})
-        assert mirror.changes[-1] == ("a", True, False)
-        assert mirror.reflector.malformed == {}
+        await until(lambda: store.data == {})
+        assert store.changes[-1] == ("a", True, False)
+        assert store.reflector.malformed == {}
 
 
 async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.tell("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
         await until(lambda: api.count("resourceVersion=4711") == 1)
-        assert mirror.data == {}
-        assert mirror.changes == []
+        assert store.data == {}
+        assert store.changes == []
 
 
 async def test_a_watch_that_breaks_goes_on_from_the_last_event(api: SimulatedApi) -> None:
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
-        await until(lambda: mirror.data == {"a": "1"})
+        await until(lambda: store.data == {"a": "1"})
         api.fail_watches.append(500)
         api.end_watches()
         await until(lambda: api.count(f"resourceVersion={version}") >= 2)
@@ -160,15 +160,15 @@ async def test_a_watch_that_breaks_goes_on_from_the_last_event(api: SimulatedApi
 
 async def test_failures_back_off_and_do_not_hammer_the_server(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.count("GET") >= 1)
         await asyncio.sleep(1.0)
-        assert not mirror.reflector.synced.is_set()
+        assert not store.reflector.synced.is_set()
         assert api.count("GET") <= 4
 
 
 async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedApi) -> None:
-    async with mirroring(api):
+    async with reflecting(api):
         for _ in range(100):
             api.end_watches()
             await asyncio.sleep(0.01)
@@ -178,43 +178,43 @@ async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedA
 async def test_a_resource_that_is_not_installed_settles_and_is_mirrored_once_it_is(api: SimulatedApi) -> None:
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         async with asyncio.timeout(60):
-            await mirror.reflector.settled.wait()
-        assert not mirror.reflector.synced.is_set()
-        await wait_synced(mirror.reflector, timeout_s=60)
-        assert mirror.data == {"a": "1"}
+            await store.reflector.settled.wait()
+        assert not store.reflector.synced.is_set()
+        await wait_synced(store.reflector, timeout_s=60)
+        assert store.data == {"a": "1"}
 
 
 async def test_a_resource_that_is_taken_away_and_comes_back_is_listed_anew(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.drop("a", event=False)
         api.fail_watches.append(404)
         api.end_watches()
-        await until(lambda: mirror.data == {})
-        assert mirror.changes[-1] == ("a", True, False)
+        await until(lambda: store.data == {})
+        assert store.changes[-1] == ("a", True, False)
 
 
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api.put("big", data={"v": "x" * 900_000})
-        await until(lambda: len(mirror.data.get("big", "")) == 900_000)
+        await until(lambda: len(store.data.get("big", "")) == 900_000)
 
 
 async def test_half_a_line_breaks_the_watch_and_not_the_mirror(api: SimulatedApi) -> None:
-    async with mirroring(api) as mirror:
+    async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
         await until(lambda: api.count("watch=true") == 2 and api.watching == 2)
         api.put("a", data={"v": "1"})
-        await until(lambda: mirror.data == {"a": "1"})
+        await until(lambda: store.data == {"a": "1"})
 
 
 async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None:
-    async with mirroring(api, label_selector="app=web", field_selector="metadata.name=a"):
+    async with reflecting(api, label_selector="app=web", field_selector="metadata.name=a"):
         await until(lambda: api.watching == 1)
         assert (
             api.count("labelSelector=app%3Dweb&fieldSelector=metadata.name%3Da")

@@ -1,4 +1,4 @@
-"""Waiting for mirrors of a resource."""
+"""Waiting for stores of a resource."""
 
 from __future__ import annotations
 
