@@ -161,7 +161,7 @@ class _Planner:
         group_of = self._inputs.state.group_of
         pods = [pod for pod in self._pods if group_of(pod.metadata.namespace, pod.group) == group]
         question = without(self._inputs.snapshot(group, pods), key)
-        plan = await asyncio.to_thread(plan_group, msgspec.structs.replace(question, turn=turn), fast=True)
+        plan = await asyncio.to_thread(plan_group, msgspec.structs.replace(question, turn=turn))
         return plan.targets.get(key)
 
 

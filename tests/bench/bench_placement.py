@@ -15,7 +15,7 @@ import msgspec
 
 from controller.cluster.hosts import FreeCapacity, host_of
 from controller.scheduler.placement.planner import plan_group
-from controller.scheduler.placement.solve import EFFORT, solve
+from controller.scheduler.placement.solve import solve
 from tests.bench import m3
 from tests.unit.controller import groups
 
@@ -41,7 +41,7 @@ def measure_m3() -> dict[str, Figure]:
     problem = m3.problem_of(data)
     before = m3.scores(problem, m3.production(data))
     began = time.monotonic()
-    found = m3.scores(problem, solve(problem, seed=1, effort=EFFORT, deadline_s=50.0))
+    found = m3.scores(problem, solve(problem, seed=1, deadline_s=50.0))
     took = time.monotonic() - began
     gained = found.gained_affinity * 100
     return {
@@ -58,7 +58,7 @@ def measure_zones() -> dict[str, Figure]:
     found = []
     for deal in range(DEALS):
         problem = m3.problem_of(data, deal)
-        found.append(m3.scores(problem, solve(problem, seed=deal, effort=EFFORT, deadline_s=50.0)))
+        found.append(m3.scores(problem, solve(problem, seed=deal, deadline_s=50.0)))
         print(f"  deal {deal}: {found[-1]}", file=sys.stderr, flush=True)
     near = 100 * statistics.mean(one.in_zone for one in found)
     hottest = statistics.mean(one.hottest for one in found)

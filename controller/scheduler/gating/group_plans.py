@@ -49,8 +49,8 @@ SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 0.5, 60.0
 """The search of one plan, for a namespace that has used no planner time lately and for one that has used much. 5,000 pods on
 10,000 nodes take 2 s."""
 SHOWN = 3
-HURRY_FROM = 2
-"""So many groups that wait for a plan are not kept waiting for a slightly better one of somebody else's."""
+UNPRICED_FROM = 2
+"""So many groups that wait for a plan do not wait for the price of somebody else's."""
 AT_A_TIME = 1000
 """Pods whose requests are worked out in one turn of the event loop: some 5 ms."""
 
@@ -96,7 +96,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 Solve = Callable[[GroupSnapshot, bool, float], Awaitable[Plan]]
-"""Makes a plan; in a hurry where the second argument says so, with a search of at most so many seconds."""
+"""Makes a plan, with the price of surviving a zone where the second argument says so, with a search of at most so many seconds."""
 
 
 class PlannerTime:
@@ -291,8 +291,8 @@ class GroupPlans:
 
     async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
-        fast, search_s = len(self._queue) > HURRY_FROM, self._planner_time.search_s(group.partition("/")[0])
-        plan = await self._solve(snapshot, fast, search_s)
+        priced, search_s = len(self._queue) <= UNPRICED_FROM, self._planner_time.search_s(group.partition("/")[0])
+        plan = await self._solve(snapshot, priced, search_s)
         left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         willing = all(spec.preemption_policy != "Never" for spec in left)
         below = min((spec.priority for spec in left), default=None) if willing else None
@@ -302,7 +302,7 @@ class GroupPlans:
         promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
         for node, amounts in evictable.items():
             add(promised.setdefault(node, {}), amounts, -1)
-        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), fast, search_s)
+        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), priced, search_s)
         return (evicting, below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
 
     def _evictable(self, group: str, below: int | None) -> dict[str, Amounts]:
@@ -332,8 +332,8 @@ class GroupPlans:
         replicas, _ = self.replicas(group, known, pods)
         question = without(self._snapshot(group, pods, replicas), key)
         previous = {k: target for k, target in question.previous.items() if k != key}
-        hurried = True
-        plan = await self._solve(msgspec.structs.replace(question, previous=previous, turn=turn), hurried, SEARCH_S)
+        question = msgspec.structs.replace(question, previous=previous, turn=turn)
+        plan = await self._solve(question, False, SEARCH_S)  # noqa: FBT003
         return plan.targets.get(key)
 
     def expect(

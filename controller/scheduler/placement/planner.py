@@ -40,7 +40,7 @@ from controller.scheduler.placement.problem_builder import (
     total_cost,
     why_refused,
 )
-from controller.scheduler.placement.solve import EFFORT, FAST_EFFORT, Effort, solve
+from controller.scheduler.placement.solve import solve
 from controller.scheduler.placement.survival import pays, price_us
 from controller.traffic.prices import PriceTable
 from kubekit.errors import KubekitError
@@ -136,18 +136,15 @@ class Plan(msgspec.Struct, frozen=True):
     survival_us: float | None = None
 
 
-def plan_group(
-    snapshot: GroupSnapshot, *, fast: bool = False, deadline_s: float = DEADLINE_S, priced: bool = False
-) -> Plan:
+def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S, priced: bool = False) -> Plan:
     """Plan a group. The same snapshot gives the same plan, unless the deadline cuts the search short.
 
     Args:
         snapshot: the group and the cluster.
-        fast: others wait, so that little work has to do.
         deadline_s: what is found by then is the plan, seconds.
         priced: also work out what surviving a zone costs, by a second plan.
     """
-    return _Reading(snapshot).plan(FAST_EFFORT if fast else EFFORT, deadline_s, priced=priced)
+    return _Reading(snapshot).plan(deadline_s, priced=priced)
 
 
 def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
@@ -284,7 +281,7 @@ class _Reading:
             prices=snapshot.prices,
         )
 
-    def plan(self, effort: Effort, deadline_s: float, *, priced: bool) -> Plan:
+    def plan(self, deadline_s: float, *, priced: bool) -> Plan:
         """Search, and give the places found to the pods."""
         request = self._request()
         ends_at = time.monotonic() + deadline_s
@@ -294,7 +291,7 @@ class _Reading:
             compiled = compile_problem(wanted)
             hints = self._hints(compiled.number_of)
             left_s = ends_at - time.monotonic()
-            return wanted, compiled, hints, solve(compiled.problem, hints, seed=seed, effort=effort, deadline_s=left_s)
+            return wanted, compiled, hints, solve(compiled.problem, hints, seed=seed, deadline_s=left_s)
 
         wanted, compiled, hints, at = search(self._avoiding(request))
         if self.snapshot.hot and _lacks(compiled, at) > (0, 0):
@@ -323,7 +320,7 @@ class _Reading:
         paid_us = None
         if priced and pays(request):
             left_s = max(ends_at - time.monotonic(), 0.0)
-            paid_us = price_us(request, compiled, at, seed=seed, effort=effort, deadline_s=left_s)
+            paid_us = price_us(request, compiled, at, seed=seed, deadline_s=left_s)
         return Plan(
             targets=targets,
             unplaced=tuple(unplaced),

@@ -14,7 +14,7 @@ from controller.cluster.graph import Edge
 from controller.scheduler.placement.judge import judge
 from controller.scheduler.placement.problem import Ints
 from controller.scheduler.placement.problem_builder import CompiledProblem, PlacementRequest, compile_problem
-from controller.scheduler.placement.solve import Effort, solve
+from controller.scheduler.placement.solve import solve
 
 SHOWN = 5
 
@@ -118,7 +118,7 @@ def pays(request: PlacementRequest) -> bool:
 
 
 def price_us(
-    request: PlacementRequest, compiled: CompiledProblem, at: Ints, *, seed: int, effort: Effort, deadline_s: float
+    request: PlacementRequest, compiled: CompiledProblem, at: Ints, *, seed: int, deadline_s: float
 ) -> float | None:
     """What an expected call pays for surviving, in microseconds: a plan against the one without spreading. None where no call
     has both its ends placed.
@@ -128,11 +128,10 @@ def price_us(
         compiled: its arrays.
         at: [replica] host, the plan.
         seed: of the search.
-        effort: of the plan; less would find a worse plan without spreading, and so a lower price.
         deadline_s: for the other plan.
     """
     free = compile_problem(msgspec.structs.replace(request, spreads=["none"] * len(request.spreads))).problem
-    alone = solve(free, at, seed=seed, effort=effort, deadline_s=deadline_s)
+    alone = solve(free, at, seed=seed, deadline_s=deadline_s)
     spread, packed = judge(compiled.problem, at), judge(free, alone)
     if not any(edge.answered for edge in spread.edges) or not any(edge.answered for edge in packed.edges):
         return None

@@ -437,9 +437,9 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
         world.add_pod("e/g3", f"b{i}", "P1", 2)
     process, asked = PlanningProcess(world.node_cache, deadline_s=60.0), []
 
-    async def solve(snapshot: GroupSnapshot, fast: bool, _: float) -> Plan:
+    async def solve(snapshot: GroupSnapshot, priced: bool, _: float) -> Plan:
         asked.append(sum(snapshot.replicas.values()))
-        return await process.solve(snapshot, fast)
+        return await process.solve(snapshot, priced)
 
     world.plans._solve = solve
     working = asyncio.create_task(world.plans.run())

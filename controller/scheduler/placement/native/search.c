@@ -16,7 +16,6 @@
 #define MOST_EJECTED 3
 #define MOST_MEMBERS 48      /* of a host that an ejection looks at */
 #define MOST_HOSTS 64        /* that an ejection looks at */
-#define MOST_EMIGRANTS 32
 #define MOST_FOLLOWERS 16    /* that need the company of one who moves */
 #define MOST_SETTLED 20000000 /* replicas times hosts */
 #define MOST_SETTLED_TWICE 200000
@@ -359,7 +358,7 @@ static void make_room(Search *q, int64_t turns) {
 static int32_t propose(State *s, int32_t i) {
   const Problem *p = s->p;
   int64_t w = workload_at(s, i), degree = s->adjacent_start[w + 1] - s->adjacent_start[w];
-  if (degree && (draw(s) & 15) < 11) {
+  if (degree && (draw(s) & 15) < 14) {
     int64_t k = s->adjacent[s->adjacent_start[w] + below(s, degree)], e = k >> 1, other = k & 1 ? p->caller[e] : p->callee[e];
     int64_t members = s->member_start[other + 1] - s->member_start[other];
     int64_t fixed = p->fixed_start[other + 1] - p->fixed_start[other], pick = below(s, members + fixed + 1);
@@ -459,33 +458,6 @@ static double drag(State *s, int32_t i, int32_t to, double heat) {
   return 0;
 }
 
-/* All of a workload's replicas in one zone move to another. */
-static double emigrate(State *s, int32_t i, int32_t to, double heat) {
-  const Problem *p = s->p;
-  int64_t w = workload_at(s, i), from = p->zone_of[s->at[i]], zone = p->zone_of[to];
-  int32_t moved[MOST_EMIGRANTS], left[MOST_EMIGRANTS];
-  int n = 0, fine = 1;
-  if (from == zone || s->in_zone[w * p->zones + from] > MOST_EMIGRANTS) return 0;
-  double delta = 0;
-  for (int64_t m = s->member_start[w]; fine && m < s->member_start[w + 1]; m++) {
-    int32_t j = s->member[m], goal = -1;
-    if (s->at[j] < 0 || p->zone_of[s->at[j]] != from) continue;
-    for (int turn = 0; goal < 0 && turn < 12; turn++) {
-      int32_t h = turn ? (int32_t)below(s, p->hosts) : to;
-      if (p->zone_of[h] == zone && may_go(s, j, h)) goal = h;
-    }
-    if (goal < 0) fine = 0;
-    else {
-      moved[n] = j, left[n++] = s->at[j];
-      delta += state_delta(s, j, goal);
-      state_move(s, j, goal);
-    }
-  }
-  if (fine && accepts(s, delta, heat)) return delta;
-  while (n--) state_move(s, moved[n], left[n]);
-  return 0;
-}
-
 /* A replica moves where there is no room: up to three make room, and go where it was or anywhere. */
 static double press_in(State *s, int32_t i, int32_t to, double heat) {
   int32_t here = s->at[i], class = class_at(s, i), gone[MOST_EJECTED];
@@ -579,32 +551,37 @@ static double lead(State *s, int32_t i, int32_t to, double heat) {
   return 0;
 }
 
+/* One step. What the moves are worth on M3 (3,485 replicas of 547 services, 1,000 steps a replica, mean of ten seeds), as gained
+ * affinity, give or take 0.4 %; small groups gain by none of them what more runs would not give.
+ *
+ *   all                                       85.0 %
+ *   move    wherever the host has room
+ *   swap    where it has none                 83.6 % without
+ *   press_in  the same, 1 in 8                84.3 %
+ *   drag    1 in 16                           84.5 %
+ *   lead    1 in 21, required affinity alone  M3 has none
+ */
 static double step(State *s, double heat) {
   const Problem *p = s->p;
   int32_t i = (int32_t)below(s, p->replicas), to = propose(s, i);
   if (to < 0 || to == s->at[i]) return 0;
+  Roster *there = &s->roster[to];
   if (s->at[i] < 0) {
-    Roster *there = &s->roster[to];
     if (may_go(s, i, to)) state_move(s, i, to);
     else if (there->length && allows(p, class_at(s, i), to)) return replace(s, i, there->item[below(s, there->length)], heat);
     return 0;
   }
   int64_t lot = below(s, 64);
-  if (lot > 60 && has_rules(s, class_at(s, i))) return lead(s, i, to, heat);
+  if (lot >= 61 && has_rules(s, class_at(s, i))) return lead(s, i, to, heat);
   if (lot < 4) return drag(s, i, to, heat);
-  if (lot < 5 && p->zones > 1) return emigrate(s, i, to, heat);
-  Roster *there = &s->roster[to];
-  if (!allows(p, class_at(s, i), to)) return 0;
-  if (lot < 40 || !there->length) {
-    if (may_go(s, i, to)) {
-      double delta = state_delta(s, i, to);
-      if (!accepts(s, delta, heat)) return 0;
-      state_move(s, i, to);
-      return delta;
-    }
-    if (!there->length) return 0;
-    if (lot < 12) return press_in(s, i, to, heat);
+  if (may_go(s, i, to)) {
+    double delta = state_delta(s, i, to);
+    if (!accepts(s, delta, heat)) return 0;
+    state_move(s, i, to);
+    return delta;
   }
+  if (!there->length || !allows(p, class_at(s, i), to)) return 0;
+  if (lot < 12) return press_in(s, i, to, heat);
   return swap(s, i, there->item[below(s, there->length)], heat);
 }
 
