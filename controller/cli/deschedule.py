@@ -6,7 +6,6 @@ import argparse
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -20,6 +19,7 @@ from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move, NodeState, Skip
 from controller.descheduler.preview import ConditionState, Preview, preview
 from kubekit.errors import ConfigError
+from kubekit.settings import load_yaml
 
 SHOWN_SKIPS = 20
 
@@ -54,9 +54,10 @@ class Deschedule(Command):
         config = await session.configuration()
         section = config.descheduler
         if options.policy:
-            if not await asyncio.to_thread(Path(options.policy).is_file):
-                raise ConfigError("--policy", f"there is no file {options.policy}")
-            section = msgspec.structs.replace(section, policy=None, policy_file=options.policy)
+            policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
+            if not isinstance(policy, dict):
+                raise ConfigError("--policy", f"{options.policy} holds no mapping")
+            section = msgspec.structs.replace(section, policy=policy)
         if session.prometheus is not None:
             section = _with_prometheus(section, session.prometheus.address)
         answer = await preview(

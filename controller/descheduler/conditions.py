@@ -292,7 +292,7 @@ MOVE_CONDITIONS = (
               lambda r, c: r.budgets.refusal(c.pod)),
     Condition("node-fit", "A node that would be better fits it, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),
-    Condition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.leastChancePercent`.",
+    Condition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.minChancePercent`.",
               lambda _, c: c.finder.predict(c), LOAD),
 )  # fmt: skip
 PLANNER = Condition("planner", "Our planner, asked twice, puts the replacement of a pod of its own where it is a gain.",

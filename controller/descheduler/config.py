@@ -12,20 +12,18 @@ from controller.descheduler.args import LowNodeLoad, LowNodeLoadArgs
 from controller.descheduler.policy import Policy, read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Percent, Range, Section, camel, load_yaml
+from kubekit.settings import YEAR_S, Percent, Range, Section, camel
 from netperf.contract import BANDWIDTH
 
 
 class Queries(Section, frozen=True):
-    """Expressions by purpose, and the labels by which their series are told apart. An empty expression is not asked.
+    """Expressions by purpose; series carry the labels ``node``, or ``namespace`` and ``pod``. An empty expression is not asked.
 
     Attributes:
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
         node_bandwidth: bits per second, the busier of transmit and receive, per node.
         pod_cpu, pod_memory, pod_bandwidth: the same per pod.
-        node_label: label that holds the node's name.
-        namespace_label, pod_label: labels that name a pod.
     """
 
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
@@ -44,9 +42,6 @@ class Queries(Section, frozen=True):
         ' or label_replace(sum by (namespace, pod) (rate(container_network_receive_bytes_total{pod!=""}[2m])),'
         ' "way", "receive", "", ""))'
     )
-    node_label: str = "node"
-    namespace_label: str = "namespace"
-    pod_label: str = "pod"
 
 
 FIELD = "descheduler"
@@ -76,14 +71,10 @@ class UsageConfig(Section, frozen=True):
 
     Attributes:
         source: of cpu and memory; bandwidth is always Prometheus', since metrics.k8s.io does not have it.
-        half_life_s: usage is smoothed; a change shows by half after this time. 0 for no smoothing.
-        timeout_s: for one read of all usage.
     """
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
     prometheus: PrometheusConfig = PrometheusConfig()
-    half_life_s: Annotated[float, Range(0, 3600)] = 30.0
-    timeout_s: Annotated[float, Range(0.1, 600)] = 20.0
 
 
 class LimitsConfig(Section, frozen=True):
@@ -101,10 +92,10 @@ class LimitsConfig(Section, frozen=True):
             to a week.
         replica_backoff_s: a replacement is not moved again until its move was evaluated, and then for so long; twice as long
             where the move did not help.
-        usage_lag_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
-        evaluate_after_s: how long after a replacement runs its move is evaluated.
+        usage_lag_s: how long until usage shows a move. Until then its node is left alone, and the pod's usage counts where it
+            went; a move is evaluated 2.5 times as long after its replacement runs.
         start_timeout_s: a replacement that is not running after this time counts as a move that did not help.
-        least_chance_percent: a pod goes only when kube-scheduler's scores put its replacement with this chance where it is a
+        min_chance_percent: a pod goes only when kube-scheduler's scores put its replacement with this chance where it is a
             gain; 0 where its profile is not the default, so that they would say nothing.
         min_success_percent: a strategy stops where less of its moves of a day helped and landed as expected; 0 for never.
     """
@@ -119,10 +110,14 @@ class LimitsConfig(Section, frozen=True):
     failure_backoff_s: Time = 7200.0
     replica_backoff_s: Time = 12 * 3600.0
     usage_lag_s: Time = 120.0
-    evaluate_after_s: Time = 300.0
     start_timeout_s: Time = 600.0
-    least_chance_percent: Percent = 95.0
+    min_chance_percent: Percent = 95.0
     min_success_percent: Percent = 50.0
+
+    @property
+    def evaluate_after_s(self) -> float:
+        """How long after a replacement runs its move is evaluated, seconds."""
+        return 2.5 * self.usage_lag_s
 
 
 class ProtectionConfig(Section, frozen=True):
@@ -153,15 +148,14 @@ class MisplacementConfig(Section, frozen=True):
 
     Attributes:
         enabled: off by default.
-        margin: least gain in network cost that justifies a move of a pod whose dependencies are within bounds.
-        margin_percent: and least gain as a share of the cost that it has now.
+        margin: least gain in network cost that justifies a move of a pod whose dependencies are within bounds; a fifth of the
+            cost that it has now, where that is more.
         hold_s: how long the gain must have been there without a break; costs move.
         dry_run: decide and tell, but evict nobody.
     """
 
     enabled: bool = False
     margin: Count = 10
-    margin_percent: Percent = 20.0
     hold_s: Time = 300.0
     dry_run: bool = False
 
@@ -175,7 +169,6 @@ class DeschedulerConfig(Section, frozen=True):
         dry_run: decide and tell, but evict nobody.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2), as koord-descheduler reads them; without
             one, LowNodeLoad's defaults hold.
-        policy_file: the same in a file of its own.
         taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on them, so that kube-scheduler puts replacements
             elsewhere; needs the right to patch nodes, which the component heat-taint gives.
     """
@@ -184,14 +177,13 @@ class DeschedulerConfig(Section, frozen=True):
     interval_s: Annotated[float, Range(0.05, 86_400)] = 60.0
     dry_run: bool = False
     policy: dict[str, Any] | None = None
-    policy_file: str = ""
     usage: UsageConfig = UsageConfig()
     limits: LimitsConfig = LimitsConfig()
     protection: ProtectionConfig = ProtectionConfig()
     misplacement: MisplacementConfig = MisplacementConfig()
     taint_hot_nodes: bool = False
 
-    def check(self, field: str) -> None:  # noqa: ARG002 - the policy may stand in another file, whose fields are then named
+    def check(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
         """Raise ConfigError for a policy, a share or an address that makes no sense."""
         self.compiled()
 
@@ -220,13 +212,9 @@ class DeschedulerConfig(Section, frozen=True):
         )
 
     def _policy(self) -> Policy:
-        if self.policy is not None and self.policy_file:
-            raise ConfigError(f"{FIELD}.policy", "stands beside policyFile", "give one of them")
-        if self.policy is not None:
-            return read_policy(self.policy, f"{FIELD}.policy")
-        if not self.policy_file:
+        if self.policy is None:
             return Policy(args=LowNodeLoadArgs(), args_field=FIELD)
-        return read_policy(load_yaml(self.policy_file, f"{FIELD}.policyFile"), self.policy_file)
+        return read_policy(self.policy, f"{FIELD}.policy")
 
     def _check_usage(self, load: LowNodeLoad | None) -> None:
         usage = self.usage

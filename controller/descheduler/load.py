@@ -200,7 +200,7 @@ class LoadRound:
         """See `controller.descheduler.conditions.TargetFinder`."""
         base, load = self._base, candidate.load
         assert load is not None
-        least = base.settings.limits.least_chance_percent
+        least = base.settings.limits.min_chance_percent
         if not least or not base.predictor.can_predict(candidate.pod):
             return ""
         self._predictions += 1

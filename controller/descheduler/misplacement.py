@@ -28,6 +28,8 @@ from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import PlaceScore, ScoreTable
 from controller.scheduler.state import State
 
+MIN_GAIN = 0.2
+"""Of the cost that a pod has now, the least gain that justifies its move."""
 IsGain = Callable[[PlaceScore, PlaceScore], bool]
 """Tells whether the second score is enough of a gain over the first."""
 
@@ -228,7 +230,7 @@ class MisplacementRound:
         gain = now.cost - there.cost
         if there.violated < now.violated and gain >= 0:
             return True
-        enough = max(self._config.margin, now.cost * self._config.margin_percent / 100.0)
+        enough = max(self._config.margin, MIN_GAIN * now.cost)
         return gain > 0 and gain >= enough and there.violated <= now.violated
 
     def _rank(self, candidate: Candidate) -> tuple[int, int, str]:

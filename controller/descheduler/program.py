@@ -88,7 +88,7 @@ class Descheduler:
     ) -> None:
         self._client, self._caches, self._config, self._wall = client, caches, config, wall
         self._settings: Settings = config.compiled()
-        self._usage = UsageSmoother(config.usage.half_life_s, self._settings.expiry_s)
+        self._usage = UsageSmoother(self._settings.interval_s / 2, self._settings.expiry_s)
         self._source, self._planner, self._set_hot_nodes = source, planner, set_hot_nodes
         self._store = HistoryStore(client, namespace)
         self._metrics = DeschedulerMetrics(registry)

@@ -17,6 +17,8 @@ from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
 from netperf.contract import BANDWIDTH
 
+TIMEOUT_S = 20.0
+"""For one read of all usage."""
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
 
@@ -112,7 +114,7 @@ class PrometheusUsage:
         queries: Queries,
         *,
         token_file: str = "",
-        timeout_s: float = 20.0,
+        timeout_s: float = TIMEOUT_S,
         resources: frozenset[str] = frozenset((CPU, MEMORY, BANDWIDTH)),
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -139,8 +141,8 @@ class PrometheusUsage:
                 self._ask(client, at_s, {CPU: q.pod_cpu, MEMORY: q.pod_memory, BANDWIDTH: q.pod_bandwidth}, faults),
             )
         return UsageBatch(
-            tuple(r for resource, found in nodes for r in _named(resource, found, (q.node_label,))),
-            tuple(r for resource, found in pods for r in _named(resource, found, (q.namespace_label, q.pod_label))),
+            tuple(r for resource, found in nodes for r in _named(resource, found, ("node",))),
+            tuple(r for resource, found in pods for r in _named(resource, found, ("namespace", "pod"))),
             tuple(faults),
         )
 
@@ -196,14 +198,13 @@ def source_of(config: UsageConfig, client: Client) -> UsageSource:
     """
     prometheus = config.prometheus
     asked = frozenset((CPU, MEMORY, BANDWIDTH)) if config.source == "prometheus" else frozenset((BANDWIDTH,))
-    sources: list[UsageSource] = [] if config.source == "prometheus" else [MetricsApi(client, config.timeout_s)]
+    sources: list[UsageSource] = [] if config.source == "prometheus" else [MetricsApi(client, TIMEOUT_S)]
     if prometheus.url:
         sources.append(
             PrometheusUsage(
                 prometheus.url,
                 prometheus.queries,
                 token_file=prometheus.token_file,
-                timeout_s=config.timeout_s,
                 resources=asked,
             )
         )

@@ -116,7 +116,7 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
         "policy": {"numberOfNodes": 1000},
         "protection": {"minPodAgeS": 0, "minReplicas": 1},
         "misplacement": {"enabled": True, "holdS": HOLD_S},
-        "limits": {"evaluateAfterS": 10, "usageLagS": 5},
+        "limits": {"usageLagS": 5},
         "enabled": True,
     }
     config = {"topology": {"costPolicy": POLICY}, "descheduler": section}

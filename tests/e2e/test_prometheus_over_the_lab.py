@@ -59,7 +59,6 @@ MOVES = {"dryRun": False}
 FAST = {
     "perWorkload": 1,
     "unavailablePerWorkload": 1,
-    "evaluateAfterS": 3,
     "usageLagS": 2,
     "workloadBackoffS": 2,
     # An eviction that is forbidden counts as a move that did not help.

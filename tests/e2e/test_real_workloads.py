@@ -77,7 +77,6 @@ CONTROLLER_CONFIG = {
     "descheduler": {
         "enabled": True,
         "intervalS": 5,
-        "usage": {"halfLifeS": 5},
         "protection": {"minPodAgeS": 10},
         "limits": {"unavailablePerWorkload": 1, "perWorkload": 1},
         "policy": {
@@ -417,11 +416,11 @@ async def test_the_default_queries_have_an_answer_from_real_kubelets_and_agents(
         for name in OWN_QUERIES:
             series = await prometheus.query(getattr(queries, name))
             if name.startswith("node"):
-                assert {s.labels[queries.node_label] for s in series} == set(PLUGINS), name
+                assert {s.labels["node"] for s in series} == set(PLUGINS), name
             else:
-                found = {(s.labels[queries.namespace_label], s.labels[queries.pod_label]) for s in series}
+                found = {(s.labels["namespace"], s.labels["pod"]) for s in series}
                 assert {namespace for namespace, _ in found & pods} >= {"burn", "limits"}, (name, found)
             assert all(s.value >= 0 for s in series), name
             assert max(s.value for s in series) > 0, name
-        burning = [s for s in await prometheus.query(queries.pod_cpu) if s.labels[queries.namespace_label] == "burn"]
+        burning = [s for s in await prometheus.query(queries.pod_cpu) if s.labels["namespace"] == "burn"]
         assert all(0 < s.value < 0.4 for s in burning), "of 0.3 cores at most"

@@ -222,7 +222,6 @@ FAST = {
     "unavailablePerWorkload": 1,
     "workloadBackoffS": 8,
     "usageLagS": 8,
-    "evaluateAfterS": 10,
     "startTimeoutS": 30,
 }
 
@@ -252,7 +251,7 @@ class Stage:
             "nodeMetricExpirationSeconds": 15,
             "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
         }
-        usage = {"source": "prometheus", "halfLifeS": 1, "prometheus": {"url": self.url, "queries": QUERIES}}
+        usage = {"source": "prometheus", "prometheus": {"url": self.url, "queries": QUERIES}}
         policy.update(sections.pop("policy", {}))
         # A test is shorter than the minute that a pod is left alone, and some of its workloads have one pod.
         protection = {"minPodAgeS": 0, "minReplicas": 1}

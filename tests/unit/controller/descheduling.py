@@ -208,7 +208,7 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
     }
     # Most made-up pods ask for nothing, so that kube-scheduler would put them anywhere.
     free = {
-        "leastChancePercent": 0,
+        "minChancePercent": 0,
         "perNode": 100,
         "perNamespace": 1000,
         "perRound": 1000,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -247,14 +246,11 @@ def test_bad_configurations_are_refused_naming_the_path(change: dict[str, Any], 
     ("fields", "field"),
     [
         ({"intervalS": 0}, "descheduler.intervalS"),
-        ({"policy": {}, "policyFile": "x"}, "descheduler.policy"),
-        ({"policyFile": "/nowhere/at/all.yaml"}, "descheduler.policyFile"),
         ({"policy": {"lowThresholds": {"cpu": 101}}}, "descheduler.policy.lowThresholds.cpu"),
         ({"limits": {"perNode": -1}}, "descheduler.limits.perNode"),
         ({"limits": {"perWorkload": "150%"}}, "descheduler.limits.perWorkload"),
         ({"limits": {"perWorkload": "some"}}, "descheduler.limits.perWorkload"),
-        ({"misplacement": {"marginPercent": 101}}, "descheduler.misplacement.marginPercent"),
-        ({"usage": {"halfLifeS": -1}}, "descheduler.usage.halfLifeS"),
+        ({"misplacement": {"margin": -1}}, "descheduler.misplacement.margin"),
         ({"usage": {"prometheus": {"url": "prometheus:9090"}}}, "descheduler.usage.prometheus.url"),
         ({"enabled": True, "usage": {"source": "prometheus"}}, "descheduler.usage.prometheus.url"),
         (
@@ -273,18 +269,6 @@ def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field
     with pytest.raises(ConfigError) as refused:
         section(**fields).validate("descheduler")
     assert refused.value.field == field
-
-
-def test_a_policy_file_is_read_and_its_faults_name_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "policy.yaml"
-    path.write_text(SEED)
-    load = section(policyFile=str(path)).compiled().load
-    assert load is not None
-    assert load.pools[0].high["memory"] == 60
-    path.write_text(SEED.replace("cpu: 50", "cpu: 500"))
-    with pytest.raises(ConfigError, match=r"highThresholds\.cpu: 500 is no percentage") as refused:
-        section(policyFile=str(path)).validate("descheduler")
-    assert refused.value.field.startswith(str(path))
 
 
 @pytest.mark.parametrize(

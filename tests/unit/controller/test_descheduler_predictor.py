@@ -38,7 +38,7 @@ from tests.unit.controller.descheduling import (
     snapshot,
 )
 
-ASKS: dict[str, Any] = {"leastChancePercent": 95}
+ASKS: dict[str, Any] = {"minChancePercent": 95}
 SPREAD = [
     {
         "topologyKey": "zone",
@@ -69,7 +69,7 @@ VICTIM = pod("web", "hot", cpu="500m", memory="1Gi")
 def test_the_target_is_where_kube_scheduler_would_put_it_and_not_the_least_used_node() -> None:
     (move,) = two_idle(VICTIM).plan.moves
     assert move.target == "chosen"
-    (blind,) = two_idle(VICTIM, leastChancePercent=0).plan.moves
+    (blind,) = two_idle(VICTIM, minChancePercent=0).plan.moves
     assert blind.target == "promised"
 
 
@@ -107,7 +107,7 @@ def test_hosts_of_equal_score_share_the_chance() -> None:
 
     def go(owner: str, chance: int) -> list[str]:
         view = snapshot(nodes, [pod("web", "hot", cpu="1", owner=owner)], usage, {"web": amounts(1, 1)})
-        return moved(once(view, settings(limits={"leastChancePercent": chance})))
+        return moved(once(view, settings(limits={"minChancePercent": chance})))
 
     assert go("StatefulSet/web", 80) == []
     assert go("StatefulSet/web", 60) == ["web"]
@@ -254,7 +254,7 @@ class Hoarded:
 def test_a_deployment_that_cannot_be_helped_is_evicted_rarely_even_blindly(chance: int, most: int) -> None:
     """Every promise is broken: it was 262 evictions a day. Asking first makes it none, trust and rests alone a handful."""
     cluster = Hoarded()
-    days = Days(settings({"anomalyCondition": {}}, limits={"leastChancePercent": chance}), cluster.look, cluster.evict)
+    days = Days(settings({"anomalyCondition": {}}, limits={"minChancePercent": chance}), cluster.look, cluster.evict)
     days.run(86_400)
     assert len(days.moves) <= most
     assert bool(days.moves) == (chance == 0)

@@ -94,7 +94,7 @@ def node(name: str) -> Node:
 
 def program(api: Api) -> Descheduler:
     """Over three nodes, one of them hot by four pods."""
-    free = {"leastChancePercent": 0, "perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
+    free = {"minChancePercent": 0, "perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}
     config = msgspec.convert(document, DeschedulerConfig)
     network, source = State(SchedulerConfig(), "netaware-system"), Source()

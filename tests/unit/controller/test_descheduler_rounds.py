@@ -204,7 +204,7 @@ def make_config(rng: random.Random) -> dict[str, Any]:
         "perHour": 0 if chance(rng, 0.05) else rng.choice((3, 100)),
         "perWorkload": rng.choice((1, 2, "10%", "50%")),
         "unavailablePerWorkload": rng.choice((1, 2, "10%", "50%")),
-        "leastChancePercent": rng.choice((0, 50, 80)),
+        "minChancePercent": rng.choice((0, 50, 80)),
     }
     protection = {
         "barePods": chance(rng, 0.3),
@@ -354,7 +354,7 @@ def check_landings(world: World, decision: Decision) -> None:
             requested[one.node].update(one.requests)
     for move in decision.plan.moves:
         if not move.target:
-            assert not world.plain["policy"]["nodeFit"] or world.plain["limits"]["leastChancePercent"] == 0
+            assert not world.plain["policy"]["nodeFit"] or world.plain["limits"]["minChancePercent"] == 0
             continue
         one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node

@@ -186,18 +186,17 @@ QUERIES = Queries(
     pod_cpu="pc",
     pod_memory="",
     pod_bandwidth="pb",
-    node_label="host",
 )
 
 
-async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries_and_labels(tmp_path: Path) -> None:
+async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     simulated = SimulatedPrometheus(
         {
-            "nc": [({"host": "n"}, "3.825"), ({"instance": "x"}, "9")],
-            "nm": [({"host": "n"}, "4247781376")],
-            "nb": [({"host": "n"}, "NaN")],
+            "nc": [({"node": "n"}, "3.825"), ({"instance": "x"}, "9")],
+            "nm": [({"node": "n"}, "4247781376")],
+            "nb": [({"node": "n"}, "NaN")],
             "pc": [({"namespace": "shop", "pod": "p"}, "0.5"), ({"pod": "q"}, "1")],
             "pb": [({"namespace": "shop", "pod": "p"}, "8e6")],
         }
@@ -216,7 +215,7 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries_a
 
 
 async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
-    simulated = SimulatedPrometheus({"nc": [({"host": "n"}, "1")], "nb": [], "pc": [], "pb": []})
+    simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
         batch = await PrometheusUsage(url, QUERIES, wall=lambda: NOW_S).read()
     assert batch.nodes == (UsageReading("n", "cpu", 1000, NOW_S),)
@@ -225,7 +224,7 @@ async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
 
 
 async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
-    simulated = SimulatedPrometheus({"nb": [({"host": "n"}, "7e9")], "pb": []})
+    simulated = SimulatedPrometheus({"nb": [({"node": "n"}, "7e9")], "pb": []})
 
     def answer(request: web.Request) -> tuple[int, Any]:
         return metrics_api(request) if request.path.startswith("/apis/") else simulated(request)
