@@ -89,7 +89,10 @@ def documented(page: str, heading: str) -> list[str]:
     return blocks(page, heading)[0].replace("\\\n", " ").splitlines()
 
 
-@pytest.mark.parametrize("overlay", ["enforce", "descheduler", "any-scheduler"])
+@pytest.mark.parametrize(
+    "overlay",
+    ["descheduler", *(pytest.param(name, marks=pytest.mark.slow) for name in ("enforce", "any-scheduler"))],
+)
 async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: Kubectl, overlay: str) -> None:
     assert await names(kubectl) == set()
     await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
