@@ -66,7 +66,6 @@ class ControlPlane:
         state_dir: certificates, etcd's data, logs, pid records and kubeconfigs.
         address: where the API server listens; ``server`` is its URL.
         server: ``https://address:port``.
-        entrance: URL that service accounts' kubeconfigs name instead of the server, where a proxy stands before it.
         etcd: likewise of etcd, which asks for a certificate (``pki/etcd.crt``).
         ca_file: the authority that signed the API server's certificate.
         kubeconfig: credentials of the administrator (a client certificate in system:masters).
@@ -83,7 +82,6 @@ class ControlPlane:
     admin_token: str
     server: str = ""
     etcd: str = ""
-    entrance: str = ""
     _serving: KeyPair = field(init=False)
     _api_server_flags: tuple[str, ...] = ()
 
@@ -299,15 +297,12 @@ class ControlPlane:
         async with Client(self.client_config) as client:
             answer = await client.request("POST", url, body=body)
         token = msgspec.json.decode(answer, type=_TokenRequest).status.token
-        server = self.entrance or self.server
         path = self.kubeconfig_of(file_name or service_account)
-        return self._kubeconfig_for(path, service_account, {"token": token}, namespace, server)
+        return self._kubeconfig_for(path, service_account, {"token": token}, namespace)
 
-    def _kubeconfig_for(
-        self, path: Path, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
-    ) -> Path:
+    def _kubeconfig_for(self, path: Path, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
         """Write it, and beside it the directory that our own programs read."""
-        cluster = {"server": server or self.server, "certificate-authority": str(self.ca_file)}
+        cluster = {"server": self.server, "certificate-authority": str(self.ca_file)}
         save_kubeconfig(path, cluster, user, credentials, namespace)
         save_credentials(credentials_of(path), cluster["server"], self.ca_file, credentials, namespace)
         return path

@@ -138,7 +138,7 @@ def report_of(command: Command, *argv: str) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
-def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_mends_them(lab_command: Command) -> None:
+def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_repairs_them(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
 
     def report(*argv: str) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_mends_the
     assert report("status")["state"] == "running"
     assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
     kubectl(lab, "create", "namespace", "kept")
-    assert report("mend") == {"ended": [], "frozen": [], "cut": []}
+    assert report("repair") == {"ended": [], "frozen": [], "cut": []}
     assert all(program["alive"] for program in report("status")["programs"])
     assert "a program ended" in (lab_command.labs / "e2e-dying.log").read_text()
     for name in ("kube-apiserver", "etcd"):
         os.kill(lab["programs"][name], signal.SIGKILL)
     wait_until(lambda: len(report("status")["broken"]["ended"]) == 2)
-    lab_command("mend", "--name", "e2e-dying")
+    lab_command("repair", "--name", "e2e-dying")
 
     def is_back() -> bool:
         argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "namespace", "kept"]
@@ -165,7 +165,7 @@ def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_mends_the
     wait_until(is_back, 60)
     assert report("break", "scheduler", "--freeze") == {"ended": [], "frozen": ["kube-scheduler"], "cut": []}
     before = report("status")["programs"]
-    assert not any(report("mend", "scheduler").values())
+    assert not any(report("repair", "scheduler").values())
     assert [p["pid"] for p in report("status")["programs"]] == [p["pid"] for p in before]
     with lab_command.popen("break", "agent", "n1", "--name", "e2e-dying") as process:
         _, stderr = process.communicate(timeout=30)
@@ -175,14 +175,14 @@ def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_mends_the
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
-def test_a_pair_that_was_cut_is_what_it_was_when_it_is_mended(lab_command: Command, small: str) -> None:
+def test_a_pair_that_was_cut_is_what_it_was_when_it_is_repaired(lab_command: Command, small: str) -> None:
     lab_command("up", "--name", "e2e-cut", "--topology", small)
     before = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
     assert report_of(lab_command, "break", "pair", "z2", "z1", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
     (cut,) = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
     assert cut["loss"] == 1.0
     assert report_of(lab_command, "break", "pair", "z1", "z2", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
-    assert not any(report_of(lab_command, "mend", "--name", "e2e-cut").values())
+    assert not any(report_of(lab_command, "repair", "--name", "e2e-cut").values())
     assert lab_command.json("wan", "show", "--name", "e2e-cut")["links"] == before
 
 

@@ -108,7 +108,7 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     assert leftovers_of(mixed) == []
 
 
-def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_mends(
+def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_repairs(
     mixed: dict[str, Any], lab_command: Command
 ) -> None:
     def broken() -> list[str]:
@@ -126,12 +126,12 @@ def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_mends(
         os.killpg(mixed["programs"][name], signal.SIGKILL)
     wait_until(lambda: broken() == victims, "the lab to notice")
     wait_until(lambda: readiness() != "True", "the node to be lost")
-    lab_command("mend", "--name", "e2e-real")
+    lab_command("repair", "--name", "e2e-real")
     wait_until(lambda: broken() == [] and readiness() == "True", "the node to come back")
     wait_until(lambda: all(map(is_ready, pods(mixed))), "the pods, whose containers went on")
 
 
-def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_mend_starts_it_with_its_pods(
+def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_repair_starts_it_with_its_pods(
     mixed: dict[str, Any], lab_command: Command
 ) -> None:
     def broken() -> list[str]:
@@ -154,9 +154,9 @@ def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_mend_starts
     programs = {f"{what}-e2e-real-a" for what in ("node", "containerd", "kubelet", "kube-proxy")}
     wait_until(lambda: set(broken()) == programs, "the lab to notice")
     assert "node e2e-real-a is off" in lab_command("status", "--name", "e2e-real")
-    with lab_command.popen("mend", "--name", "e2e-real") as mend:
-        said = mend.communicate(timeout=PATIENCE_S)[1]
-    assert mend.returncode == 0, said
+    with lab_command.popen("repair", "--name", "e2e-real") as repair:
+        said = repair.communicate(timeout=PATIENCE_S)[1]
+    assert repair.returncode == 0, said
     assert "node e2e-real-a was off; its kubelet makes its pods anew" in said
     assert broken() == []
     wait_until(lambda: container() not in {"", before} and is_ready(name_server()), "a new container of the pod")
