@@ -356,8 +356,6 @@ async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_
     home: Home, netperf_programs: Netperf
 ) -> None:
     filler = {f"theirs-{i}": "x" * 2**16 for i in range(16)}  # all that the API server takes
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RESULTS}}
-    await home.client.create(CONFIGMAPS, body, Object, namespace=home.namespace)
     for half in (list(filler)[:8], list(filler)[8:]):
         part = {"data": {key: filler[key] for key in half}}
         await home.client.patch(CONFIGMAPS, RESULTS, part, Object, kind=MERGE_PATCH, namespace=home.namespace)
