@@ -219,7 +219,9 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
     snapshot = msgspec.structs.replace(inputs.snapshot(key, pods), free_capacity=FreeCapacity(hosts, used))
     reader = PodReader()
     asked = [(pod.workload, reader.read(pod)) for pod in pods]
-    runs = [_outcome(snapshot, place(asked, hosts, used, random.Random(seed))) for seed in range(RUNS)]
+    runs = [
+        _outcome(snapshot, place(asked, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
+    ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     targets = plan_group(snapshot).targets
     ours = _outcome(snapshot, [targets[p.metadata.key].node if p.metadata.key in targets else "" for p in pods])

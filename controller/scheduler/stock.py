@@ -18,7 +18,7 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, first_untolerated_taint, selector_of, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec
+from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec, NodeSelector
 from controller.cluster.requests import MOST, Amounts, bounded, whole
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
@@ -218,6 +218,7 @@ def place(
     hosts: Mapping[str, Host],
     used: Mapping[str, Amounts],
     chance: random.Random,
+    volumes: Mapping[str, Sequence[NodeSelector]] | None = None,
 ) -> list[str]:
     """Node of each pod, placed one after the other as given; an empty text where none fits. Among equals the scheduler draws lots.
 
@@ -226,21 +227,23 @@ def place(
         hosts: every node by name.
         used: node -> requests of the pods on it, and the ports of it that they take.
         chance: decides between equally good nodes.
+        volumes: pod key -> what its volumes demand of a node.
     """
     there = [hosts[name] for name in sorted(hosts)]
     stock = DefaultSchedulerModel(there, ())
     free: dict[str, Ints] = {}
     for number, host in enumerate(there):
         stock.use(number, used.get(host.name, {}))
-    may: dict[Constraints, Bools] = {}
+    may: dict[tuple[Constraints, str], Bools] = {}
     placed: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
     for workload, pod in waiting:
-        constraints = pod.constraints
-        if constraints not in may:
-            allowed = [not constraints.refusal(host.name, host.labels, host.taints) for host in there]
-            may[constraints] = np.array(allowed, np.bool_)
-        fits = may[constraints].copy()
+        demands = (volumes or {}).get(pod.key, ())
+        which = pod.constraints, pod.key if demands else ""
+        if which not in may:
+            refused = (pod.constraints.refusal(h.name, h.labels, h.taints, volumes=demands) for h in there)
+            may[which] = np.array([not why for why in refused], np.bool_)
+        fits = may[which].copy()
         for resource, amount in pod.asks.items():
             if resource not in free:
                 left = [whole(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]

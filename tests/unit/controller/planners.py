@@ -108,8 +108,14 @@ class Planners(World):
         one = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, template=template))
         none = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, replicas=0))
         inputs = inputs_of(snapshot, self._read(), volumes)
-        outcome = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none}).network_aware
-        return [node for nodes in outcome.nodes.values() for node in nodes if node]
+        answer = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none})
+        ours, default = (
+            [n for nodes in outcome.nodes.values() for n in nodes if n]
+            for outcome in (answer.network_aware, answer.default)
+        )
+        if not any(known.spec.affinity for known in self.file.pods):
+            assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
+        return ours
 
     def _predicted(self, pod: GroupPod) -> list[str]:
         """By the descheduler, as if it were the replacement of an evicted pod."""

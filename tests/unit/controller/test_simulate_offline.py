@@ -284,28 +284,6 @@ def test_spread_zone_keeps_a_replica_in_each_of_two_zones(simulate: Any) -> None
     assert len(zones(near, "a") | zones(near, "b")) == 1, "where any replica answers, all are together"
 
 
-def test_without_traffic_distribution_any_replica_answers(simulate: Any) -> None:
-    pods = [pod(f"a{i}", "a") for i in range(2)]
-    bound = [pod("b0", "b", nodeName="a0"), pod("b1", "b", nodeName="b0")]
-    group = app_group(("a", "b", 2), workloads="ab")
-    assert simulate(*TWO_ZONES, FAR, group, *bound, *pods)["violations"] == 2
-    assert simulate(*TWO_ZONES, FAR, group, service("b", "PreferClose"), *bound, *pods)["violations"] == 0
-    headless = service("b", "PreferSameZone", clusterIP="None")
-    assert simulate(*TWO_ZONES, FAR, group, headless, *bound, *pods)["violations"] == 2
-
-
-def test_weights_decide_who_is_near(simulate: Any) -> None:
-    """Room for two beside the callee that is bound; the heavier caller gets it."""
-    hosts = (node("n0", cpu="2"), node("n1", "z1", cpu="2"))
-    group = {"a": {"c": 1}, "b": {"c": 50}}
-    objects = (*hosts, FAR, pod("c", "c", nodeName="n0"), pod("a", "a"), pod("b", "b"))
-    edges = (("a", "c", 10), ("b", "c", 10))
-    answer = simulate(*objects, app_group(*edges, weights=json.dumps(group), spread="none"))
-    assert answer["placements"] == {"default/a": "n1", "default/b": "n0"}
-    answer = simulate(*objects, app_group(*edges, weights='{"a": {"c": 50}, "b": {"c": 1}}', spread="none"))
-    assert answer["placements"] == {"default/a": "n0", "default/b": "n1"}
-
-
 @pytest.mark.parametrize(
     ("weight", "node_of_a", "latency_us"), [("NetperfCosts", "n2", 700), ("UserDefined", "n1", 2000)]
 )
@@ -372,30 +350,6 @@ def test_what_one_plan_has_given_away_is_taken_for_the_next(simulate: Any) -> No
     assert set(simulate(*hosts, group, other, *pods)["placements"].values()) == {"n0", "n1"}
 
 
-def test_topology_spread_and_anti_affinity_hold(simulate: Any) -> None:
-    constraint = {
-        "topologyKey": ZONE,
-        "maxSkew": 1,
-        "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchLabels": {"app": "a"}},
-    }
-    anti = {
-        "podAntiAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "b"}}}
-            ]
-        }
-    }
-    even = [pod(f"a{i}", "a", topologySpreadConstraints=[constraint]) for i in range(4)]
-    apart = [pod(f"b{i}", "b", affinity=anti) for i in range(5)]
-    answer = simulate(*TWO_ZONES, FAR, app_group(("a", "b", 9), workloads="ab", spread="none"), *even, *apart)
-    zones = [answer["placements"][f"default/a{i}"][0] for i in range(4)]
-    assert sorted(zones) == ["a", "a", "b", "b"]
-    hosts = [answer["placements"].get(f"default/b{i}") for i in range(5)]
-    assert sorted(filter(None, hosts)) == ["a0", "a1", "b0", "b1"], "each host holds one of them"
-    assert "anti-affinity" in next(iter(answer["unplaced"].values()))
-
-
 def test_replicas_and_strangers_are_not_piled_up(simulate: Any) -> None:
     hosts = [node(f"n{i:02}", cpu="64") for i in range(12)]
     pods = [pod(f"{w}{i:02}", w) for w in "ab" for i in range(10)]
@@ -444,26 +398,6 @@ def test_parity_counts_all_pairs(simulate: Any) -> None:
     answer = simulate(*objects, pod("a", "a"), flags=("--objective", "parity"))
     assert (answer["cost"], answer["violations"]) == (5, 1)
     assert simulate(*objects, pod("a", "a"), flags=("--objective", "time"))["violations"] == 0
-
-
-@pytest.mark.parametrize("namespaces", [("default", "more"), ("more", "default")])
-def test_of_callees_in_several_namespaces_the_service_that_keeps_least_near_counts(
-    simulate: Any, namespaces: tuple[str, str]
-) -> None:
-    """As for the leader: the caller has a callee in its zone, and one beyond the limit that may answer all the same."""
-    told = app_group(("a", "b", 2), workloads="ab")
-    for workload in told["spec"]["workloads"]:
-        workload["workload"]["namespace"] = "more"
-    lets_in = {
-        "kind": "Namespace",
-        "metadata": {"name": "more", "labels": {"netaware.io/appgroups-from": "default"}},
-    }
-    kept, any_ = service("b", "PreferSameZone"), service("b")
-    kept["metadata"]["namespace"], any_["metadata"]["namespace"] = namespaces
-    here = pod("here", "b", nodeName="a0")
-    there = pod("there", "b", nodeName="b0", metadata={"namespace": "more"})
-    answer = simulate(*TWO_ZONES, FAR, told, lets_in, kept, any_, here, there, pod("p", "a", nodeName="a1"))
-    assert answer["violations"] == 1
 
 
 def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
