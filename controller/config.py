@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from controller.appgroups.config import AppGroupConfig
 from controller.bootstrap import BootstrapConfig
 from controller.descheduler.config import DeschedulerConfig
-from controller.groups.config import AppGroupConfig
 from controller.page.config import PageConfig
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.config import TopologyConfig

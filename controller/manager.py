@@ -15,13 +15,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
+from controller.appgroups.reconciler import AppGroupController
 from controller.bootstrap import Bootstrap
 from controller.cluster.caches import Caches
 from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
-from controller.groups.reconciler import AppGroupController
 from controller.page.server import Page
 from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from controller.appgroups.status import BALANCED
 from controller.cli.command import Command
 from controller.cli.explain_group import survival_lines
 from controller.cli.session import NotFoundError, Session
@@ -17,7 +18,6 @@ from controller.cli.shared import add_costs_arguments, note_unused, state_of
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
-from controller.groups.status import BALANCED
 from controller.scheduler.balance import advise, placed_group
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView

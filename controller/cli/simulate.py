@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from controller.appgroups.status import Verdict, hosts_by_location, judge
 from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
@@ -30,7 +31,6 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.cluster.services import Routing
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
-from controller.groups.status import Verdict, hosts_by_location, judge
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, plan_group
 from controller.scheduler.placement.preferences import OBJECTIVES

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from controller.groups.status import Verdict
+from controller.appgroups.status import Verdict
 
 RAMP = ("#eff3ff", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
 _DARK_FROM = 4

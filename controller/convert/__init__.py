@@ -1,3 +1,3 @@
 """Reads AppGroups and NetworkTopologies in every spelling found in the field. May import `controller.cluster` and the orders of
-`controller.groups`; knows nothing of a running cluster.
+`controller.appgroups`; knows nothing of a running cluster.
 """

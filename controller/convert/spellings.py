@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from controller.appgroups.order import ALGORITHMS
 from controller.cluster.graph import GREATEST_COST
 from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES
 from controller.convert.documents import Document, objects_in
-from controller.groups.order import ALGORITHMS
 from kubekit import quantity
 from kubekit.errors import KubekitError, QuantityError
 from netperf.contract import RESULTS_NAME

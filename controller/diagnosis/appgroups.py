@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
+from controller.appgroups.order import ALGORITHMS, order
+from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.reading import seconds
-from controller.groups.order import ALGORITHMS, order
-from controller.groups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command
 from kubekit.conditions import find
 from kubekit.text import command
 from kubekit.wire import Condition

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from controller.appgroups.status import ADMITTED
 from controller.cluster.eligibility import has_node_constraints
 from controller.cluster.pods import GATE, serves
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -15,7 +16,6 @@ from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MAX_AFFECTED, Finding
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, NodeSurveys, classify, message_of, reason_of
-from controller.groups.status import ADMITTED
 from kubekit.conditions import find
 from kubekit.text import command, printable
 from kubekit.wire import FINISHED, split_key

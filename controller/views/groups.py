@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from controller.appgroups.status import GroupFacts, Judged, gather
 from controller.cluster.costs import NOWHERE, CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
@@ -16,7 +17,6 @@ from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair, choose_topology
-from controller.groups.status import GroupFacts, Judged, gather
 from controller.scheduler.placement.survival import survival_of
 from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable

@@ -5,9 +5,9 @@ Names are camelCase on the wire. Units are in the names. A value that is not kno
 
 from __future__ import annotations
 
+from controller.appgroups.status import Verdict
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
-from controller.groups.status import Verdict
 from controller.scheduler.balance import Advice
 from controller.scheduler.placement.survival import Survival
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from controller.appgroups.order import ALGORITHMS, order
 from controller.cluster.resources import NetworkTopology, NetworkTopologySpec
 from controller.cluster.zones import ZoneMap, build_zone_map
-from controller.groups.order import ALGORITHMS, order
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.weights import build_weight, patch_topology
 from kubekit.client import Client

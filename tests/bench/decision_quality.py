@@ -24,11 +24,11 @@ from prometheus_client import CollectorRegistry
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from controller.appgroups.order import ALGORITHMS
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
-from controller.groups.order import ALGORITHMS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gating.controller import GatingController

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.appgroups.order import order
 from controller.cluster.caches import Caches
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
-from controller.groups.order import order
 from controller.scheduler.balance import balanced, placed_group, routed_near
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S

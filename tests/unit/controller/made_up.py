@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from controller.appgroups.status import gather, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus, PodContainer
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology, NetworkTopologySpec
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.groups.status import gather, plan_status
 from controller.topology.weights import Bandwidths, build_weight
 from kubekit.wire import Condition, Node, NodeAddress, NodeStatus, ObjectMeta, ResourceRequirements
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.groups.order import ALGORITHMS, Algorithm, connected_parts, order
+from controller.appgroups.order import ALGORITHMS, Algorithm, connected_parts, order
 
 BOUTIQUE_NEEDS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
 BOUTIQUE = [f"P{i}" for i in range(1, 12)]
@@ -116,7 +116,7 @@ def test_an_unknown_algorithm_is_taken_for_kahn() -> None:
 
 def test_orders_do_not_depend_on_the_seed_of_hashes() -> None:
     program = (
-        "from controller.groups.order import ALGORITHMS, order\n"
+        "from controller.appgroups.order import ALGORITHMS, order\n"
         "c = [[1, 2, 5], [3], [3, 1], [4], [2], [], [0, 5], []]\n"
         "print([order(c, a) for a in ALGORITHMS])"
     )

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.appgroups.status import GroupFacts, gather, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.services import Routing, ServiceIndex
-from controller.groups.status import GroupFacts, gather, plan_status
 from kubekit.conditions import find
 from kubekit.wire import Condition
 from tests.unit.controller.objects import (

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from controller.appgroups.status import admitted
 from controller.cli.command import Command
 from controller.cli.diagnose import Diagnose, Diagnosis
 from controller.cli.graph import GraphOf
@@ -22,7 +23,6 @@ from controller.cli.status import ShowStatus
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.rules import diagnose
-from controller.groups.status import admitted
 from controller.views.model import Overview
 from controller.views.overview import build
 from kubekit.text import UNSAFE_NAME, command

@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.appgroups import reconciler
+from controller.appgroups.config import AppGroupConfig
+from controller.appgroups.reconciler import AppGroupController
 from controller.cli.command import Command
 from controller.cli.diagnose import about
 from controller.cli.graph import GraphOf
@@ -35,9 +38,6 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import build_network
-from controller.groups import reconciler
-from controller.groups.config import AppGroupConfig
-from controller.groups.reconciler import AppGroupController
 from controller.page.sources import Sources
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain

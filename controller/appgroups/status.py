@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from controller.appgroups.order import ALGORITHMS, FALLBACK, Order, order
 from controller.cluster.costs import NOWHERE, SAME_HOST_COST, CostTable, Location
 from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
@@ -23,7 +24,6 @@ from controller.cluster.resources import (
 )
 from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, ServiceIndex
-from controller.groups.order import ALGORITHMS, FALLBACK, Order, order
 from kubekit.conditions import condition, find, merge
 from kubekit.text import command
 from kubekit.wire import Condition, format_time, parse_time

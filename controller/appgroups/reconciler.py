@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.appgroups.config import AppGroupConfig
+from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admitted, gather, plan_status
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location, location_of
@@ -20,8 +22,6 @@ from controller.cluster.resources import APPGROUPS, AppGroup, NetworkTopology
 from controller.cluster.services import Service, ServiceIndex
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
-from controller.groups.config import AppGroupConfig
-from controller.groups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admitted, gather, plan_status
 from kubekit.client import Client
 from kubekit.conditions import news
 from kubekit.errors import ApiError
