@@ -305,6 +305,18 @@ async def bad_requests(installation: Installation) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def secret_without_a_passphrase(lab: Lab) -> AsyncIterator[None]:
+    """The mounted Secret holds next to nothing; agents go on with the last good one."""
+    file = lab.place.state_dir / "probe-passphrase"
+    good = file.read_text()
+    file.write_text("short")
+    try:
+        yield
+    finally:
+        file.write_text(good)
+
+
+@asynccontextmanager
 async def everything_at_once(lab: Lab, installation: Installation, client: Client, pod: NodePod) -> AsyncIterator[None]:
     """All states that do not stand in each other's way."""
     async with AsyncExitStack() as stack:
@@ -322,6 +334,7 @@ async def everything_at_once(lab: Lab, installation: Installation, client: Clien
             limit_that_is_none(client),
             limit_not_set(pod),
             bad_requests(installation),
+            secret_without_a_passphrase(lab),
             frozen(lab, f"agent-{HANGING_NODE}"),
             link(lab, "z1", "z3", rtt_us=60_000.0),
             link(lab, "z1", "z4", loss=0.05),

@@ -209,6 +209,7 @@ FAILING = 'netaware_probe_results_writes_total{job="agent", instance="n0", outco
 OTHERS: Mapping[str, Series] = {
     "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': BEGINS},
     "NetawareApiWritesFailing": {FAILING: COUNTS},
+    "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': BEGINS},
     "NetawareZonePairUnmeasured": {basis("inferred"): "0x4 2x55", basis("measured"): "1x4 0x55"},
     "NetawareProbesFailing": {
         runs("z0", "z1", "ok"): "0+10x4 50x55",
