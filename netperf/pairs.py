@@ -39,6 +39,8 @@ from netperf.sample import Test
 from netperf.shards import assign_shards
 from netperf.slots import assign_slots, tournament_rounds
 
+ROTATION_S = 3600.0
+"""After this time a zone picks new nodes for one pair of its links. Each zone has its own moment."""
 _MASK = 2**64 - 1
 
 
@@ -62,19 +64,15 @@ class PlanOptions(Section, frozen=True):
         interval_s: shortest round.
         slot_s: time set aside for one probe; a round lasts max(interval_s, slots * slot_s). With Z zones there are
             Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
-        rotation_s: after this time a zone picks new nodes for one pair of its links, so that the others go on and its plan is
-            written once. Each zone has its own moment.
         node_pairs: pairs of nodes that stand for two zones, where they have so many: their median is the zones' value, and
             what one of them alone reads is a bad node and no bad path.
     """
 
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0
     slot_s: Annotated[float, Range(0, 3600)] = 6.0
-    rotation_s: Annotated[float, Range(60, 30 * 86_400)] = 3600.0
     node_pairs: Annotated[int, Range(1, MAX_NODE_PAIRS)] = 3
     test: Test = "TCP_RR"
     extra_tests: tuple[Test, ...] = ()
-    extra_every: Annotated[int, Range(2, 100_000)] = 10
     duration_s: Annotated[float, Range(0.01, 60)] = 1.0
     port: Port = PROBE_PORT
     data_port: Port = DATA_PORT
@@ -91,7 +89,7 @@ class PlanOptions(Section, frozen=True):
     @property
     def settings(self) -> ProbeSettings:
         """What a run looks like, as plans tell agents."""
-        return ProbeSettings(**{name: getattr(self, name) for name in ProbeSettings.__struct_fields__})
+        return ProbeSettings(**{n: getattr(self, n) for n in ProbeSettings.__struct_fields__ if hasattr(self, n)})
 
 
 class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,10 +315,10 @@ def _no_choice(link: _Link, usable: Mapping[str, Mapping[str, Peer]]) -> bool:
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
     """Counts picks. All links of one pair index that start in a zone pick together, since they are written into one object; ranks
-    take turns, so that the object is written once per ``rotation_s`` and the other pairs of nodes go on meanwhile.
+    take turns, so that the object is written once per `ROTATION_S` and the other pairs of nodes go on meanwhile.
     """
     phase = _hash(f"rotation\0{_origin_zone(link)}") / 2**64
-    return math.floor((now_s / options.rotation_s + phase + link.pair_index) / options.node_pairs)
+    return math.floor((now_s / ROTATION_S + phase + link.pair_index) / options.node_pairs)
 
 
 class _Chooser:

@@ -90,8 +90,6 @@ class LimitsConfig(Section, frozen=True):
         workload_backoff_s: see per_workload; also before the planner is asked again about a pod that it would not move.
         failure_backoff_s: how long a workload backs off after a move that did not help; doubles with each further one, up
             to a week.
-        replica_backoff_s: a replacement is not moved again until its move was evaluated, and then for so long; twice as long
-            where the move did not help.
         usage_lag_s: how long until usage shows a move. Until then its node is left alone, and the pod's usage counts where it
             went; a move is evaluated 2.5 times as long after its replacement runs.
         start_timeout_s: a replacement that is not running after this time counts as a move that did not help.
@@ -108,7 +106,6 @@ class LimitsConfig(Section, frozen=True):
     unavailable_per_workload: int | str = "10%"
     workload_backoff_s: Time = 300.0
     failure_backoff_s: Time = 7200.0
-    replica_backoff_s: Time = 12 * 3600.0
     usage_lag_s: Time = 120.0
     start_timeout_s: Time = 600.0
     min_chance_percent: Percent = 95.0

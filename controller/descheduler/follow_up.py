@@ -29,6 +29,9 @@ from controller.descheduler.history import (
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import above, percents
 
+REPLICA_BACKOFF_S = 12 * 3600.0
+"""From the evaluation of its move; so none is evicted more than twice a day."""
+
 INEFFECTIVE: frozenset[Outcome] = frozenset(
     ("returned", "not-cooled", "moved-heat", "cost-not-fallen", "not-running", "lost")
 )
@@ -75,7 +78,7 @@ def follow_up(
         if outcome == "not-evicted":
             history = remove_move(history, pending)
         elif uid := _replacement_of(pending, snapshot, claimed):
-            history = _back_off_replica(history, uid, outcome, limits, now)
+            history = _back_off_replica(history, uid, outcome, now)
         if came_true is not None:
             good = came_true and outcome == "helped"
             history = add_result(history, MoveResult(now, pending.move.strategy, good))
@@ -92,10 +95,10 @@ def follow_up(
     return forget_old(history, limits, now), ended
 
 
-def _back_off_replica(history: History, uid: str, outcome: Outcome, limits: LimitsConfig, now: float) -> History:
+def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) -> History:
     """A replacement is not moved for a while, and for twice as long where its move did not help."""
     failures = int(outcome in INEFFECTIVE)
-    until_s = now + limits.replica_backoff_s * (1 + failures)
+    until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
     return set_backoff(history, mark_of(uid), BackOff(until_s, failures, reason))
 

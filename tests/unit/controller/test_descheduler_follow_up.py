@@ -33,7 +33,7 @@ from tests.unit.controller.descheduling import (
 
 WORKLOAD = "default/Deployment/web"
 LIMITS = LimitsConfig()
-HALF_A_DAY_S = LIMITS.replica_backoff_s
+HALF_A_DAY_S = 12 * 3600.0
 
 
 def move(**fields: Any) -> PendingMove:

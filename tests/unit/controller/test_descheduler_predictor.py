@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.descheduler import follow_up as follow_up_module
 from controller.descheduler.decision import NodeState
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import taint_patches
@@ -392,12 +393,13 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
 
 
-def test_a_replacement_whose_move_has_no_outcome_yet_stays_whatever_the_settings() -> None:
+def test_a_replacement_whose_move_has_no_outcome_yet_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     (first,) = once(snapshot(*HOT), settings()).pending
     landed = msgspec.structs.replace(
         first, at_s=NOW_S - 9e5, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 9e5
     )
-    rules = settings(limits={"replicaBackoffS": 0})
+    monkeypatch.setattr(follow_up_module, "REPLICA_BACKOFF_S", 0.0)
+    rules = settings()
     assert skips(once(replacement_on_a_hot_node(), rules, memory=History(pending=(landed,))))["q"] == "replica-backoff"
     assert moved(once(replacement_on_a_hot_node(), rules)) == ["q"]
 

@@ -57,7 +57,6 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "topology: {probing: {interval: 5}}", "topology.probing.interval"),
         (HEAD + "topology: {probing: {intervalS: 0}}", "topology.probing.intervalS"),
         (HEAD + "topology: {probing: {extraTests: [TCP_RR]}}", "topology.probing.extraTests"),
-        (HEAD + "topology: {probing: {extraEvery: 1}}", "topology.probing.extraEvery"),
         (HEAD + "topology: {probing: {durationS: 0}}", "topology.probing.durationS"),
         (HEAD + "topology: {probing: {port: 70000}}", "topology.probing.port"),
         (HEAD + "topology: {probing: {test: TCP_STREAM2}}", "topology.probing.test"),

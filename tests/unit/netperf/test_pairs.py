@@ -114,7 +114,7 @@ def test_a_hot_node_is_relieved_when_its_zone_grows() -> None:
 
 
 def test_nodes_rotate_slowly_one_rank_at_a_time_and_a_zones_plan_is_written_once_an_hour() -> None:
-    options = PlanOptions(rotation_s=3600)
+    options = PlanOptions()
     nodes = cluster([8] * 10)
     plan = plan_pairs(nodes, options, None, NOW_S)
     written: Counter[str] = Counter()
@@ -292,7 +292,6 @@ def test_epochs_only_grow_even_when_the_clock_goes_back() -> None:
     [
         (PlanOptions(duration_s=10.0, slot_s=6.0), "slotS"),
         (PlanOptions(interval_s=0), "intervalS"),
-        (PlanOptions(rotation_s=1), "rotationS"),
         (PlanOptions(node_pairs=0), "nodePairs"),
         (PlanOptions(extra_tests=("TCP_RR",)), "extraTests"),
     ],

@@ -1,0 +1,54 @@
+"""No retired name comes back: in identifiers, and as a whole word in manifests, dashboards, scripts and documents."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.manifests.metric_names import ROOT
+
+PACKAGES = ("kubekit", "netperf", "agent", "controller", "lab", "tests", "manifests", "docs")
+# Words that are also ordinary English (take, level, look, plan, tell) are left to a reader.
+IDENTIFIERS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        WaitedInVainError Breath LoopWatch Mirror UNREADABLE keep_memory outlive Elector Leadership Lanes Belief Doubt held_us
+        PodWish KernelState Unlimit Enforcer BetweenRuns Answering Fleet Room unloved seat_of take_heat first_unborne is_choosy
+        draw_map torn AskedPod SchedulingController Assumed StandingPlan GroupOutlook place_anew Alike HURRIED Demand Standing
+        Bond Weighing Sharing Stock Fare Deliveries TrafficKeeper FrontDoor Conclusion Surroundings Obstacle Heir Tried Thought
+        Foresight shunned_by Trust Guard Teller
+        """,
+    )
+)
+TEXTS = re.compile(
+    r"\b(settleS|mostPods\w*|absentWaitS|dependantsWeigh|acceptDoubts|netaware_mirror\w*|netaware_plans?_\w+"
+    r"|netaware_probe_doubts\w*|netaware_\w+_sample_age_seconds|netaware_node_network_\w+_bytes_per_second)\b"
+)
+
+
+def tracked(*patterns: str) -> list[Path]:
+    done = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for name in done.stdout.split() if (path := ROOT / name).exists()]
+
+
+def identifiers(path: Path) -> Iterator[str]:
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_text())):
+        for field in ("name", "id", "attr", "arg", "asname"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield from name.split(".")
+
+
+def test_no_identifier_has_a_retired_name() -> None:
+    modules = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in PACKAGES]
+    assert len(modules) > 500
+    assert [(path.name, name) for path in modules for name in IDENTIFIERS.intersection(identifiers(path))] == []
+
+
+def test_no_setting_and_no_metric_has_a_retired_name() -> None:
+    texts = [path for path in tracked("*.py", "*.yaml", "*.json", "*.js", "*.md", "*.tpl") if path != Path(__file__)]
+    assert [(path.name, name) for path in texts for name in sorted(set(TEXTS.findall(path.read_text())))] == []
