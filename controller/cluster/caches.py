@@ -23,8 +23,9 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
-from kubekit.reflector import FilteredStore, HasMetadata, Reflector, Store
+from kubekit.reflector import HasMetadata, Reflector
 from kubekit.selectors import parse
+from kubekit.stores import FilteredStore, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
 

@@ -14,7 +14,7 @@ from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
-from kubekit.reflector import Store, follow
+from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Taint
 
 
@@ -151,8 +151,8 @@ class NodeCache:
 
     def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Take everything that these stores hold, and every change to come."""
-        follow(nodes, self.take_node)
-        follow(pods, self.take_pod)
+        subscribe_from_start(nodes, self.take_node)
+        subscribe_from_start(pods, self.take_pod)
 
     def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
         """A node changed."""

@@ -12,7 +12,8 @@ from controller.cluster.resources import WorkloadRef
 from kubekit import quantity
 from kubekit.client import Client
 from kubekit.errors import QuantityError
-from kubekit.reflector import Handler, Reflector
+from kubekit.reflector import Reflector
+from kubekit.stores import Handler
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource, Wire
 
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")

@@ -15,8 +15,8 @@ import msgspec
 from controller.cluster.eligibility import selects
 from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
 from controller.cluster.requests import amount
-from kubekit.reflector import Store, follow
 from kubekit.selectors import LabelSelector, MatchExpression
+from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Object, Resource, ResourceRequirements, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
@@ -163,9 +163,9 @@ class Volumes:
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
         """Take everything that these stores hold, and every change to come."""
-        follow(volumes, self.take_volume)
-        follow(claims, self.take_claim)
-        follow(classes, self.take_class)
+        subscribe_from_start(volumes, self.take_volume)
+        subscribe_from_start(claims, self.take_claim)
+        subscribe_from_start(classes, self.take_class)
 
     def take_volume(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """A volume came, changed or went."""

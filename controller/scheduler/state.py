@@ -21,7 +21,7 @@ from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import PeerWorkload, ScoreTable, weigh
-from kubekit.reflector import Store, follow
+from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Object, ObjectMeta
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
@@ -117,12 +117,12 @@ class State:
         services: Store[Service],
     ) -> None:
         """Take everything that these stores hold, and every change to come."""
-        follow(namespaces, self.take_namespace)
-        follow(services, self.take_service)
-        follow(nodes, self.take_node)
-        follow(pods, self.take_pod)
-        follow(groups, self.take_group)
-        follow(topologies, self.take_topology)
+        subscribe_from_start(namespaces, self.take_namespace)
+        subscribe_from_start(services, self.take_service)
+        subscribe_from_start(nodes, self.take_node)
+        subscribe_from_start(pods, self.take_pod)
+        subscribe_from_start(groups, self.take_group)
+        subscribe_from_start(topologies, self.take_topology)
 
     def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
         """A node changed; heartbeats change nothing here."""

@@ -8,7 +8,7 @@ from controller.cluster.caches import OwnWrites
 from controller.cluster.membership import NamedPods
 from controller.cluster.pods import GroupPod
 from controller.scheduler.state import State
-from kubekit.reflector import Store
+from kubekit.stores import Store
 
 
 class GroupPods:

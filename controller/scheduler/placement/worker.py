@@ -32,8 +32,8 @@ from controller.cluster.requests import Amounts
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
 from kubekit import logs
-from kubekit.reflector import Store
 from kubekit.runtime import compact_memory
+from kubekit.stores import Store
 from kubekit.wire import Node
 
 log = logs.get("controller.scheduler.placement.worker")

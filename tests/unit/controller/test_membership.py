@@ -15,7 +15,7 @@ from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.state import State
-from kubekit.reflector import Store
+from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
 
 NAMESPACES = ("a", "b", "c", "shared")

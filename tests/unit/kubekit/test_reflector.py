@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubekit.client import Client
-from kubekit.reflector import FilteredStore, Reflector
+from kubekit.reflector import Reflector
+from kubekit.stores import FilteredStore
 from kubekit.wire import ConfigMap, Resource
 from tests.support.stores import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
