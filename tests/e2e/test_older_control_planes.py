@@ -108,7 +108,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         release.use(newest)
         for program in [program for program in lab.programs if program.name.startswith("kube-")]:
             await lab.programs.restart(program)
-        await until(lambda: steps.serves(newest.version), "the newest API server")
+            await until(lambda: steps.serves(newest.version), "the newest API server")
         await steps.kubectl("apply", "--server-side", "-k", overlay(tmp_path / "newest", minor_of(newest)))
         await steps.kubectl("delete", "-f", webhook)
         await until(steps.are_gated, "pods to be gated by the policy")
@@ -132,7 +132,7 @@ class Steps:
 
     async def serves(self, version: str) -> bool:
         try:
-            return version in await self.kubectl("version")
+            return "ok" in await self.kubectl("get", "--raw", "/readyz") and version in await self.kubectl("version")
         except BootError:
             return False
 
