@@ -123,7 +123,6 @@ class Manager:
             config.scheduler,
             self._recorder,
             registry,
-            namespace=config.namespace,
             tell=self._app_group.look_at,
             prices=config.traffic.prices.table(),
         )

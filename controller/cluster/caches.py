@@ -41,6 +41,7 @@ class Caches:
     """The stores.
 
     Attributes:
+        home: netaware's own namespace.
         nodes: all nodes.
         pods: all pods, in the compact form.
         group_pods: those of AppGroups, in all namespaces, as the API server sent them.
@@ -54,6 +55,7 @@ class Caches:
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
+        self.home = namespace
         self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
         self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
         self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.wire)

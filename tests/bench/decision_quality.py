@@ -187,7 +187,7 @@ async def run_mode(
             url = "http://" + await stack.enter_async_context(service.server.running())
             caches = Caches(client, NAMESPACE)
             recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)
-            leader = GatingController(client, caches, mode.config, recorder, registry, namespace=NAMESPACE)
+            leader = GatingController(client, caches, mode.config, recorder, registry)
             tasks = {**service.stores(), **caches.tasks(), **leader.stores()}
             tasks |= {"lead": lead(caches, leader), "events": recorder.run()}
         running = asyncio.create_task(supervise(tasks)) if tasks else None

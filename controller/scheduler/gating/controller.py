@@ -64,7 +64,6 @@ class GatingController:
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
-        namespace: netaware's own.
         tell: called with a group's key when `conditions` says something new of it.
         prices: of bytes between zones, for groups whose plans weigh money.
         clock: seconds since 1970.
@@ -78,23 +77,21 @@ class GatingController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        namespace: str,
         tell: Callable[[str], None] = lambda _: None,
         prices: PriceTable | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
         self.metrics = GateMetrics(registry)
-        self.state, self.node_cache, self.volumes = State(config, namespace), NodeCache(), Volumes()
+        self.state, self.node_cache, self.volumes = State(config, caches.home), NodeCache(), Volumes()
         self._store = caches.group_pods
         self._declared = Declared(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, clock)
         self._process = PlanningProcess(self.node_cache)
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.node_cache, self.volumes, prices),
+            PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared),
             self._pods.of,
-            self._declared,
             config=config.gates,
             metrics=self.metrics,
             solve=self._process.solve,

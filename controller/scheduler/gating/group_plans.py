@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
@@ -128,7 +127,6 @@ class GroupPlans:
     Args:
         inputs: the cluster.
         pods_of: a group's pods by its key.
-        declared: how many replicas workloads declare, and how many pods their quota allows.
         config: the section ``scheduler.gates``.
         metrics: where to count.
         solve: makes a plan, elsewhere; raises `PlanningError`.
@@ -144,7 +142,6 @@ class GroupPlans:
         self,
         inputs: PlanInputs,
         pods_of: Callable[[str], Sequence[GroupPod]],
-        declared: Declared,
         *,
         config: GatesConfig,
         metrics: GateMetrics,
@@ -154,7 +151,7 @@ class GroupPlans:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
-        self._pods_of, self._declared, self._say = pods_of, declared, tell
+        self._pods_of, self._say = pods_of, tell
         self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
         self.assumed = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
@@ -193,7 +190,7 @@ class GroupPlans:
                 group, cached.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
             )
             verdict = judge(cached.plan, group, pods, self.assumed, coming)
-        replicas, _ = self.replicas(group, known, pods)
+        replicas, _ = self._inputs.replicas(group, pods)
         same = cached.fits(
             self._state.graph(group),
             self._state.costs(known.metadata.namespace).table,
@@ -251,14 +248,14 @@ class GroupPlans:
         if known is None or not any(pod.waiting for pod in pods):
             self._reports.pop(group, None) if known is None else None
             return
-        replicas, left_out = self.replicas(group, known, pods)
+        replicas, left_out = self._inputs.replicas(group, pods)
         namespace = group.partition("/")[0]
         began, freed = self._clock(), self.assumed.freed
         before = self._cached.get(group)
         self._stands(group, before.plan if before is not None else None, pods)
         try:
             self._check_limits(group, known, pods, replicas)
-            snapshot = self._snapshot(group, pods, replicas)
+            snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
         except PlanningError as error:
@@ -329,8 +326,7 @@ class GroupPlans:
         known, pods = self._state.groups.get(group), self._pods_of(group)
         if known is None or not any(pod.metadata.key == key and pod.bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
-        replicas, _ = self.replicas(group, known, pods)
-        question = without(self._snapshot(group, pods, replicas), key)
+        question = without(self._snapshot(group, pods), key)
         previous = {k: target for k, target in question.previous.items() if k != key}
         question = msgspec.structs.replace(question, previous=previous, turn=turn)
         plan = await self._solve(question, False, SEARCH_S)  # noqa: FBT003
@@ -437,19 +433,6 @@ class GroupPlans:
         begun = any(pod.bound for pod in pods)
         self.assumed.stands(group, begun=begun, whole=plan is None or not plan.unplaced)
 
-    def replicas(self, key: str, group: AppGroup, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
-        """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""
-        namespace = group.metadata.namespace
-        declared = self._declared.replicas(namespace, self._state.graph(key).workloads)
-        there = [pod for pod in pods if not pod.over]
-        leaving = outdated(pod.metadata for pod in there)
-        live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
-        allowed = max(group.spec.num_members - live.total(), len(leaving))
-        quota_left = self._declared.pods_left(namespace)
-        if quota_left is not None:
-            allowed = min(allowed, max(quota_left, 0) + len(leaving))
-        return to_plan_for(declared, live, allowed)
-
     def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
         live = Counter(pod.workload for pod in pods if not pod.over)
         count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
@@ -468,9 +451,9 @@ class GroupPlans:
             )
         self._slots[group] = count
 
-    def _snapshot(self, group: str, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> GroupSnapshot:
+    def _snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
         return msgspec.structs.replace(
-            self._inputs.snapshot(group, pods, replicas),
+            self._inputs.snapshot(group, pods),
             previous=self._previous(group, pods),
             promised=self._promised_to_others(group),
             refused=self.assumed.refused(pods),

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
+from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.volumes import Volumes
 from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.planner import GroupSnapshot
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
+from kubekit.owners import outdated
 
 
 class PlanInputs(NamedTuple):
@@ -23,30 +25,30 @@ class PlanInputs(NamedTuple):
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
         prices: of bytes between zones; None where nobody configured any.
+        declared: how many replicas workloads declare, and how many pods their quota allows; None where nobody reads that.
     """
 
     state: State
     node_cache: NodeCache
     volumes: Volumes
     prices: PriceTable | None = None
+    declared: Declared | None = None
 
-    def snapshot(
-        self, group: str, pods: Sequence[GroupPod], replicas: Mapping[str, int] | None = None
-    ) -> GroupSnapshot:
+    def snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
         """All that a plan of a group depends on, but for what the leader promised to other groups.
 
         Args:
             group: its key.
             pods: all of its pods.
-            replicas: workload selector -> how many replicas it declares, where that is known.
         """
         known, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(known.metadata.namespace)
+        replicas, _ = self.replicas(group, pods)
         keys = [pod.metadata.key for pod in pods]
         return GroupSnapshot(
             graph=self.state.graph(group),
             pods=pods,
-            replicas=replicas or {},
+            replicas=replicas,
             costs=costs.table,
             hosts=node_cache.hosts,
             used=node_cache.used,
@@ -55,11 +57,26 @@ class PlanInputs(NamedTuple):
             group=known,
             routings=self.state.routings_of(pods),
             measured=bool(costs.topology),
-            volumes=self.demands_of(pods, replicas or {}),
+            volumes=self.demands_of(pods, replicas),
             hot=node_cache.hot,
             foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
         )
+
+    def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
+        """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""
+        if self.declared is None:
+            return {}, 0
+        known = self.state.groups[group]
+        declared = self.declared.replicas(known.metadata.namespace, self.state.graph(group).workloads)
+        there = [pod for pod in pods if not pod.over]
+        leaving = outdated(pod.metadata for pod in there)
+        live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
+        allowed = max(known.spec.num_members - live.total(), len(leaving))
+        quota_left = self.declared.pods_left(known.metadata.namespace)
+        if quota_left is not None:
+            allowed = min(allowed, max(quota_left, 0) + len(leaving))
+        return to_plan_for(declared, live, allowed)
 
     def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""

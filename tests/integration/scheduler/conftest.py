@@ -128,7 +128,6 @@ def lead(client: Client) -> Lead:
             config or SchedulerConfig(),
             recorder,
             registry,
-            namespace="netaware-system",
             clock=clock,
         )
 

@@ -53,9 +53,8 @@ class World:
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.node_cache, self.volumes),
+            PlanInputs(self.state, self.node_cache, self.volumes, None, self.declared),  # type: ignore[arg-type]
             self.of,
-            self.declared,  # type: ignore[arg-type]
             config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
