@@ -1,6 +1,6 @@
 """Writes the references of configuration and metrics from the code, so that neither can say something else than the programs.
 
-    python docs/generate.py           writes docs/configuration.md and docs/metrics.md
+    python docs/generate.py           writes docs/configuration.md, docs/metrics.md and the table in docs/descheduling.md
     python docs/generate.py --check   changes nothing and ends with 1 when one of them is not current
 
 Settings come from the structs that the programs decode their files into, and from the agent's flags. Metrics come from the
@@ -414,13 +414,28 @@ def _label_text(labels: tuple[str, ...]) -> str:
 _PAIR = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 
 
+def rebalancing() -> str:
+    """docs/descheduling.md with the table of conditions."""
+    from controller.descheduler.conditions import ALL, CONDITIONS
+
+    whole = (ROOT / "docs" / "descheduling.md").read_text()
+    begin, end = "<!-- begin: conditions, by docs/generate.py -->\n", "<!-- end: conditions -->"
+    rows = [
+        (f"`{c.name}`", c.requires, "" if c.strategies == ALL else ", ".join(f"`{s}`" for s in sorted(c.strategies)))
+        for c in CONDITIONS
+    ]
+    before, after = whole.partition(begin)[0], whole.partition(end)[2]
+    return f"{before}{begin}{table(('condition', 'requires', 'only of'), rows)}{end}{after}"
+
+
 def main() -> int:
     """Write the references, or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     only_check = parser.parse_args().check
     stale = 0
-    for name, text in (("configuration.md", configuration()), ("metrics.md", metrics())):
+    pages = {"configuration.md": configuration(), "metrics.md": metrics(), "descheduling.md": rebalancing()}
+    for name, text in pages.items():
         path = ROOT / "docs" / name
         if path.exists() and path.read_text() == text:
             continue
