@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
+import msgspec
+
 from controller.descheduler.usage import CPU, MEMORY, RESOURCES
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
@@ -136,6 +138,7 @@ class LowNodeLoadArgs(Section, frozen=True):
         thresholds = _checked(join(low_at, "lowThresholds"), low or {}, join(high_at, "highThresholds"), high or {})
         weights_at, weights = _own_or(where, pool.resource_weights, above, self.resource_weights)
         anomaly_at, anomaly = _own_or(where, pool.anomaly_condition, above, self.anomaly_condition)
+        timeout_s = seconds(anomaly.timeout, join(anomaly_at, "anomalyCondition.timeout"), least=1)
         selector_at, selector = _own_or(where, pool.node_selector, above, self.node_selector)
         return Pool(
             name=pool.name or where.rpartition(".")[2],
@@ -144,17 +147,8 @@ class LowNodeLoadArgs(Section, frozen=True):
             low=thresholds[0],
             high=thresholds[1],
             weights=_weights(join(weights_at, "resourceWeights"), weights, thresholds[1]),
-            anomaly=_anomaly(join(anomaly_at, "anomalyCondition"), anomaly),
+            anomaly=msgspec.structs.replace(anomaly, timeout=timeout_s),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """`AnomalyCondition`, checked; ``timeout_s`` in seconds."""
-
-    timeout_s: float = 60.0
-    abnormal: int = 5
-    normal: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +160,7 @@ class Pool:
         deviation: thresholds are distances from the mean of the pool.
         low, high: percent by resource; both know the same resources.
         weights: for the order of nodes and pods.
+        anomaly: its timeout in seconds.
     """
 
     name: str
@@ -174,7 +169,7 @@ class Pool:
     low: Mapping[str, float]
     high: Mapping[str, float]
     weights: Mapping[str, int]
-    anomaly: Anomaly
+    anomaly: AnomalyCondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +234,3 @@ def _weights(field: str, weights: Mapping[str, int] | None, high: Mapping[str, f
     if not weights:
         raise ConfigError(field, "is empty", "leave it out for cpu 1, memory 1")
     return dict(weights)
-
-
-def _anomaly(field: str, condition: AnomalyCondition) -> Anomaly:
-    return Anomaly(
-        seconds(condition.timeout, f"{field}.timeout", least=1),
-        condition.consecutive_abnormalities,
-        condition.consecutive_normalities,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -216,7 +216,7 @@ def evaluate(
         confirmed: see `decide`.
         survival_only: see `decide`.
     """
-    refused = usage.update(batch, world.nodes, world.pods.by_key, now)
+    refused = usage.update(batch, world.nodes, world.pods, now)
     snapshot = world.snapshot(usage.view(now))
     history, ended = follow_up(snapshot, history, settings.limits, now)
     proposal = decide(snapshot, history, state, settings, now, confirmed=confirmed, survival_only=survival_only)
@@ -225,27 +225,6 @@ def evaluate(
 
 Place = Callable[[str, str, int], Awaitable[Target | None]]
 """Group, pod and turn -> where the planner would put the pod."""
-
-
-class MovePlanner(Protocol):
-    """Of `controller.scheduler.gating.group_plans.GroupPlans`, what moves need."""
-
-    async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
-        """Where a plan would put a bound pod of a group, were it gone."""
-        ...
-
-    def expect(
-        self,
-        group: str,
-        workload: str,
-        target: Target,
-        known: Iterable[str],
-        *,
-        for_s: float,
-        requests: Mapping[str, int],
-    ) -> None:
-        """A replacement is meant for a host."""
-        ...
 
 
 class PlanQuestion(NamedTuple):

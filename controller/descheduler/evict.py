@@ -42,7 +42,7 @@ def why_outdated(world: World, move: Move) -> str:
 
     Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
     """
-    pod, target = world.pods.by_key.get(move.pod), world.nodes.get(move.target)
+    pod, target = world.pods.get(move.pod), world.nodes.get(move.target)
     if pod is None or pod.uid != move.uid or pod.going or pod.node != move.node:
         return "the pod is gone, or about to be"
     if move.target and (target is None or not target.takes_pods):

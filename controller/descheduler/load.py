@@ -79,7 +79,7 @@ class LoadRound:
         for pool in self._settings.pools:
             hot = [load for load in self.loads if load.pool is pool and load.kind == "over"]
             for load in self._in_turn(hot):
-                detector, most = detectors[load.name], load.pool.anomaly.abnormal
+                detector, most = detectors[load.name], load.pool.anomaly.consecutive_abnormalities
                 lasted = confirmed or detector.hot
                 if self._predictions >= MAX_PREDICTIONS:
                     self._why[load.name] = f"its turn comes: {MAX_PREDICTIONS} pods were looked at in this round"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.args import Anomaly, LowNodeLoad, Pool
+from controller.descheduler.args import AnomalyCondition, LowNodeLoad, Pool
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import above, percents, weighted_percent
 
@@ -148,18 +148,18 @@ class Detector:
     normal: int = 0
     seen_s: float = 0.0
 
-    def updated(self, *, over: bool, condition: Anomaly, now: float) -> Detector:
+    def updated(self, *, over: bool, condition: AnomalyCondition, now: float) -> Detector:
         """The detector after one more round in which the node was ``over`` its threshold, or was not."""
         before = self
-        if self.hot and now - self.hot_since_s > condition.timeout_s:
+        if self.hot and now - self.hot_since_s > float(condition.timeout):
             before = Detector(warm=True)
         if over:
             count = before.abnormal + 1
             hot = replace(before, abnormal=count, normal=0, seen_s=now)
-            newly = not before.hot and count >= condition.abnormal
+            newly = not before.hot and count >= condition.consecutive_abnormalities
             return replace(hot, hot=True, warm=True, hot_since_s=now) if newly else hot
         count = before.normal + 1
-        if before.warm and count < condition.normal:
+        if before.warm and count < condition.consecutive_normalities:
             return replace(before, abnormal=0, normal=count, seen_s=now)
         return Detector(normal=count, seen_s=now)
 

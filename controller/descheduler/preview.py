@@ -32,7 +32,7 @@ from controller.descheduler.decide import Decision, RoundState, confirm, evaluat
 from controller.descheduler.decision import Answer, RoundPlan
 from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.snapshot import BUDGETS, Budget, World
-from controller.descheduler.sources import UsageSource, source_of
+from controller.descheduler.sources import UsageReader, UsageSource
 from controller.descheduler.usage import UsageSmoother
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
@@ -100,7 +100,7 @@ async def preview(
     """
     settings = config.compiled()
     notes: list[str] = []
-    reader = source or source_of(config.usage, client)
+    reader = source or UsageReader(config.usage, client)
     nodes, pods, budgets = await asyncio.gather(
         client.list(NODES, Node), client.list(PODS, GroupPod), client.list(BUDGETS, Budget)
     )
@@ -148,10 +148,10 @@ class _Planner:
     """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
 
     def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: Decision) -> None:
-        self._pods = [pod.wire for pod in world.pods.by_key.values() if pod.wire is not None]
+        self._pods = [pod.wire for pod in world.pods.values() if pod.wire is not None]
         node_cache = NodeCache()
         node_cache.hosts = world.nodes
-        for key, pod in world.pods.by_key.items():
+        for key, pod in world.pods.items():
             node_cache.take_pod(key, None, pod)
         node_cache.set_hot_nodes(frozenset(state.node for state in decision.plan.nodes if state.kind == "over"))
         self._inputs = PlanInputs(world.network, node_cache, volumes, prices)

@@ -21,7 +21,6 @@ from controller.descheduler.decide import (
     Confirmed,
     Decision,
     Evaluation,
-    MovePlanner,
     RoundState,
     confirm,
     evaluate,
@@ -33,7 +32,7 @@ from controller.descheduler.history import History, HistoryStore, PendingMove, a
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, EventReporter, taint_patches
 from controller.descheduler.snapshot import BUDGETS, Budget, World
-from controller.descheduler.sources import UsageSource, source_of
+from controller.descheduler.sources import UsageReader, UsageSource
 from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
 from controller.scheduler.state import State
 from kubekit import logs
@@ -46,6 +45,7 @@ from kubekit.wire import NODES, Object
 
 if TYPE_CHECKING:
     from controller.cluster.caches import Caches
+    from controller.scheduler.gating.group_plans import GroupPlans
 
 log = logs.get("controller.descheduler")
 
@@ -81,7 +81,7 @@ class Descheduler:
         namespace: str,
         network: State,
         volumes: Volumes,
-        planner: MovePlanner,
+        planner: GroupPlans,
         set_hot_nodes: Callable[[frozenset[str]], None],
         source: UsageSource | None = None,
         wall: Callable[[], float] = time.time,
@@ -220,7 +220,7 @@ class Descheduler:
         for move in confirmed.decision.plan.moves:
             if move.uid in confirmed.promises and not self._is_dry(move) and not why_outdated(self.world, move):
                 question, target = confirmed.promises[move.uid]
-                known = self.world.pods.of_workload(question.pod.workload).keys() - {move.pod}
+                known = {p.key for p in self.world.pods.values() if p.workload == question.pod.workload} - {move.pod}
                 self._planner.expect(
                     question.group,
                     question.workload,
@@ -232,7 +232,7 @@ class Descheduler:
 
     async def _read_usage(self) -> UsageBatch:
         if self._source is None:
-            self._source = source_of(self._config.usage, self._client)
+            self._source = UsageReader(self._config.usage, self._client)
         batch = await self._source.read()
         self._metrics.faults.inc(len(batch.faults))
         first = batch.faults[0] if batch.faults else ""

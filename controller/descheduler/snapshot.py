@@ -23,56 +23,22 @@ _EMPTY: Mapping[str, PodInfo] = {}
 
 
 class PodIndex:
-    """Pods by key, node, namespace, workload and AppGroup's name; kept up to date one pod at a time."""
+    """Pods by key, node, namespace, workload and AppGroup's name."""
 
     def __init__(self, pods: Iterable[PodInfo] = ()) -> None:
-        self.by_key: dict[str, PodInfo] = {}
+        self.by_key: dict[str, PodInfo] = {pod.key: pod for pod in pods}
         self._by_node: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         self._by_workload: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         self._by_group: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         self._by_namespace: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for pod in pods:
-            self.put(pod)
-
-    def copy(self) -> PodIndex:
-        """As it is now, for a thread: nothing that is put or dropped later changes it."""
-        made = PodIndex()
-        made.by_key = self.by_key.copy()
-        for index, ours in (
-            (made._by_node, self._by_node),
-            (made._by_workload, self._by_workload),
-            (made._by_group, self._by_group),
-            (made._by_namespace, self._by_namespace),
-        ):
-            index.update({name: pods.copy() for name, pods in ours.items()})
-        return made
-
-    def put(self, pod: PodInfo) -> None:
-        """Add or replace one pod."""
-        self.drop(pod.key)
-        self.by_key[pod.key] = pod
-        for index, name in self._places_of(pod):
-            if name:
-                index[name][pod.key] = pod
-
-    def drop(self, key: str) -> None:
-        """Remove one pod, if it is there."""
-        pod = self.by_key.pop(key, None)
-        if pod is None:
-            return
-        for index, name in self._places_of(pod):
-            if name:
-                del index[name][key]
-                if not index[name]:
-                    del index[name]
-
-    def _places_of(self, pod: PodInfo) -> Iterable[tuple[dict[str, dict[str, PodInfo]], str]]:
-        return (
-            (self._by_node, pod.node),
-            (self._by_namespace, pod.namespace),
-            (self._by_workload, pod.workload),
-            (self._by_group, pod.labels.get(APPGROUP_LABEL, "")),
-        )
+        for key, pod in self.by_key.items():
+            self._by_namespace[pod.namespace][key] = pod
+            if pod.node:
+                self._by_node[pod.node][key] = pod
+            if pod.workload:
+                self._by_workload[pod.workload][key] = pod
+            if group := pod.labels.get(APPGROUP_LABEL):
+                self._by_group[group][key] = pod
 
     def on_node(self, node: str) -> Mapping[str, PodInfo]:
         """Pods bound to a node, by key; finished ones included."""
@@ -191,7 +157,7 @@ class World:
     """Nodes, pods, disruption budgets, and the scheduler's view of AppGroups and costs.
 
     Attributes:
-        nodes: by name; pods: indexed.
+        nodes: by name; pods: by key.
         network: the scheduler's own state object; fed here, unless somebody else feeds it already.
 
     Args:
@@ -202,7 +168,7 @@ class World:
 
     def __init__(self, network: State, volumes: Volumes | None = None, *, feeds_network: bool = True) -> None:
         self.nodes: dict[str, Host] = {}
-        self.pods = PodIndex()
+        self.pods: dict[str, PodInfo] = {}
         self.network, self._feeds_network = network, feeds_network
         self._volumes = volumes or Volumes()
         self._budgets: dict[str, PdbState] = {}
@@ -219,13 +185,13 @@ class World:
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """A pod changed."""
         # What the network state counted before is what our index holds, whatever event came in between.
-        before = self.pods.by_key.get(key)
+        before = self.pods.get(key)
         if self._feeds_network:
             self.network.take_pod(key, before.wire if before else None, new.wire if new else None)
         if new is None:
-            self.pods.drop(key)
+            self.pods.pop(key, None)
         else:
-            self.pods.put(new)
+            self.pods[key] = new
 
     def take_budget(self, key: str, _: Budget | None, new: Budget | None) -> None:
         """A PodDisruptionBudget changed."""
@@ -269,6 +235,6 @@ class World:
         return made
 
     def snapshot(self, usage: UsageView) -> LoadSnapshot:
-        """Now. Shares the indexes with this object: of one that goes on taking changes it is good until the next await."""
+        """Now. Shares nodes and network with this object: of one that goes on taking changes it is good until the next await."""
         budgets: Mapping[str, tuple[PdbState, ...]] = by_namespace(self._budgets.values())
-        return LoadSnapshot(self.nodes, self.pods, usage, budgets, self.network, self._volumes)
+        return LoadSnapshot(self.nodes, PodIndex(self.pods.values()), usage, budgets, self.network, self._volumes)

@@ -239,11 +239,11 @@ class Day:
             if pod is not None and pod.spec.node_name:  # it had to wait for room
                 self._slots[name] = workload, slot, body, pod.spec.node_name
         known = {f"{self.namespace}/{name}" for name in self._slots}
-        for key in [key for key in world.pods.by_key if key not in known]:
+        for key in [key for key in world.pods if key not in known]:
             world.take_pod(key, None, None)
         for name, (_, _, body, node) in self._slots.items():
             key = f"{self.namespace}/{name}"
-            before = world.pods.by_key.get(key)
+            before = world.pods.get(key)
             if before is None or before.node != node:
                 status: dict[str, Any] = {"phase": "Pending"}
                 if node:

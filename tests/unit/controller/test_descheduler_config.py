@@ -112,8 +112,8 @@ def test_bare_arguments_keep_every_field() -> None:
     assert not gpu.deviation
     assert gpu.high["cpu"] == 90
     assert gpu.low["cpu"] == 10, "inherited"
-    assert gpu.anomaly.timeout_s == 150, "inherited"
-    assert (gpu.anomaly.abnormal, gpu.anomaly.normal) == (4, 2)
+    assert gpu.anomaly.timeout == 150, "inherited"
+    assert (gpu.anomaly.consecutive_abnormalities, gpu.anomaly.consecutive_normalities) == (4, 2)
     assert gpu.selector.matches({"gpu": "true"})
     assert rest.deviation
     assert rest.high["cpu"] == 15.5
@@ -130,7 +130,11 @@ def test_defaults_are_the_contracts() -> None:
     (pool,) = load.pools
     assert not pool.deviation
     assert pool.weights == {"cpu": 1, "memory": 1}
-    assert (pool.anomaly.timeout_s, pool.anomaly.abnormal, pool.anomaly.normal) == (60, 5, 3)
+    assert (pool.anomaly.timeout, pool.anomaly.consecutive_abnormalities, pool.anomaly.consecutive_normalities) == (
+        60,
+        5,
+        3,
+    )
     limits = section().compiled().limits
     assert (limits.per_node, limits.workload_backoff_s) == (2, 300)
     assert not section().enabled, "nothing is evicted unless asked for"

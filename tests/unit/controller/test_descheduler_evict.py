@@ -109,7 +109,7 @@ async def test_a_dry_run_asks_the_api_server_without_evicting() -> None:
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
 def test_a_move_whose_target_takes_no_pods_any_more_is_none(unschedulable: bool, ready: bool) -> None:
     world = World(State(SchedulerConfig(), "netaware-system"))
-    world.pods.put(pod("p", "n"))
+    world.pods["default/p"] = pod("p", "n")
     world.nodes = {"n": node("n"), "m": node("m")}
     assert why_outdated(world, move()) == ""
     world.nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)

@@ -313,7 +313,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
 def planned(world: World) -> World:
     """The same, with a plan's target on the pods that are misplaced."""
     for name in ("web-1", "web-2"):
-        known = world.pods.by_key.get(f"default/{name}")
+        known = world.pods.get(f"default/{name}")
         if known is not None:
             document = pod_document(name, known.node)
             document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
@@ -410,7 +410,7 @@ async def test_a_dry_run_weighs_calls_by_who_answers_them_as_the_leader_does(
     client = Listed(
         {
             "Node": [msgspec.convert(document, Node) for document in nodes],
-            "Pod": [found.wire for found in world.pods.by_key.values()],
+            "Pod": [found.wire for found in world.pods.values()],
             "AppGroup": list(world.network.groups.values()),
             "NetworkTopology": list(world.network._costs._topologies.values()),
             "Service": [msgspec.convert({"metadata": {"name": "db", "namespace": "default"}, "spec": spec}, Service)],

@@ -97,7 +97,7 @@ def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
         state, memory = decision.state, add_moves(memory, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
-            world.take_pod(move.pod, world.pods.by_key[move.pod], None)
+            world.take_pod(move.pod, world.pods[move.pod], None)
             heir = f"web-{minute}"
             world.take_pod(f"default/{heir}", None, read(pod_document(heir, move.target, created_s=now)))
     assert moves == [("ZoneSurvival", "z2-n1")]

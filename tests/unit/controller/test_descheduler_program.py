@@ -55,7 +55,7 @@ def batch_of(world: World, nodes: dict[str, float]) -> UsageBatch:
     cores = {name: nodes.get(name, 0.1) for name in world.nodes}
     found = [UsageReading(name, "cpu", 1000 * used, NOW_S) for name, used in cores.items()]
     found += [UsageReading(name, "memory", float(GI), NOW_S) for name in cores]
-    pods = [UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods.by_key]
+    pods = [UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods]
     return UsageBatch(tuple(found), tuple(pods))
 
 
@@ -240,7 +240,7 @@ def test_a_copy_decides_as_the_world_did_whatever_is_taken_later() -> None:
     world.network.take_topology("default/nt-default", None, None)
     for name in list(world.nodes):
         world.take_node(name, None, None)
-    for key in list(world.pods.by_key):
+    for key in list(world.pods):
         world.take_pod(key, None, None)
     assert moved(decided(world)) == []
     assert decided(still) == before

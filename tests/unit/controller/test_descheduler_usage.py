@@ -9,14 +9,14 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from aiohttp import web
 
-from controller.descheduler.config import Queries, UsageConfig
-from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_of
+from controller.descheduler.config import PrometheusConfig, Queries, UsageConfig
+from controller.descheduler.sources import UsageReader
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
@@ -144,7 +144,7 @@ def metrics_api(request: web.Request) -> tuple[int, Any]:
 
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
     async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
-        batch = await MetricsApi(client, 5).read()
+        batch = await UsageReader(UsageConfig(), client).read()
     assert batch.nodes == (UsageReading("n", "cpu", 182250, NOW_S), UsageReading("n", "memory", 1367 * 2**20, NOW_S))
     assert batch.pods == (UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", "memory", 2 * GI, NOW_S))
     assert len(batch.faults) == 1
@@ -156,7 +156,7 @@ async def test_a_metrics_api_that_is_missing_is_a_fault_and_no_error() -> None:
         return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
 
     async with serving(missing) as url, Client(ClusterConfig(url)) as client:
-        batch = await MetricsApi(client, 5).read()
+        batch = await UsageReader(UsageConfig(), client).read()
     assert (batch.nodes, batch.pods) == ((), ())
     assert batch.faults == ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",)
 
@@ -189,6 +189,13 @@ QUERIES = Queries(
 )
 
 
+async def asked(url: str, token_file: str = "") -> UsageBatch:
+    """What Prometheus alone says."""
+    prometheus = PrometheusConfig(url=url, token_file=token_file, queries=QUERIES)
+    config = UsageConfig(source="prometheus", prometheus=prometheus)
+    return await UsageReader(config, cast("Client", None), lambda: NOW_S).read()
+
+
 async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
@@ -202,8 +209,7 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
         }
     )
     async with serving(simulated) as url:
-        source = PrometheusUsage(url, QUERIES, token_file=str(token), wall=lambda: NOW_S)
-        batch = await source.read()
+        batch = await asked(url, str(token))
     assert batch.faults == ()
     assert batch.nodes[:2] == (UsageReading("n", "cpu", 3825, NOW_S), UsageReading("n", "memory", 4247781376, NOW_S))
     assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be refused and counted"
@@ -217,7 +223,7 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
 async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
     simulated = SimulatedPrometheus({"nc": [({"node": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
-        batch = await PrometheusUsage(url, QUERIES, wall=lambda: NOW_S).read()
+        batch = await asked(url)
     assert batch.nodes == (UsageReading("n", "cpu", 1000, NOW_S),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
@@ -232,7 +238,7 @@ async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
     async with serving(answer) as url, Client(ClusterConfig(url)) as client:
         queries = msgspec.to_builtins(QUERIES)
         config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
-        batch = await source_of(config, client).read()
+        batch = await UsageReader(config, client).read()
     assert {(r.name, r.resource) for r in batch.nodes} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
     assert set(simulated.asked) == {"nb", "pb"}, "cpu and memory are not asked for twice"
 
@@ -240,6 +246,6 @@ async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
 async def test_a_prometheus_that_is_down_is_a_fault_and_no_error() -> None:
     async with serving(lambda _: (200, {})) as url:
         pass
-    batch = await PrometheusUsage(url, QUERIES).read()
+    batch = await asked(url)
     assert batch.nodes == ()
     assert len(batch.faults) == 5
