@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.traffic.flows import Flow, WorkloadId
@@ -23,7 +24,7 @@ _FINEST_STEP_S, _SURE_STEPS = 15, 20
 _LONGEST_PAUSE_S = 600.0
 """Between two readings, whatever one agent says: it must not make everybody's rates ones over years."""
 
-_INSTANCE = "instance"
+_INSTANCE, _DIRECTIONS = "instance", ("request", "response")
 
 Labels = Mapping[str, str]
 
@@ -45,7 +46,8 @@ class End:
         namespace, name = labels.get(self.namespace, ""), labels.get(self.name, "")
         if namespace in _NOBODY or name in _NOBODY:
             return WorkloadId()
-        return WorkloadId(namespace, name, _kind(labels.get(self.kind, "")) if self.kind else "")
+        kind = labels.get(self.kind, "") if self.kind else ""
+        return WorkloadId(namespace, name, _KINDS.get(kind.lower(), kind))
 
     def read_zone(self, labels: Labels) -> str:
         return labels.get(self.zone, "") if self.zone else ""
@@ -53,13 +55,7 @@ class End:
 
 _NOBODY = frozenset({"", "unknown"})
 """What sources write for an end that they could not name (Istio: ``unknown``)."""
-_KINDS = {
-    kind.lower(): kind for kind in ("Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob", "Pod", "ReplicaSet")
-}
-
-
-def _kind(text: str) -> str:
-    return _KINDS.get(text.lower(), text)
+_KINDS = {k.lower(): k for k in ("Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob", "Pod", "ReplicaSet")}
 
 
 @dataclass(frozen=True)
@@ -68,50 +64,18 @@ class Counter:
 
     Attributes:
         metric: its name in Prometheus.
-        source: the end that the counter's source labels name.
-        destination: the other end.
+        counts: requests, bytes of requests or of responses, or bytes whose direction the label `Source.direction` says.
         matchers: what series must carry, as in ``{...}``.
-        requests: whether it counts requests instead of bytes.
-        asked: whether bytes counted here go from the source's end to the destination's (True), back (False), or as the
-            label ``direction_label`` says (None).
-        direction_label: a label that is ``request`` or ``response``; bytes of a response go from server to client.
-        port: label with the server's port.
-        address: label with the destination's address, where only the source's `Directory` knows whose that is.
-        both_nodes: whether the nodes of both ends count the same bytes, each in a series with its own ``instance``.
     """
 
     metric: str
-    source: End
-    destination: End
+    counts: Literal["requests", "request-bytes", "response-bytes", "bytes"] = "bytes"
     matchers: str = ""
-    requests: bool = False
-    asked: bool | None = True
-    direction_label: str = ""
-    port: str = ""
-    address: str = ""
-    both_nodes: bool = False
 
-    def rate(self, range_s: int) -> str:
-        """The expression of the rate by ends, direction and port."""
-        by = [*self.source.labels, *([self.address] if self.address else self.destination.labels)]
-        by += [label for label in (self.direction_label, self.port, _INSTANCE if self.both_nodes else "") if label]
-        selector = f"{self.metric}{{{self.matchers}}}" if self.matchers else self.metric
-        return f"sum by ({', '.join(by)}) (rate({selector}[{range_s}s]))"
-
-
-@dataclass(frozen=True)
-class Directory:
-    """A series of its own that says whose an address is, for counters that name an end by address alone.
-
-    Attributes:
-        metric: always 1, as long as the address is that workload's.
-        address: label with the address, of the same name in the counters.
-        end: labels of the workload.
-    """
-
-    metric: str
-    address: str
-    end: End
+    @property
+    def selector(self) -> str:
+        """Its series."""
+        return f"{self.metric}{{{self.matchers}}}" if self.matchers else self.metric
 
 
 @dataclass(frozen=True)
@@ -121,9 +85,14 @@ class Source:
     Attributes:
         name: for flags and the configuration.
         title: for people.
+        limitations: what this source cannot know, for people.
+        client: the end that source labels name: the client, or who sent the bytes; ``server`` the other one.
         counters: what is read.
-        blind: what this source cannot know, for people.
-        directory: whose the addresses in counters are, where these name none.
+        port: label with the server's port.
+        direction: a label that is ``request`` or ``response``; bytes of a response go from server to client.
+        both_nodes: whether the nodes of both ends count the same bytes, each in a series with its own ``instance``.
+        address: label with the server's address, where counters name it by that alone.
+        owners: metric, always 1, that says whose an address is.
         least_rate_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
             15 to 30 s.
         rounds: metric of the processor's seconds that a reading takes (`traffic_pause_s`); empty where each scrape is one.
@@ -131,9 +100,15 @@ class Source:
 
     name: str
     title: str
-    counters: Sequence[Counter]
     limitations: str
-    directory: Directory | None = None
+    client: End
+    server: End
+    counters: Sequence[Counter]
+    port: str = ""
+    direction: str = ""
+    both_nodes: bool = False
+    address: str = ""
+    owners: str = ""
     least_rate_s: int = 60
     rounds: str = ""
 
@@ -145,144 +120,119 @@ class Source:
     @property
     def presence(self) -> str:
         """An expression that has a value where the source is; names alone may be somebody else's."""
-        selectors = (f"{c.metric}{{{c.matchers}}}" if c.matchers else c.metric for c in self.counters)
-        return " or ".join(f"group({selector})" for selector in selectors)
+        return " or ".join(f"group({counter.selector})" for counter in self.counters)
+
+    def rate(self, counter: Counter, range_s: int) -> str:
+        """The expression of a counter's rate by ends, direction and port."""
+        by = [*self.client.labels, *([self.address] if self.address else self.server.labels), self.direction, self.port]
+        by.append(_INSTANCE if self.both_nodes else "")
+        return f"sum by ({', '.join(filter(None, by))}) (rate({counter.selector}[{range_s}s]))"
 
 
-def _ebpf(prefix: str, name: str, title: str) -> Source:
+def _ends(template: str, client: str, server: str) -> tuple[End, End]:
+    """Both ends, by a template of their labels: namespace, name, kind and zone, as far as there are any."""
+    first, second = (End(*template.replace("*", end).split()) for end in (client, server))
+    return first, second
+
+
+_EBPF_LIMITATIONS = """\
+who asks whom unless the attribute `direction` is selected (then it is guessed: who is behind a Service answers, else \
+who sends more); zones unless `src.zone` and `dst.zone` are; that two nodes counted the same bytes, unless zones show \
+it (rates within a zone may be up to twice as high); requests"""
+_GUESSED = "who asks whom (guessed: who is behind a Service answers, else who sends more)"
+_LINKERD = 'direction="outbound",dst_deployment!=""'
+
+SOURCES: Sequence[Source] = (
     # https://opentelemetry.io/docs/zero-code/obi/network/ and its attribute table; Beyla writes the same under its own prefix.
-    source = End("k8s_src_namespace", "k8s_src_owner_name", "k8s_src_owner_type", "src_zone")
-    destination = End("k8s_dst_namespace", "k8s_dst_owner_name", "k8s_dst_owner_type", "dst_zone")
-    counter = Counter(
-        f"{prefix}_network_flow_bytes_total",
-        source,
-        destination,
-        asked=None,
-        direction_label="direction",
-        port="server_port",
-        both_nodes=True,
-    )
-    limitations = (
-        "who asks whom unless the attribute `direction` is selected (then it is guessed: who is behind a Service answers, else "
-        "who sends more); zones unless `src.zone` and `dst.zone` are; that two nodes counted the same bytes, unless zones show "
-        "it (rates within a zone may be up to twice as high); requests"
-    )
-    return Source(name, title, (counter,), limitations)
-
-
-def _istio() -> Source:
+    *(
+        Source(
+            name,
+            title,
+            _EBPF_LIMITATIONS,
+            *_ends("k8s_*_namespace k8s_*_owner_name k8s_*_owner_type *_zone", "src", "dst"),
+            [Counter(f"{name}_network_flow_bytes_total")],
+            port="server_port",
+            direction="direction",
+            both_nodes=True,
+        )
+        for name, title in (("obi", "OpenTelemetry eBPF Instrumentation"), ("beyla", "Grafana Beyla"))
+    ),
     # https://istio.io/latest/docs/reference/config/metrics/; a client in the mesh reports as source, one outside it only at
     # the server, as destination with an unknown source. Sizes are of bodies; TCP "sent" is what the server sent.
-    source = End("source_workload_namespace", "source_workload")
-    destination = End("destination_workload_namespace", "destination_workload")
-    reporter = 'reporter="source"'
-    counters = (
-        Counter("istio_requests_total", source, destination, reporter, requests=True),
-        Counter("istio_request_bytes_sum", source, destination, reporter, asked=True),
-        Counter("istio_response_bytes_sum", source, destination, reporter, asked=False),
-        Counter("istio_tcp_received_bytes_total", source, destination, reporter, asked=True),
-        Counter("istio_tcp_sent_bytes_total", source, destination, reporter, asked=False),
-    )
-    limitations = "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads"
-    return Source("istio", "Istio", counters, limitations)
-
-
-def _netobserv() -> Source:
+    Source(
+        "istio",
+        "Istio",
+        "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
+        *_ends("*_workload_namespace *_workload", "source", "destination"),
+        [
+            Counter("istio_requests_total", "requests", 'reporter="source"'),
+            Counter("istio_request_bytes_sum", "request-bytes", 'reporter="source"'),
+            Counter("istio_response_bytes_sum", "response-bytes", 'reporter="source"'),
+            Counter("istio_tcp_received_bytes_total", "request-bytes", 'reporter="source"'),
+            Counter("istio_tcp_sent_bytes_total", "response-bytes", 'reporter="source"'),
+        ],
+    ),
     # https://github.com/netobserv/network-observability-operator/blob/main/docs/Metrics.md: what leaves a pod is egress on its
     # node, what reaches one ingress on its own; egress alone counts every byte once.
-    source = End("SrcK8S_Namespace", "SrcK8S_OwnerName", "SrcK8S_OwnerType", "SrcK8S_Zone")
-    destination = End("DstK8S_Namespace", "DstK8S_OwnerName", "DstK8S_OwnerType", "DstK8S_Zone")
-    counters = (Counter("netobserv_workload_egress_bytes_total", source, destination, asked=None),)
-    limitations = (
-        "who asks whom (guessed: who is behind a Service answers, else who sends more); zones unless the feature and the labels"
-        " are on; what sampling left out; requests"
-    )
-    return Source("netobserv", "NetObserv", counters, limitations)
-
-
-def _retina() -> Source:
+    Source(
+        "netobserv",
+        "NetObserv",
+        f"{_GUESSED}; zones unless the feature and the labels are on; what sampling left out; requests",
+        *_ends("*K8S_Namespace *K8S_OwnerName *K8S_OwnerType *K8S_Zone", "Src", "Dst"),
+        [Counter("netobserv_workload_egress_bytes_total")],
+    ),
     # https://retina.sh/docs/Metrics/modes/advanced, remote context; a gauge that only grows. Both nodes count: egress alone.
-    source = End("source_namespace", "source_workload_name", "source_workload_kind", "source_zone")
-    destination = End(
-        "destination_namespace", "destination_workload_name", "destination_workload_kind", "destination_zone"
-    )
-    counter = Counter(
-        "networkobservability_adv_forward_bytes", source, destination, 'direction=~"(?i)egress"', asked=None
-    )
-    limitations = (
-        "who asks whom (guessed: who is behind a Service answers, else who sends more); ends in local context (it must be"
-        " remote); requests"
-    )
-    return Source("retina", "Retina", (counter,), limitations)
-
-
-def _caretta() -> Source:
-    # https://github.com/groundcover-com/caretta: bytes that one side sent, told by role 1 (client) or 2 (server); a gauge that
-    # only grows. Either side counts what it sent itself.
-    client = End("client_namespace", "client_name", "client_kind")
-    server = End("server_namespace", "server_name", "server_kind")
-    counters = tuple(
-        Counter("caretta_links_observed", client, server, f'role="{role}"', asked=asked, port="server_port")
-        for role, asked in (("1", True), ("2", False))
-    )
-    limitations = "zones; which of its workloads a Service means when it selects several; anything but TCP; requests"
-    return Source("caretta", "Caretta", counters, limitations)
-
-
-def _linkerd() -> Source:
+    Source(
+        "retina",
+        "Retina",
+        f"{_GUESSED}; ends in local context (it must be remote); requests",
+        *_ends("*_namespace *_workload_name *_workload_kind *_zone", "source", "destination"),
+        [Counter("networkobservability_adv_forward_bytes", matchers='direction=~"(?i)egress"')],
+    ),
     # https://linkerd.io/2/reference/proxy-metrics/: the client's proxy, towards the other end.
-    client = End("namespace", "deployment")
-    server = End("dst_namespace", "dst_deployment", zone="dst_zone")
-    outbound = 'direction="outbound",dst_deployment!=""'
-    peer = f'{outbound},peer="dst"'
-    counters = (
-        Counter("tcp_write_bytes_total", client, server, peer, asked=True),
-        Counter("tcp_read_bytes_total", client, server, peer, asked=False),
-        Counter("request_total", client, server, outbound, requests=True),
-    )
-    return Source(
+    Source(
         "linkerd",
         "Linkerd",
-        counters,
         "clients outside of the mesh, workloads that are no Deployment, the client's zone",
-    )
-
-
-def _agent() -> Source:
+        End("namespace", "deployment"),
+        End("dst_namespace", "dst_deployment", zone="dst_zone"),
+        [
+            Counter("tcp_write_bytes_total", "request-bytes", f'{_LINKERD},peer="dst"'),
+            Counter("tcp_read_bytes_total", "response-bytes", f'{_LINKERD},peer="dst"'),
+            Counter("request_total", "requests", _LINKERD),
+        ],
+    ),
+    # https://github.com/groundcover-com/caretta: bytes that one side sent, told by role 1 (client) or 2 (server); a gauge that
+    # only grows. Either side counts what it sent itself.
+    Source(
+        "caretta",
+        "Caretta",
+        "zones; which of its workloads a Service means when it selects several; anything but TCP; requests",
+        *_ends("*_namespace *_name *_kind", "client", "server"),
+        [
+            Counter("caretta_links_observed", "request-bytes", 'role="1"'),
+            Counter("caretta_links_observed", "response-bytes", 'role="2"'),
+        ],
+        port="server_port",
+    ),
     # agent/traffic/supervisor.py: the client by name, the server by address, and each server's agent says whose address it is.
-    client = End("client_namespace", "client_workload", "client_kind", "client_zone")
-    server = End("server_namespace", "server_workload", "server_kind", "server_zone")
-    counters = tuple(
-        Counter(_AGENT_BYTES, client, server, f'direction="{direction}"', asked=asked, port="port", address="server")
-        for direction, asked in (("request", True), ("response", False))
-    )
-    limitations = (
-        "requests; connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls that"
-        " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)"
-    )
-    directory = Directory("netaware_traffic_server_info", "server", server)
-    # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
-    return Source(
+    Source(
         "conntrack",
         "netaware's agents (connection tracking)",
-        counters,
-        limitations,
-        directory,
+        "requests; connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls that"
+        " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
+        *_ends("*_namespace *_workload *_kind *_zone", "client", "server"),
+        [
+            Counter("netaware_traffic_bytes_total", "request-bytes", 'direction="request"'),
+            Counter("netaware_traffic_bytes_total", "response-bytes", 'direction="response"'),
+        ],
+        port="port",
+        address="server",
+        owners="netaware_traffic_server_info",
+        # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
         least_rate_s=100,
         rounds="netaware_traffic_round_seconds",
-    )
-
-
-_AGENT_BYTES = "netaware_traffic_bytes_total"
-SOURCES: Sequence[Source] = (
-    _ebpf("obi", "obi", "OpenTelemetry eBPF Instrumentation"),
-    _ebpf("beyla", "beyla", "Grafana Beyla"),
-    _istio(),
-    _netobserv(),
-    _retina(),
-    _linkerd(),
-    _caretta(),
-    _agent(),
+    ),
 )
 
 
@@ -300,6 +250,12 @@ class _Sums:
     requests: float | None = None
     direction_known: bool = True
 
+    def add(self, request: float, response: float, peak: float) -> None:
+        """Add bytes to the server, bytes back, and the peak of both."""
+        self.request += request
+        self.response += response
+        self.peak += peak
+
 
 _Key = tuple[WorkloadId, WorkloadId, str, str, int]
 
@@ -311,39 +267,31 @@ class _Table:
     sums: dict[_Key, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
     undirected: dict[_Key, tuple[float, float]] = field(default_factory=dict)
 
-    def take(self, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]) -> None:
+    def add(self, source: Source, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]) -> None:
         """Add one counter's series."""
-        if counter.both_nodes:
-            means, peaks = _seen_once(counter, means), _seen_once(counter, peaks)
+        if source.both_nodes:
+            means, peaks = _seen_once(source, means), _seen_once(source, peaks)
         peak_of = {_identity(series.labels): series.value for series in peaks}
         for series in means:
             labels, mean = series.labels, series.value
             if not 0 < mean < math.inf:
                 continue
             peak = max(peak_of.get(_identity(labels), mean), mean)
-            source, destination = counter.source.read(labels), counter.destination.read(labels)
-            zones = counter.source.read_zone(labels), counter.destination.read_zone(labels)
-            port = _port(labels.get(counter.port, "")) if counter.port else 0
-            direction = labels.get(counter.direction_label, "") if counter.direction_label else ""
-            if counter.asked is None and direction == "response":
-                self._add((destination, source, zones[1], zones[0], port), response=mean, peak=peak)
-            elif counter.asked is None and direction != "request":
-                key = (source, destination, *zones, port)
+            zones = source.client.read_zone(labels), source.server.read_zone(labels)
+            port = _port(labels.get(source.port, "")) if source.port else 0
+            key = (source.client.read(labels), source.server.read(labels), *zones, port)
+            direction = labels.get(source.direction, "") if source.direction else ""
+            counts = f"{direction}-bytes" if counter.counts == "bytes" and direction in _DIRECTIONS else counter.counts
+            if counts == "requests":
+                self.sums[key].requests = (self.sums[key].requests or 0.0) + mean
+            elif counts == "bytes":
                 before = self.undirected.get(key, (0.0, 0.0))
                 self.undirected[key] = before[0] + mean, before[1] + peak
-            elif counter.requests:
-                sums = self.sums[source, destination, *zones, port]
-                sums.requests = (sums.requests or 0.0) + mean
-            elif counter.asked is False:
-                self._add((source, destination, *zones, port), response=mean, peak=peak)
+            elif counts == "request-bytes":
+                self.sums[key].add(mean, 0.0, peak)
             else:
-                self._add((source, destination, *zones, port), request=mean, peak=peak)
-
-    def _add(self, key: _Key, *, request: float = 0.0, response: float = 0.0, peak: float = 0.0) -> None:
-        sums = self.sums[key]
-        sums.request += request
-        sums.response += response
-        sums.peak += peak
+                # A labelled response was sent by the server, which such a source names first.
+                self.sums[_reversed(key) if direction else key].add(0.0, mean, peak)
 
     def guess_directions(self, served: frozenset[tuple[str, str]]) -> None:
         """Decide who asked where the source only told who sent: see `Source.limitations`.
@@ -352,43 +300,33 @@ class _Table:
         """
         done: set[_Key] = set()
         for key, (mean, peak) in sorted(self.undirected.items(), reverse=True):
+            back_key = _reversed(key)
             if key in done:
                 continue
-            source, destination, source_zone, destination_zone, port = key
-            back_key = (destination, source, destination_zone, source_zone, port)
             back, back_peak = self.undirected.get(back_key, (0.0, 0.0))
             done |= {key, back_key}
-            first = (source.namespace, source.name) in served
-            second = (destination.namespace, destination.name) in served
+            first, second = ((end.namespace, end.name) in served for end in key[:2])
             source_answers = first if first != second else mean > back
-            ours = back_key if source_answers else key
-            request, response = (back, mean) if source_answers else (mean, back)
-            self._add(ours, request=request, response=response, peak=peak + back_peak)
-            self.sums[ours].direction_known = False
+            sums = self.sums[back_key if source_answers else key]
+            sums.add(*((back, mean) if source_answers else (mean, back)), peak + back_peak)
+            sums.direction_known = False
         self.undirected.clear()
 
     def flows(self) -> list[Flow]:
         """What was read, in a fixed order."""
+        found = sorted(self.sums.items(), key=lambda item: item[0])
         return [
-            Flow(
-                client,
-                server,
-                sums.request,
-                sums.response,
-                sums.peak,
-                sums.requests,
-                client_zone,
-                server_zone,
-                port,
-                sums.direction_known,
-            )
-            for (client, server, client_zone, server_zone, port), sums in sorted(
-                self.sums.items(), key=lambda kv: kv[0]
-            )
+            Flow(client, server, s.request, s.response, s.peak, s.requests, here, there, port, s.direction_known)
+            for (client, server, here, there, port), s in found
         ]
 
 
-def _seen_once(counter: Counter, found: Iterable[Series]) -> list[Series]:
+def _reversed(key: _Key) -> _Key:
+    source, destination, source_zone, destination_zone, port = key
+    return destination, source, destination_zone, source_zone, port
+
+
+def _seen_once(source: Source, found: Iterable[Series]) -> list[Series]:
     """Series without ``instance``. What crosses zones was counted by the nodes of both ends: half of it, if two told."""
     seen: dict[frozenset[tuple[str, str]], list[Series]] = defaultdict(list)
     for series in found:
@@ -396,7 +334,7 @@ def _seen_once(counter: Counter, found: Iterable[Series]) -> list[Series]:
     merged = []
     for identity, parts in seen.items():
         labels = dict(identity)
-        here, there = counter.source.read_zone(labels), counter.destination.read_zone(labels)
+        here, there = source.client.read_zone(labels), source.server.read_zone(labels)
         twice = bool(here and there and here != there and len(parts) > 1)
         total = sum(part.value for part in parts) / (2 if twice else 1)
         merged.append(Series(labels, ((parts[0].points[-1][0], total),)))
@@ -411,19 +349,6 @@ def _port(text: str) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
 
 
-async def find_sources(prometheus: PrometheusClient) -> list[Source]:
-    """The sources whose counters Prometheus has, best first.
-
-    Raises:
-        PrometheusError: Prometheus gives no answer.
-    """
-    names = "|".join(metric for source in SOURCES for metric in source.metrics)
-    found = await prometheus.query(f'count by (__name__) ({{__name__=~"{names}"}})')
-    there = {series.labels.get("__name__", "") for series in found}
-    candidates = [source for source in SOURCES if there.intersection(source.metrics)]
-    return [source for source in candidates if await prometheus.query(source.presence)]
-
-
 async def choose_among(prometheus: PrometheusClient, name: str = "") -> list[Source]:
     """The source of that name alone, or all that are there, best first. Bytes of two are never added: they count the same.
 
@@ -434,11 +359,14 @@ async def choose_among(prometheus: PrometheusClient, name: str = "") -> list[Sou
     names = [source.name for source in SOURCES]
     if name and name not in names:
         raise NoTrafficError("--source", f"{name!r} is unknown", f"write one of {', '.join(names)}")
-    found = [source for source in await find_sources(prometheus) if name in {"", source.name}]
+    wanted = [source for source in SOURCES if name in {"", source.name}]
+    metrics = [metric for source in wanted for metric in source.metrics]
+    series = await prometheus.query(f'count by (__name__) ({{__name__=~"{"|".join(metrics)}"}})')
+    known = {found.labels.get("__name__", "") for found in series}
+    candidates = [source for source in wanted if known.intersection(source.metrics)]
+    found = [source for source in candidates if await prometheus.query(source.presence)]
     if not found:
-        wanted = [source for source in SOURCES if name in {"", source.name}]
-        metrics = ", ".join(metric for source in wanted for metric in source.metrics)
-        problem = f"{prometheus.url} has no counter of who talks to whom; looked for {metrics}"
+        problem = f"{prometheus.url} has no counter of who talks to whom; looked for {', '.join(metrics)}"
         raise NoTrafficError("traffic", problem, "install one of the projects that export them")
     return found
 
@@ -489,23 +417,23 @@ async def read_flows(
         PrometheusError: Prometheus gives no answer, or too large a one for its limits.
     """
     table = _Table()
-    owners = await _read_owners(prometheus, source.directory, window_s)
+    owners = await _read_owners(prometheus, source, window_s)
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
     range_s = max(2 * step_s, await _least_rate_s(prometheus, source))
     for counter in source.counters:
-        means = await prometheus.query(counter.rate(window_s))
+        means = await prometheus.query(source.rate(counter, window_s))
         peaks: list[Series] = []
-        if means and not counter.requests:
+        if means and counter.counts != "requests":
             try:
                 peaks = await prometheus.query(
-                    f"quantile_over_time(0.95, ({counter.rate(range_s)})[{window_s}s:{step_s}s])"
+                    f"quantile_over_time(0.95, ({source.rate(counter, range_s)})[{window_s}s:{step_s}s])"
                 )
             except PrometheusError:
                 # A subquery over many series may be too much for Prometheus; the mean is then the best peak there is.
                 peaks = []
-        if source.directory is not None:
-            means, peaks = (_name_owners(series, source.directory, owners) for series in (means, peaks))
-        table.take(counter, means, peaks)
+        if source.owners:
+            means, peaks = (_name_owners(series, source.address, owners) for series in (means, peaks))
+        table.add(source, counter, means, peaks)
     table.guess_directions(served)
     return table.flows()
 
@@ -514,26 +442,24 @@ _Owners = Mapping[str, Sequence[tuple[Labels, float]]]
 """Address -> labels of each workload that had it, and its share of the time."""
 
 
-async def _read_owners(prometheus: PrometheusClient, directory: Directory | None, window_s: int) -> _Owners:
-    if directory is None:
+async def _read_owners(prometheus: PrometheusClient, source: Source, window_s: int) -> _Owners:
+    if not source.owners:
         return {}
-    by = ", ".join((directory.address, *directory.end.labels))
-    found = await prometheus.query(f"sum by ({by}) (count_over_time({directory.metric}[{window_s}s]))")
-    seen: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
+    by = ", ".join((source.address, *source.server.labels))
+    found = await prometheus.query(f"sum by ({by}) (count_over_time({source.owners}[{window_s}s]))")
+    seen: dict[str, list[Series]] = defaultdict(list)
     for series in found:
-        seen[series.labels.get(directory.address, "")].append((series.labels, series.value))
+        seen[series.labels.get(source.address, "")].append(series)
     return {
-        address: [(labels, value / sum(v for _, v in owners)) for labels, value in owners]
-        for address, owners in seen.items()
+        key: [(one.labels, one.value / sum(other.value for other in parts)) for one in parts]
+        for key, parts in seen.items()
     }
 
 
-def _name_owners(found: Iterable[Series], directory: Directory, owners: _Owners) -> list[Series]:
+def _name_owners(found: Iterable[Series], address: str, owners: _Owners) -> list[Series]:
     """Series with the labels of the address's workload. Of an address that went from one to another each gets its time's share."""
-    named: list[Series] = []
-    for series in found:
-        address = series.labels.get(directory.address, "")
-        for labels, share in owners.get(address, [({}, 1.0)]):
-            points = tuple((at_s, value * share) for at_s, value in series.points)
-            named.append(Series({**series.labels, **labels}, points))
-    return named
+    return [
+        Series({**series.labels, **labels}, tuple((at_s, value * share) for at_s, value in series.points))
+        for series in found
+        for labels, share in owners.get(series.labels.get(address, ""), [({}, 1.0)])
+    ]
