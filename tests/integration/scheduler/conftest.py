@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
 from kubekit.wire import NODES, PODS, Node, Object, Resource
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import MakeNode, StartScheduler, eventually
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
 ADMISSION = {
@@ -58,6 +58,8 @@ PATIENT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]
 Lead = Callable[..., AbstractAsyncContextManager[GatingController]]
+Scheduling = Callable[..., AbstractAsyncContextManager[GatingController]]
+MakeZones = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
@@ -145,6 +147,34 @@ def lead(client: Client) -> Lead:
             await _end(running)
 
     return run
+
+
+@pytest.fixture
+def scheduling(scheduler: StartScheduler, extender: Serve, lead: Lead) -> Scheduling:
+    """``async with scheduling(config)`` runs the leader, the extender and a kube-scheduler that asks it, or with ``asks=False`` nobody."""
+
+    @asynccontextmanager
+    async def run(config: SchedulerConfig | None = None, *, asks: bool = True) -> AsyncIterator[GatingController]:
+        async with AsyncExitStack() as stack:
+            url = await stack.enter_async_context(extender(config)) if asks else None
+            controller = await stack.enter_async_context(lead(config))
+            await scheduler(extender_url=url)
+            yield controller
+
+    return run
+
+
+@pytest.fixture
+def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
+    """``await zones("a", "b", capacity={...})`` makes a node ``n-a``, ``n-b`` in each zone; they are far from each other by default."""
+
+    async def make(*names: str, costs: dict[tuple[str, str], int] | None = None, **fields: Any) -> None:
+        for name in names:
+            await ready_node(f"n-{name}", zone=name, region="r", **fields)
+        far = {(a, b): 40 for a in names for b in names if a != b}
+        await set_costs(client, namespace, costs or far)
+
+    return make
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -19,17 +19,16 @@ from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
-from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PATIENT,
     PROFILE,
     Lead,
-    Serve,
+    MakeZones,
+    Scheduling,
     create_group,
     create_pod,
     events_of,
     read_pod,
-    set_costs,
     until,
     until_bound,
 )
@@ -103,11 +102,10 @@ async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
 
 
 async def test_a_failed_write_loses_neither_decisions_nor_events(
-    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+    client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
     """Pods that nobody of ours opened the gate of: each gets its decision and its event, whatever failed in between."""
-    await ready_node("n-a", zone="a", region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a")
     await create_group(client, namespace, ALONE)
     names = ("one", "two", "three")
     failing = FailingOnce(client, *names)
@@ -128,10 +126,9 @@ async def test_a_failed_write_loses_neither_decisions_nor_events(
 
 
 async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
-    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+    client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
-    await ready_node("n-a", zone="a", region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a")
     await create_group(client, namespace, ALONE)
     begins = asyncio.Event()
     async with lead(NO_WAIT, begins=begins) as controller:
@@ -172,17 +169,14 @@ async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
 
 
 async def test_a_pod_that_another_gate_held_for_long_goes_by_the_plan_when_that_opens(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     """Kueue holds a job for hours; its wait is not ours."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b")
     await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=2)
     await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
     hours_s = 0.0
-    async with lead(SchedulerConfig(gates=PATIENT), clock=lambda: time.time() + hours_s):
-        await scheduler()
+    async with scheduling(SchedulerConfig(gates=PATIENT), clock=lambda: time.time() + hours_s, asks=False):
         spec: dict[str, Any] = {"schedulingGates": [{"name": FOREIGN}], "labels": {"netaware.io/placement": "affinity"}}
         await create_pod(client, namespace, "held", group="a1", workload="P1", **spec)
         hours_s = 10 * PATIENT.max_wait_s
@@ -199,11 +193,10 @@ async def _open(client: Client, namespace: str, pod: str) -> bool:
 
 
 async def test_room_of_a_deleted_group_is_free_for_others(
-    client: Client, namespace: str, guest: str, ready_node: MakeNode, lead: Lead
+    client: Client, namespace: str, guest: str, lead: Lead, zones: MakeZones
 ) -> None:
     """Its pods in another namespace belong to no group from then on."""
-    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
+    await zones("a", capacity={"cpu": "2"})
     await create_group(client, namespace, ALONE, name="first", members=1, elsewhere={"P1": guest})
     async with lead(SchedulerConfig(gates=PATIENT)) as controller:
         await create_pod(
@@ -242,22 +235,13 @@ async def _is_planned(controller: GatingController, group: str) -> bool:
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
 async def test_a_chain_of_pods_that_must_be_near_a_later_workload_is_never_refused(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    mode: Any,
+    client: Client, namespace: str, mode: Any, scheduling: Scheduling, zones: MakeZones
 ) -> None:
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b")
     chain = ("P1", "P2", "P3", "P4", "P5")
     await create_group(client, namespace, {one: [(other, 50)] for one, other in pairwise(chain)} | {"P5": []})
     config = SchedulerConfig(gates=PATIENT, placement=mode)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         for one, other in zip(chain, (*chain[1:], ""), strict=True):
             labels = {"matchLabels": {WORKLOAD_LABEL: other}}
             term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": labels}
@@ -270,12 +254,10 @@ async def test_a_chain_of_pods_that_must_be_near_a_later_workload_is_never_refus
 
 
 async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
-    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+    client: Client, namespace: str, lead: Lead, zones: MakeZones
 ) -> None:
     """Asked for when a leadership begins, not learned from a pod that is stuck."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b")
     await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
     labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
     template = {

@@ -13,11 +13,10 @@ from controller.scheduler.config import SchedulerConfig
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import PODS, Condition, Object, Resource
-from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     PATIENT,
-    Lead,
-    Serve,
+    Scheduling,
     create_group,
     create_pod,
     read_pod,
@@ -62,13 +61,7 @@ async def tried(client: Client, namespace: str) -> Condition | None:
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 async def test_gates_of_one_pod_group_open_together(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    placement: Placement,
+    client: Client, namespace: str, ready_node: MakeNode, placement: Placement, scheduling: Scheduling
 ) -> None:
     """One workload's pods would wait at their gates until the other's are bound, which wait for all of the PodGroup."""
     for node, zone in (("n-a", "a"), ("n-b", "b")):
@@ -77,8 +70,7 @@ async def test_gates_of_one_pod_group_open_together(
     await create_group(client, namespace, {"A": [("B", 10)], "B": []}, members=3)
     await create_pod_group(client, namespace, "gang", 3)
     config = SchedulerConfig(gates=PATIENT, placement=placement)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         await create_members(client, namespace, ("b1",), "B", requests={"cpu": "1"})
         await create_members(client, namespace, ("a1", "a2"), "A", requests={"cpu": "1"})
         placed = await until_bound(client, namespace, "a1", "a2", "b1")
@@ -88,7 +80,7 @@ async def test_gates_of_one_pod_group_open_together(
 
 
 async def test_hypothetical_placements_use_nothing_up(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     """A PodGroup that fails because of a pod that is not ours: what its other pods were shown is theirs as before."""
     nodes = ("n-1", "n-2", "n-3")
@@ -98,8 +90,7 @@ async def test_hypothetical_placements_use_nothing_up(
     await create_group(client, namespace, {"A": []}, members=3)
     await create_pod_group(client, namespace, "gang", 4)
     config = SchedulerConfig(gates=PATIENT)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         gang = {"podGroupName": "gang"}
         await create_pod(client, namespace, "large", requests={"cpu": "16"}, schedulingGroup=gang)
         await create_members(client, namespace, ("p1", "p2", "p3"), "A", requests={"cpu": "2"})
@@ -112,7 +103,7 @@ async def test_hypothetical_placements_use_nothing_up(
 
 
 async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     """Fifty pods where thirty fit: none is bound, told a place or promised room; another AppGroup has all of it."""
     for node in ("n-1", "n-2", "n-3"):
@@ -123,8 +114,7 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
     await create_pod_group(client, namespace, "gang", 50)
     members, others = [f"m{i:02}" for i in range(50)], [f"o{i:02}" for i in range(30)]
     config = SchedulerConfig(gates=PATIENT)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         await create_members(client, namespace, members, "A", requests={"cpu": "1"})
 
         async def refused() -> bool:

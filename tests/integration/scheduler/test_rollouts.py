@@ -12,8 +12,8 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object
-from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import PROFILE, Lead, Serve, create_group, set_costs, until
+from tests.integration.conftest import MakeNode
+from tests.integration.scheduler.conftest import PROFILE, Scheduling, create_group, set_costs, until
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -35,13 +35,7 @@ def deployment(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
 async def test_services_that_survive_a_zone_still_do_after_rollouts(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    mode: Any,
+    client: Client, namespace: str, ready_node: MakeNode, mode: Any, scheduling: Scheduling
 ) -> None:
     zone_of = {f"n-{zone}-{i}": zone for zone in ZONES for i in range(3)}
     for name, zone in zone_of.items():
@@ -65,8 +59,7 @@ async def test_services_that_survive_a_zone_still_do_after_rollouts(
             zones.setdefault(pod.workload, set()).add(zone_of[pod.spec.node_name])
         return sorted(workload for workload, where in zones.items() if len(where) == 1)
 
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         for name in WORKLOADS:
             await client.create(DEPLOYMENTS, deployment(name), Object, namespace=namespace)
         await until(lambda: settled(""))

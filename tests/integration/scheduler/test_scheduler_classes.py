@@ -18,6 +18,8 @@ from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PATIENT,
     Lead,
+    MakeZones,
+    Scheduling,
     Serve,
     create_group,
     create_pod,
@@ -54,18 +56,10 @@ async def volume_in(client: Client, namespace: str, claim: str, zone: str) -> As
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
 async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_stay_near(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    mode: Any,
+    client: Client, namespace: str, scheduler: StartScheduler, extender: Serve, lead: Lead, mode: Any, zones: MakeZones
 ) -> None:
     """P1 wants to be near P2, in zone a; the volume of one replica, not the first by name, is in zone b."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b")
     await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=4)
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
     stateful = {
@@ -99,7 +93,7 @@ def workload_of(workload: str, labels: Mapping[str, str] | None = None, **spec: 
 
 
 async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     """The old replicas are told zone a, where P2 is; the new ones may go to zone b alone, and must not be told zone a."""
     await ready_node("n-a", zone="a", region="r")
@@ -119,8 +113,7 @@ async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
     async def on_b() -> bool:
         return await nodes() == ["n-b"] * 3
 
-    async with lead(SchedulerConfig(gates=PATIENT)):
-        await scheduler()
+    async with scheduling(SchedulerConfig(gates=PATIENT), asks=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
         await until(on_a)

@@ -19,12 +19,12 @@ from kubekit.wire import PODS, Object, Resource
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PATIENT,
-    Lead,
+    MakeZones,
+    Scheduling,
     Serve,
     create_group,
     create_pod,
     read_pod,
-    set_costs,
     until,
     until_bound,
 )
@@ -42,17 +42,15 @@ def autoscaler_sees(pod: GroupPod) -> bool:
 
 
 async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     """Nobody waits for a workload before it that has no place either: with these waits, one would be seen in ten minutes."""
-    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
+    await zones("a", capacity={"cpu": "2"})
     chain = ("P1", "P2", "P3", "P4")
     await create_group(client, namespace, {a: [(b, 10)] for a, b in pairwise(chain)} | {"P4": []})
     names = [workload.lower() for workload in chain]
     config = SchedulerConfig(gates=PATIENT)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         for workload in chain:
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "4"})
 
@@ -98,12 +96,10 @@ async def test_gates_open_where_no_controller_does(
 
 
 async def test_pods_are_evicted_only_where_the_filter_lets_the_pod_in_then(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, scheduler: StartScheduler, extender: Serve, zones: MakeZones
 ) -> None:
     """P1 belongs near P2, in zone a. Both zones are full of pods that P1 may evict; those of zone b are left alone."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b", capacity={"cpu": "2"})
     await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
     urgent = f"urgent-{namespace}"
     body = {"metadata": {"name": urgent}, "value": 1000, "globalDefault": False}

@@ -25,7 +25,8 @@ from tests.integration.scheduler.conftest import (
     DEADLINE_S,
     PATIENT,
     Lead,
-    Serve,
+    MakeZones,
+    Scheduling,
     create_group,
     create_pod,
     events_of,
@@ -82,20 +83,11 @@ async def create_boutique(client: Client, namespace: str, algorithm: str) -> lis
     "algorithm", [pytest.param(name, marks=pytest.mark.slow if name != "KahnSort" else ()) for name in ORDERS]
 )
 async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    algorithm: str,
+    client: Client, namespace: str, algorithm: str, scheduling: Scheduling, zones: MakeZones
 ) -> None:
-    for zone in ("a", "b", "c"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b", "c", costs=FAR)
     config = SchedulerConfig(gates=PATIENT)
-    async with extender(config) as url, lead(config), watched(client, namespace) as bound:
-        await scheduler(extender_url=url)
+    async with scheduling(config), watched(client, namespace) as bound:
         selectors = await create_boutique(client, namespace, algorithm)
         for selector in selectors:
             await create_pod(client, namespace, selector.lower(), group="online-boutique", workload=selector)
@@ -107,22 +99,13 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
 
 @pytest.mark.parametrize("mode", ["extender", "affinity"])
 async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
-    client: Client,
-    namespace: str,
-    ready_node: MakeNode,
-    scheduler: StartScheduler,
-    extender: Serve,
-    lead: Lead,
-    mode: Any,
+    client: Client, namespace: str, mode: Any, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     """Two chains of two pods; each node holds two. Zone b is far from all: a and c get a chain each."""
-    for zone in ("a", "b", "c"):
-        await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
+    await zones("a", "b", "c", capacity={"cpu": "2"}, costs=FAR)
     await create_group(client, namespace, {"W": [("X", 10)], "X": [], "Y": [("Z", 10)], "Z": [("X", 30)]})
     config = SchedulerConfig(placement=mode)
-    async with extender(config) as url, lead(config):
-        await scheduler(extender_url=url)
+    async with scheduling(config):
         for workload in "WXYZ":
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "1"})
         placed = await until_bound(client, namespace, "w", "x", "y", "z")
@@ -147,15 +130,12 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
 
 
 async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
 ) -> None:
     """No extender at all, the default profile; pods are made by a Deployment, whose zone is then required."""
-    for zone in ("a", "b"):
-        await ready_node(f"n-{zone}", zone=zone, region="r")
-    await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
+    await zones("a", "b")
     await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=4)
-    async with lead():
-        await scheduler()
+    async with scheduling(asks=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
         labels = {
             "appgroup.diktyo.x-k8s.io": "a1",
@@ -186,7 +166,7 @@ async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
 
 
 async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as_it_is(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
         await ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
@@ -200,8 +180,7 @@ async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as
             {"weight": 3, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
         ],
     }
-    async with lead(SchedulerConfig(placement="affinity")):
-        await scheduler()
+    async with scheduling(SchedulerConfig(placement="affinity"), asks=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b-hdd")
         await create_pod(client, namespace, "p1", group="a1", workload="P1", affinity={"nodeAffinity": own})
         assert await until_bound(client, namespace, "p1") == {"p1": "n-b-ssd"}
@@ -218,7 +197,7 @@ async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as
 
 
 async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     """No such group, no such workload, a cycle, workloads that never come, an earlier pod that never fits."""
     await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
@@ -226,8 +205,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
     await create_group(client, namespace, {"A": [("B", 5)], "B": [("A", 5)]}, name="cycle")
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="absent", algorithm="ReverseKahn")
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="huge", algorithm="ReverseKahn")
-    async with lead(config):
-        await scheduler()
+    async with scheduling(config, asks=False):
         await create_pod(client, namespace, "orphan", group="unknown", workload="A")
         await create_pod(client, namespace, "stranger", group="absent", workload="C")
         await create_pod(client, namespace, "lonely", group="absent", workload="A")
@@ -244,13 +222,12 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
 
 
 async def test_a_pod_that_waits_for_its_group_says_for_whom(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=120, missing_workload_timeout_s=60))
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, algorithm="ReverseKahn")
-    async with lead(config):
-        await scheduler()
+    async with scheduling(config, asks=False):
         await create_pod(client, namespace, "a", group="a1", workload="A")
         async with asyncio.timeout(DEADLINE_S):
             while not (
@@ -346,7 +323,7 @@ async def annotate_for_ever(client: Client, namespace: str, name: str, annotated
 
 
 async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
     """Somebody's own policy forbids the annotation; the pod is released without it rather than held."""
     name = f"deny-{namespace}"
@@ -369,8 +346,7 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
         with pytest.raises(ApiError, match=r"^422 .*not here"):
             await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), DEADLINE_S)
         await create_group(client, namespace, {"A": []})
-        async with lead():
-            await scheduler()
+        async with scheduling(asks=False):
             await create_pod(client, namespace, "a", group="a1", workload="A")
             await until_bound(client, namespace, "a")
     finally:
