@@ -29,7 +29,7 @@ class AllocatableArgs(Section, frozen=True):
     Attributes:
         mode: ``Least`` prefers nodes with little allocatable, ``Most`` those with much.
         resources: what counts, and how much.
-        weight: factor of this score in the extender's answer; 0, the default, leaves it out.
+        weight: of this score beside the network's, 100 each at most, in plans and in the extender's answers; 0 leaves it out.
     """
 
     mode: Literal["Least", "Most"] = "Least"

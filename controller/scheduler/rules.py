@@ -16,7 +16,6 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, Location, Verdict
-from controller.cluster.requests import amount
 from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
@@ -238,7 +237,7 @@ def refusal(node: str, place_score: PlaceScore) -> str:
     return f"Node {node} has too little free bandwidth for the Workload dependencies"
 
 
-def raw_score(allocatable: Mapping[str, str] | None, args: AllocatableArgs) -> int:
+def raw_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:
     """NodeResourcesAllocatable (docs/contracts, section 5): weighted mean of a node's allocatable, negative in mode ``Least``.
 
     Nodes are preferred by how much they could hold, not by what is free: requests do not matter. Cpu counts in millicores, the rest as
@@ -247,7 +246,7 @@ def raw_score(allocatable: Mapping[str, str] | None, args: AllocatableArgs) -> i
     sign = -1 if args.mode == "Least" else 1
     total = weights = 0
     for resource in args.resources:
-        total += sign * amount(resource.name, (allocatable or {}).get(resource.name, "0")) * resource.weight
+        total += sign * allocatable.get(resource.name, 0) * resource.weight
         weights += resource.weight
     # Go's division truncates toward zero, Python's floors.
     return total // weights if total >= 0 else -(-total // weights)

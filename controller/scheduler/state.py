@@ -65,10 +65,11 @@ class State:
         nodes: node name -> facts.
         population: index in `places` -> how many nodes are there; no zeros.
         node_version: counts changes of nodes alone.
+        allocatable: how much nodes are preferred by their size.
     """
 
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
-        self._rules = config.rules
+        self._rules, self.allocatable = config.rules, config.allocatable
         self.version = self.surroundings_version = self.node_version = 0
         self.places: list[Location] = [NOWHERE]
         self.place_of: dict[str, int] = {}

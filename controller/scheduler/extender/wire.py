@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NOWHERE
 from controller.cluster.pods import Target
+from controller.cluster.requests import amounts
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import (
     MAX_SCORE,
@@ -143,7 +144,7 @@ class NodeIndex:
         known = self._raw_scores.get(name)
         if known is None:
             facts = self._state.nodes.get(name)
-            known = raw_score(facts.allocatable if facts else None, self._allocatable)
+            known = raw_score(amounts(facts.allocatable if facts else None), self._allocatable)
             if facts:
                 self._raw_scores[name] = known
         return known

@@ -61,6 +61,7 @@ class PlanInputs(NamedTuple):
             hot=node_cache.hot,
             foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
+            allocatable=self.state.allocatable,
         )
 
     def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:

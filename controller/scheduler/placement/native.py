@@ -24,6 +24,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "inverse": (np.float64, "hosts resources"),
     "zone_of": (np.int32, "hosts"),
     "zoned": (np.uint8, "zones"),
+    "host_price": (np.float64, "hosts"),
     "workload_of": (np.int32, "classes"),
     "row_of": (np.int32, "classes"),
     "allowed": (np.uint8, "rows hosts"),
@@ -220,7 +221,14 @@ def _edges(problem: Problem) -> list[int]:
 
 def _host_arrays(problem: Problem) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
-    return {"free": problem.free, "inverse": inverse, "zone_of": problem.zone_of, "zoned": problem.zoned}
+    prices = np.zeros(len(inverse)) if problem.host_price is None else problem.host_price
+    return {
+        "free": problem.free,
+        "inverse": inverse,
+        "zone_of": problem.zone_of,
+        "zoned": problem.zoned,
+        "host_price": prices * _per_replica(problem),
+    }
 
 
 def _replica_arrays(problem: Problem) -> dict[str, object]:

@@ -24,6 +24,7 @@ from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import as_asked
+from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.placement.foreign import ForeignPods
 from controller.scheduler.placement.judge import count_hosts, judge
 from controller.scheduler.placement.preferences import dependencies_of, objective_of, spread_of
@@ -84,6 +85,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
         turn: the same question asked again gets another search.
         prices: of bytes between zones, for groups whose objective weighs money.
+        allocatable: how much nodes are preferred by their size.
     """
 
     graph: Graph
@@ -108,6 +110,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     foreign: Sequence[ForeignPods] = ()
     turn: int = 0
     prices: PriceTable | None = None
+    allocatable: AllocatableArgs = AllocatableArgs()
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -279,6 +282,7 @@ class _Reading:
             objective=objective_of(group, snapshot.objective, self.problems, priced=snapshot.prices is not None),
             measured=snapshot.measured,
             prices=snapshot.prices,
+            allocatable=snapshot.allocatable,
         )
 
     def plan(self, deadline_s: float, *, priced: bool) -> Plan:

@@ -101,6 +101,7 @@ class Problem(msgspec.Struct, frozen=True):
         capacity: [host, resource] allocatable.
         zone_of: [host].
         zoned: [zone] whether nodes there carry the zone label.
+        host_price: [host] of a replica there, as a share of what a replica's calls cost at worst.
         workload_of: [class].
         asks: [class, resource].
         row_of: [class] row of ``allowed``.
@@ -133,6 +134,7 @@ class Problem(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...] = ()
     must_span_zones: Bools | None = None
     colocation_penalty: Floats | None = None
+    host_price: Floats | None = None
     crowd: float = 0.0
     load: float = 1.0
     balance: float = 1e-3

@@ -20,8 +20,10 @@ from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
+from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Table
 from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
+from controller.scheduler.rules import raw_score
 from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)
@@ -118,6 +120,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
         objective: by what a placement is judged.
         measured: whether a NetworkTopology is there at all.
         prices: of bytes, for objectives that weigh money.
+        allocatable: how much nodes are preferred by their size.
     """
 
     hosts: Mapping[str, Host]
@@ -131,6 +134,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     objective: Objective = "time"
     measured: bool = True
     prices: PriceTable | None = None
+    allocatable: AllocatableArgs = AllocatableArgs()
 
 
 class CompiledProblem(msgspec.Struct, frozen=True):
@@ -217,6 +221,7 @@ class _Compiler:
         asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
         tables, table_of = self.tables()
         shape = (max(len(self._allowed), 1), len(free_capacity.names))
+        by_size = request.allocatable.weight > 0
         return Problem(
             free=self._free(),
             capacity=self._capacity(),
@@ -231,9 +236,11 @@ class _Compiler:
             edges=self._edges(table_of, fixed),
             tables=tables,
             must_span_zones=self._must_span_zones(),
-            colocation_penalty=np.array([0.0 if spread == "none" else 1.0 for spread in request.spreads], np.float64),
-            crowd=0.0 if "none" in request.spreads else _CROWD,
+            # Where nodes are preferred by their size, that decides which are shared.
+            colocation_penalty=np.array([float(s != "none" and not by_size) for s in request.spreads], np.float64),
+            crowd=0.0 if "none" in request.spreads or by_size else _CROWD,
             load=0.0 if request.objective == "parity" else 1.0,
+            host_price=self._host_price(),
             balance=min((_BALANCE[spread] for spread in request.spreads), default=0.0),
         )
 
@@ -259,6 +266,15 @@ class _Compiler:
             for name in self._free_capacity.names
         ]
         return np.array(table, np.int64).reshape(len(table), len(self._resources))
+
+    def _host_price(self) -> Floats | None:
+        """As the extender adds the score of NodeResourcesAllocatable to that of the network, which is 100 at most."""
+        args, names = self._request.allocatable, self._free_capacity.names
+        if not args.weight:
+            return None
+        raw = np.array([raw_score(self._request.hosts[name].allocatable, args) for name in names], np.float64)
+        spread = float(np.ptp(raw)) if len(raw) else 0.0
+        return args.weight * (raw.max() - raw) / spread if spread else None
 
     def _must_span_zones(self) -> Bools:
         """[workload] those that want to survive a zone and have hosts in more than one."""

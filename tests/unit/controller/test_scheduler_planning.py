@@ -11,6 +11,7 @@ import pytest
 
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating import group_plans
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
@@ -282,6 +283,22 @@ async def test_a_group_that_never_settles_rests_between_its_plans() -> None:
     assert "d/b" not in plan_state.plan.targets
     assert len(world.plans._queue) == 0
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("weight", "nodes"), [(0, {"small", "large"}), (1, {"small"})])
+async def test_small_pods_leave_the_large_node_free_where_allocatable_counts(weight: int, nodes: set[str]) -> None:
+    """Seed 002, as an AppGroup."""
+    world = World(0, 10)
+    world.state.allocatable = AllocatableArgs(weight=weight)
+    for world.cpu, name in ((10, "small"), (200, "large")):
+        world.add_node(name, "z0")
+    world.add_group("d/g", 6)
+    for i in range(6):
+        world.add_pod("d/g", f"p{i}", "P1" if i % 2 else "P2", 1)
+    await world.plans.make("d/g")
+    plan = world.plans.look("d/g", world.of("d/g")).plan
+    assert plan is not None
+    assert {target.node for target in plan.targets.values()} == nodes
 
 
 async def test_what_pods_of_less_priority_hold_is_room_of_last_resort() -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.pods import GroupPod
+from controller.cluster.requests import amounts
 from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
@@ -423,19 +424,17 @@ def normalise_all(raw: list[int]) -> list[int]:
 def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) -> None:
     """Seed 002: nodes of 10 and 200."""
     args = AllocatableArgs(mode=mode)
-    raw = [raw_score({"cpu": "10", "memory": "10Gi"}, args), raw_score({"cpu": "200", "memory": "200Gi"}, args)]
+    raw = [raw_score(amounts({"cpu": f"{size}", "memory": f"{size}Gi"}), args) for size in (10, 200)]
     assert normalise_all(raw) == scores
 
 
 def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing() -> None:
     args = AllocatableArgs(resources=(ResourceWeight(name="a", weight=2), ResourceWeight(name="b", weight=1)))
-    assert raw_score({"a": "5"}, args) == -3  # -10/3, and not -4
-    assert raw_score({"a": "5"}, msgspec.structs.replace(args, mode="Most")) == 3
-    assert raw_score(None, args) == 0
-    assert (
-        raw_score({"cpu": "500m"}, AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),)))
-        == 500
-    )
+    assert raw_score({"a": 5}, args) == -3  # -10/3, and not -4
+    assert raw_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
+    assert raw_score({}, args) == 0
+    cpu = AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),))
+    assert raw_score(amounts({"cpu": "500m"}), cpu) == 500
     assert normalise_all([4, 4]) == [0, 0]
     assert normalise_all([0, 1, 3]) == [0, 33, 100]
     assert normalise_all([]) == []

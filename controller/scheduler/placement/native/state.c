@@ -335,8 +335,8 @@ static double soft_delta(const State *s, int32_t class, int32_t from, int32_t to
 double state_side(const State *s, int32_t class, int32_t from, int32_t to) {
   const Problem *p = s->p;
   double sum = spread_delta(s, p->workload_of[class], from, to);
-  if (to >= 0) sum += balance_delta(s, class, to, 1);
-  if (from >= 0) sum += balance_delta(s, class, from, -1);
+  if (to >= 0) sum += balance_delta(s, class, to, 1) + p->host_price[to];
+  if (from >= 0) sum += balance_delta(s, class, from, -1) - p->host_price[from];
   return p->role_start[class] < p->role_start[class + 1] ? sum + soft_delta(s, class, from, to) : sum;
 }
 
@@ -471,7 +471,7 @@ double state_cost(const State *s) {
     for (int64_t h = 0; p->host_wish[w] > 0 && h < p->hosts; h++)
       sum += p->host_wish[w] * s->count[w * p->hosts + h] * s->count[w * p->hosts + h];
   }
-  for (int64_t h = 0; h < p->hosts; h++) sum += p->crowd_price * s->crowd[h] * s->crowd[h];
+  for (int64_t h = 0; h < p->hosts; h++) sum += (p->crowd_price * s->crowd[h] + p->host_price[h]) * s->crowd[h];
   for (int64_t r = 0; r < p->rules; r++)
     for (int64_t d = p->domain_start[r]; p->rule_kind[r] == RULE_PREFERENCE && d < p->domain_start[r + 1]; d++)
       sum += p->rule_price[r] * (double)(s->own[d] * s->here[d]);

@@ -19,6 +19,7 @@ typedef struct {
   const double *inverse;        /* [host][resource] 1 / capacity, 0 where there is none */
   const int32_t *zone_of;       /* [host] */
   const uint8_t *zoned;         /* [zone] whether its nodes carry the zone label */
+  const double *host_price;     /* [host] of a replica there */
   const int32_t *workload_of;   /* [class] */
   const int32_t *row_of;        /* [class] row of `allowed` */
   const uint8_t *allowed;       /* [row][host] */
