@@ -25,6 +25,7 @@ from controller.scheduler.gating.cached_plan import (
     hold_against,
     judge,
 )
+from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.foreign import foreign_pods
@@ -161,7 +162,7 @@ class GroupPlans:
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
         self._expected: dict[str, list[Expected]] = {}
-        self._rollouts: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
+        self._rollouts: dict[str, tuple[frozenset[tuple[str, bool]], float]] = {}
 
     async def run(self) -> None:
         """Make plans, one after the other, until cancelled."""
@@ -407,11 +408,14 @@ class GroupPlans:
         if not verdict.crowded:
             self._rollouts.pop(group, None)
             return False
-        seen, now = frozenset((pod.metadata.key, pod.spec.node_name) for pod in pods if not pod.over), self._clock()
+        held = [pod for pod in pods if self._node_cache.assigned_node(pod.metadata.key)]
+        seen, now = frozenset((p.metadata.key, p.over) for p in held if p.over or p.ready), self._clock()
         before, since = self._rollouts.get(group, (None, now))
         if before != seen:
             self._rollouts[group] = (seen, since := now)
-        return now - since >= self._config.missing_workload_timeout_s
+        # A pod that is starting will take an old one's place, and one that is going will leave its room.
+        moving = any(pod.over or not pod.ready for pod in held)
+        return now - since >= (self._config.max_wait_s / 2 if moving else ROLLOUT_PAUSE_S)
 
     def _refuse_full(self, group: str, plan: Plan, pods: Iterable[GroupPod], leaving: Iterable[str]) -> None:
         """These pods wait no longer for room on hosts that pods are about to leave."""

@@ -25,6 +25,8 @@ found no place for it."""
 
 DEBOUNCE_S = 0.5
 """Pods of a group are created one by one; the plan should know all of them."""
+ROLLOUT_PAUSE_S = 5.0
+"""For the Deployment controller to take the next step; without one, nobody waits for room that a rollout is to free."""
 PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
@@ -230,7 +232,7 @@ class _Decider:
         reason = self._held_back(pod, age_s)
         if not reason and pod.metadata.key in self._queue.crowded:
             reason = "its node has no room until the pods that it replaces are gone"
-            self._wakes.append(self._config.missing_workload_timeout_s)
+            self._wakes.append(ROLLOUT_PAUSE_S)
         return (None, reason) if reason else ("turn", "")
 
     def _held_back(self, pod: GroupPod, age_s: float) -> str:

@@ -154,10 +154,12 @@ def scheduling(scheduler: StartScheduler, extender: Serve, lead: Lead) -> Schedu
     """``async with scheduling(config)`` runs the leader, the extender and a kube-scheduler that asks it, or with ``asks=False`` nobody."""
 
     @asynccontextmanager
-    async def run(config: SchedulerConfig | None = None, *, asks: bool = True) -> AsyncIterator[GatingController]:
+    async def run(
+        config: SchedulerConfig | None = None, *, asks: bool = True, **leading: Any
+    ) -> AsyncIterator[GatingController]:
         async with AsyncExitStack() as stack:
             url = await stack.enter_async_context(extender(config)) if asks else None
-            controller = await stack.enter_async_context(lead(config))
+            controller = await stack.enter_async_context(lead(config, **leading))
             await scheduler(extender_url=url)
             yield controller
 

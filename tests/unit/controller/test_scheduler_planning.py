@@ -296,7 +296,7 @@ async def test_small_pods_leave_the_large_node_free_where_allocatable_counts(wei
     for i in range(6):
         world.add_pod("d/g", f"p{i}", "P1" if i % 2 else "P2", 1)
     await world.plans.make("d/g")
-    plan = world.plans.look("d/g", world.of("d/g")).plan
+    plan = world.plans.get_or_request("d/g", world.of("d/g")).plan
     assert plan is not None
     assert {target.node for target in plan.targets.values()} == nodes
 

@@ -63,13 +63,15 @@ class Cluster(World):
             created = format_time(self.now)
             meta: dict[str, Any] = {"labels": labels, "creationTimestamp": created, "ownerReferences": owners}
             self.change(f"d/{key}", metadata=meta)
-        elif old and len(mine) > REPLICAS and all(self.is_ready(pod.metadata.key) for pod in new):
+        elif all([self.is_ready(pod.metadata.key) for pod in mine]) and old and len(mine) > REPLICAS:  # noqa: C419
             on = [pod.spec.node_name for pod in mine]
             goes = max(old, key=lambda pod: (on.count(pod.spec.node_name), self.rng.random()))
             self.delete(group, goes.metadata.key)
 
     def is_ready(self, key: str) -> bool:
-        return self.now - self.bound_at.get(key, self.now) >= self.ready_s
+        if not self.pods[key].ready and self.now - self.bound_at.get(key, self.now) >= self.ready_s:
+            self.change(key, status={"conditions": [{"type": "Ready", "status": "True"}]})
+        return self.pods[key].ready
 
     async def lead(self, group: str) -> None:
         """What the leader does about one group now."""
@@ -138,10 +140,10 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
 
 
 async def test_pods_go_elsewhere_when_those_that_they_replace_do_not_go() -> None:
-    cluster = Cluster(cpu=6 * CPU, ready_s=float("inf"))
+    cluster = Cluster(cpu=6 * CPU, ready_s=1)
     await cluster.roll_out(20)
-    cluster.revision = 1
-    for _ in range(3 * int(cluster.config.gates.missing_workload_timeout_s)):
+    cluster.revision, cluster.ready_s = 1, float("inf")
+    for _ in range(int(cluster.config.gates.max_wait_s) - 10):
         await cluster.step()
     assert len(cluster.pods) == 54
     assert [pod.metadata.key for pod in cluster.pods.values() if pod.waiting] == []
