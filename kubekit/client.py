@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
@@ -28,12 +27,13 @@ from aiohttp import BytesPayload
 from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
+from kubekit.answers import RawPage, WatchEvent, decode_answer, error_of, read_events, translated
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
-from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
+from kubekit.errors import ApiError
 from kubekit.transport import ConnectionPool, ConnectionPools
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import DECODE_ERRORS, EVICTIONS, PODS, ListMeta, ObjectMeta, Resource, Wire
+from kubekit.wire import EVICTIONS, PODS, ObjectMeta, Resource
 
 T = TypeVar("T")
 
@@ -63,57 +63,6 @@ class WriteGuard(Protocol):
     def writing(self) -> AbstractContextManager[None]:
         """Around each write; left by an exception when nobody knows whether it takes effect."""
         ...
-
-
-class WatchEvent(msgspec.Struct, gc=False, frozen=True):
-    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with the object undecoded."""
-
-    type: str
-    object: msgspec.Raw
-
-    def to_error(self) -> ApiError:
-        """Of an ERROR, what it says as an exception."""
-        return _decode_status(self.object).to_error(500)
-
-
-class _Cause(Wire, frozen=True):
-    reason: str = ""
-
-
-class _Details(Wire, frozen=True):
-    causes: list[_Cause] | None = None
-    retry_after_seconds: int = 0
-
-
-class Status(Wire, frozen=True):
-    """metav1.Status, the API server's way to say what went wrong."""
-
-    code: int = 0
-    reason: str = ""
-    message: str = ""
-    details: _Details | None = None
-
-    def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """The same as an exception; ``retry_after`` is the HTTP header, in seconds."""
-        details = self.details or _Details()
-        wait = float(retry_after) if retry_after and retry_after.isdigit() else details.retry_after_seconds
-        return ApiError(
-            self.code or fallback_code,
-            self.reason,
-            self.message,
-            retry_after_s=float(wait) if wait else None,
-            causes=tuple(c.reason for c in details.causes or ()),
-        )
-
-
-_decode_status = msgspec.json.Decoder(Status).decode
-
-
-class RawPage(msgspec.Struct, gc=False, frozen=True):
-    """One page of a list, items undecoded, so that one malformed object fails alone."""
-
-    items: list[msgspec.Raw] = []
-    metadata: ListMeta = ListMeta()
 
 
 class Client:
@@ -152,7 +101,7 @@ class Client:
 
     async def get(self, resource: Resource, name: str, type_: type[T], *, namespace: str | None = None) -> T:
         """Read one object."""
-        return _decode(await self.request("GET", resource.path(namespace, name)), type_)
+        return decode_answer(await self.request("GET", resource.path(namespace, name)), type_)
 
     async def pages(
         self,
@@ -173,7 +122,7 @@ class Client:
             params["resourceVersion"] = "0"
         while True:
             body = await self.request("GET", resource.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
-            page = _decode(body, RawPage)
+            page = decode_answer(body, RawPage)
             yield page
             if not page.metadata.continue_:
                 return
@@ -196,13 +145,13 @@ class Client:
             resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
         ):
             for item in page.items:
-                found.append(_decode(item, type_))
+                found.append(decode_answer(item, type_))
                 await maybe_yield()
         return found
 
     async def create(self, resource: Resource, body: object, type_: type[T], *, namespace: str | None = None) -> T:
         """POST a new object."""
-        return _decode(await self.request("POST", resource.path(namespace), body=body), type_)
+        return decode_answer(await self.request("POST", resource.path(namespace), body=body), type_)
 
     async def replace(
         self,
@@ -215,7 +164,7 @@ class Client:
         subresource: str | None = None,
     ) -> T:
         """PUT an object whose resourceVersion guards against lost updates."""
-        return _decode(await self.request("PUT", resource.path(namespace, name, subresource), body=body), type_)
+        return decode_answer(await self.request("PUT", resource.path(namespace, name, subresource), body=body), type_)
 
     async def patch(
         self,
@@ -232,7 +181,7 @@ class Client:
         """PATCH an object; ``kind`` is one of the ``*_PATCH`` constants."""
         params = {"fieldManager": field_manager} if field_manager else None
         path = resource.path(namespace, name, subresource)
-        return _decode(await self.request("PATCH", path, params=params, body=body, content_type=kind), type_)
+        return decode_answer(await self.request("PATCH", path, params=params, body=body, content_type=kind), type_)
 
     async def apply(
         self,
@@ -249,7 +198,9 @@ class Client:
         """Server-side apply under ``field_manager``; ``force`` takes fields over from other managers."""
         params = {"fieldManager": field_manager, "force": str(force).lower()}
         path = resource.path(namespace, name, subresource)
-        return _decode(await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH), type_)
+        return decode_answer(
+            await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH), type_
+        )
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """Evict a pod, as PodDisruptionBudgets allow; another pod that has its name by now is left alone.
@@ -319,7 +270,7 @@ class Client:
             answer, data = await self._answer_by(deadline, method, path, send)
             if answer.status < 400:
                 return data
-            error, attempts = _error_of(answer, data), attempts + 1
+            error, attempts = error_of(answer, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
             if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
                 try:
@@ -341,13 +292,13 @@ class Client:
         # A deadline knows its task, and a task that ends with an error that error, which knows every frame that it went through.
         begin = partial(self._writing, method, weakref.ref(timeout))
         try:
-            with _translated(method, path):
+            with translated(method, path):
                 async with timeout, send(begin=begin) as answer:
                     data = await answer.read()
                     self.has_answer = True
                     if answer.status >= 500:
                         # Whoever answered, a proxy perhaps, may not know what became of it.
-                        raise _error_of(answer, data)
+                        raise error_of(answer, data)
             return answer, data
         finally:
             del timeout
@@ -396,15 +347,15 @@ class Client:
         if initial:
             params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         path = resource.path(namespace)
-        with _translated("WATCH", path):
+        with translated("WATCH", path):
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
                     answer = await stack.enter_async_context(
                         self._send(ConnectionPool.WATCH, "GET", path, params=params)
                     )
                     if answer.status >= 400:
-                        raise _error_of(answer, await answer.read())
-                yield _events(answer, silence_s)
+                        raise error_of(answer, await answer.read())
+                yield read_events(answer, silence_s)
 
     @asynccontextmanager
     async def _send(
@@ -464,62 +415,3 @@ class _FencedBody(BytesPayload):
 def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
     """Query parameters of the selectors that are not empty."""
     return {k: v for k, v in (("labelSelector", label_selector), ("fieldSelector", field_selector)) if v}
-
-
-async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
-    decoder, maybe_yield = msgspec.json.Decoder(WatchEvent), CooperativeYield()
-    while True:
-        # A line that is there already is read without a pause, and there may be a thousand of them.
-        await maybe_yield()
-        try:
-            async with asyncio.timeout(silence_s):
-                line = await answer.content.readline()
-        except TimeoutError as error:
-            raise SilentWatchError(f"WATCH {answer.url.path}: silent for {silence_s:.0f} s") from error
-        if not line:
-            return
-        if line.strip():
-            yield decoder.decode(line)
-
-
-def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
-    try:
-        return msgspec.json.decode(data, type=type_)
-    except DECODE_ERRORS as error:
-        msg = f"cannot read {type_.__name__}: {error}"
-        raise MalformedObjectError(msg) from error
-
-
-def _error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-    try:
-        status = _decode_status(data)
-    except DECODE_ERRORS:
-        status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
-    if answer.status >= 500:
-        # Who failed is not believed when it speaks of a refusal: nobody knows what became of a write.
-        status = msgspec.structs.replace(status, code=answer.status)
-    return status.to_error(answer.status, answer.headers.get("Retry-After"))
-
-
-class _translated:  # noqa: N801 - reads as a word in `with _translated(...)`
-    """Turn what aiohttp and asyncio raise into UnreachableError, with the request's name."""
-
-    def __init__(self, method: str, path: str) -> None:
-        self._what = f"{method} {path}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        # A traceback of a deadline leads to its own frame, which knows the task: one that ends with this would keep itself.
-        del trace
-        if isinstance(error, TimeoutError):
-            raise UnreachableError(f"{self._what}: no answer in time") from error.with_traceback(None)
-        if isinstance(error, aiohttp.ClientConnectionError) and isinstance(error.__cause__, NotLeaderError):
-            raise error.__cause__.with_traceback(None) from None
-        if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
-            raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
-        if isinstance(error, DECODE_ERRORS):
-            raise MalformedObjectError(f"{self._what}: {error}") from error
-        if isinstance(error, ValueError) and "chunk" in str(error).lower():
-            raise UnreachableError(f"{self._what}: {error}") from error

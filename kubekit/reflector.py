@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypedDict, TypeVar, overload
 import msgspec
 
 from kubekit import logs
-from kubekit.client import Client, WatchEvent
+from kubekit.answers import WatchEvent
+from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
 from kubekit.stores import KeyedObjects, T
 from kubekit.waiting import Backoff, CooperativeYield

@@ -33,7 +33,7 @@ from controller.scheduler.extender.handler import decode_preemption
 from controller.topology.weights import written_costs
 from controller.traffic.weights import measured_traffic, read_weights
 from controller.webhook import gate
-from kubekit import client, quantity, selectors
+from kubekit import answers, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
@@ -217,7 +217,7 @@ def history(text: str) -> object:
 
 def status(text: str) -> object:
     answer = SimpleNamespace(status=503, reason="", headers={})
-    return client._error_of(cast("aiohttp.ClientResponse", answer), octets(text))
+    return answers.error_of(cast("aiohttp.ClientResponse", answer), octets(text))
 
 
 READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {

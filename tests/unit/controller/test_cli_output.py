@@ -24,7 +24,8 @@ from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, NodeReading, PodReading, Readings
-from kubekit.client import Client, RawPage
+from kubekit.answers import RawPage
+from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError
 from netperf.results import encode_samples

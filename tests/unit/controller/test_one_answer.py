@@ -48,7 +48,8 @@ from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsStore
 from controller.views.groups import build_groups
-from kubekit.client import Client, RawPage
+from kubekit.answers import RawPage
+from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
