@@ -132,12 +132,12 @@ def plan_pairs(
     previous: Mapping[str, ZonePlan] | None,
     now_s: float,
     *,
-    witnesses: Iterable[tuple[str, str]] = (),
+    additional_pairs: Iterable[tuple[str, str]] = (),
 ) -> PairPlan:
     """Plan all probes.
 
     Args:
-        witnesses: origin and destination nodes of probes to add: who is to say whether a suspect can be reached.
+        additional_pairs: origin and destination nodes of probes to add, which show whether a suspect can be reached.
         nodes: every node of the cluster.
         options: how.
         previous: the plans in force by origin zone, as decoded from their objects; None or empty to start afresh.
@@ -157,7 +157,7 @@ def plan_pairs(
         slot = slot_of[link.a, link.b] if link.pair_index == 0 else 0
         probe = _probe(link, chosen[link], usable, slot)
         probes[probe.origin.zone].append(probe)
-    for probe in _witness_probes(witnesses, usable):
+    for probe in _additional_probes(additional_pairs, usable):
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     return PairPlan(
@@ -184,9 +184,9 @@ def plan_pairs(
     )
 
 
-def _witness_probes(witnesses: Iterable[tuple[str, str]], usable: Mapping[str, Mapping[str, Peer]]) -> Iterable[Probe]:
+def _additional_probes(pairs: Iterable[tuple[str, str]], usable: Mapping[str, Mapping[str, Peer]]) -> Iterable[Probe]:
     peers = {name: peer for zone in usable.values() for name, peer in zone.items()}
-    for origin, destination in witnesses:
+    for origin, destination in pairs:
         if origin in peers and destination in peers and origin != destination:
             yield Probe(origin=peers[origin], destination=peers[destination], slot=0, pair_index=ADDITIONAL_PAIR_INDEX)
 

@@ -226,7 +226,7 @@ class ProbePlanner:
         agents = agent_pods_by_node(pods)
         facts = without_suspects((facts_of(node, agents) for node in nodes), liveness.quarantine)
         options = self._config.probing
-        plan = plan_pairs(facts, options, previous, wall_s, witnesses=liveness.witnesses)
+        plan = plan_pairs(facts, options, previous, wall_s, additional_pairs=liveness.additional_pairs)
         # What stood until now as well: a new leader that plans anew at once has not asked for it, but somebody has.
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
         return previous, liveness, plan, keys

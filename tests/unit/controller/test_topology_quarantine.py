@@ -1,4 +1,4 @@
-"""Who is to blame when pairs cannot be measured: a node that witnesses of two zones cannot reach, and nobody else."""
+"""A node that nodes of two zones cannot reach is excluded from probing, and no other."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ class World:
             )
             self.blamed |= set(self.liveness.quarantine)
             facts = without_suspects(self.facts, self.liveness.quarantine)
-            witnesses = self.liveness.witnesses
-            self.plans = plan_pairs(facts, PlanOptions(), self.plans, 1000.0 + now_s, witnesses=witnesses).zones
+            additional_pairs = self.liveness.additional_pairs
+            self.plans = plan_pairs(
+                facts, PlanOptions(), self.plans, 1000.0 + now_s, additional_pairs=additional_pairs
+            ).zones
         return set(self.liveness.quarantine)
 
     def _probe(self, probe: Probe, fate: str) -> None:
@@ -124,7 +126,7 @@ def test_healthy_nodes_that_write_seldom_are_never_blamed(round_s: float) -> Non
     world = World(FACTS, round_s, write_every=max(2, int(180 / round_s)))
     world.rounds(120, lambda _: "ok")
     assert world.blamed == set()
-    assert world.liveness.witnesses == ()
+    assert world.liveness.additional_pairs == ()
 
 
 def test_where_udp_is_filtered_hosts_that_answer_are_not_blamed() -> None:
@@ -174,6 +176,6 @@ def test_of_a_pair_that_runs_several_tests_the_newest_word_counts() -> None:
     samples = [Sample(origin=origin, destination=destination, measurement=m, sequence=number) for number, m in runs]
     for order in (samples, samples[::-1]):
         found = update_liveness(Liveness(), world.plans.values(), order, (), now_s=0.0, interval_s=60.0)
-        heard = found.heard[probe.origin.node, probe.destination.node]
-        assert heard.mark is not None
-        assert heard.mark[0] == 20
+        last = found.last_results[probe.origin.node, probe.destination.node]
+        assert last.mark is not None
+        assert last.mark[0] == 20

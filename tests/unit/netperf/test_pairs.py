@@ -167,8 +167,10 @@ def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes
     assert sent / 10 < 5e6
 
 
-def test_witnesses_are_added_to_the_plan_of_their_own_zone() -> None:
-    plan = plan_pairs(cluster([2, 2]), PlanOptions(), None, NOW_S, witnesses=[("n0-0", "n0-1"), ("n1-0", "gone")])
+def test_additional_pairs_are_added_to_the_plan_of_their_own_zone() -> None:
+    plan = plan_pairs(
+        cluster([2, 2]), PlanOptions(), None, NOW_S, additional_pairs=[("n0-0", "n0-1"), ("n1-0", "gone")]
+    )
     (witness,) = (p for p in of_all_pairs(plan) if p.pair_index == ADDITIONAL_PAIR_INDEX)
     assert (witness.origin.node, witness.destination.node, witness.origin.zone) == ("n0-0", "n0-1", "z000")
     again = plan_pairs(cluster([2, 2]), PlanOptions(), plan.zones, NOW_S)
