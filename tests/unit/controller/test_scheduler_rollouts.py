@@ -82,7 +82,8 @@ class Cluster(World):
         if self.plans.get_or_request(group, pods).pending:
             await self.plans.make(group)
         found = self.plans.get_or_request(group, pods)
-        assert found.plan is not None
+        if found.plan is None:
+            return  # pods were refused the hosts of that one: the next plan is due
         order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
         queue = GroupQueue(order, exists=True, pods=pods, crowded=found.crowded)
         for released in plan_release(queue, self.now, self.config.gates).releases:
