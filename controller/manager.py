@@ -123,7 +123,7 @@ class Manager:
             config.scheduler,
             self._recorder,
             registry,
-            tell=self._app_group.look_at,
+            notify=self._app_group.enqueue,
             prices=config.traffic.prices.table(),
         )
         self._descheduler = Descheduler(
@@ -144,7 +144,7 @@ class Manager:
             config.traffic,
             registry,
             rules=config.scheduler.rules,
-            tell=self._app_group.look_at,
+            notify=self._app_group.enqueue,
         )
         self._bootstrap = Bootstrap(
             fenced,

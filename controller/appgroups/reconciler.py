@@ -83,7 +83,7 @@ class AppGroupController:
         if self._membership.take_namespace(key, new.metadata.labels if new is not None else None):
             self._soon(ALL)
 
-    def look_at(self, key: str) -> None:
+    def enqueue(self, key: str) -> None:
         """There is news for a group's status that its stores do not tell."""
         self._soon(key)
 

@@ -169,12 +169,12 @@ def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Findin
     return Finding("no-agents", "critical", summary, cause, None, zones[:MAX_AFFECTED], fix, "NetawareAgentDown")
 
 
-def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
+def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
     """Findings about paths and costs.
 
     Args:
         facts: the moment.
-        blind: zones without a working agent; consequences of that are not reported again.
+        silent_zones: zones without a working agent; consequences of that are not reported again.
     """
     if not facts.topologies and facts.control_plane.topologies_known:
         summary = "there is no NetworkTopology, so no costs can be written"
@@ -182,18 +182,18 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         cause = ("the leader creates nt-default when it starts, if bootstrap.networkTopology names it",)
         yield Finding("no-topology", "critical", summary, cause, fix=(restart,), alert="NetawareCostsMissing")
         return
-    pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(blind)]
+    pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(silent_zones)]
     told = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(facts.unreachable)
-    dead = sorted({(min(pair), max(pair)) for pair in told if not set(blind).intersection(pair)})
+    dead = sorted({(min(pair), max(pair)) for pair in told if not set(silent_zones).intersection(pair)})
     yield from (_unreachable(*pair) for pair in dead)
-    working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(blind)
+    working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
     if facts.network.interval_s is None and len(working) > 1:
         yield _no_plan(facts, tuple(sorted(working)))
         return
     yield from _conditions(facts)
     yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead])
     # Costs between other zones are inferred over these paths, so they are old with them.
-    if not blind and not dead:
+    if not silent_zones and not dead:
         yield from _old(facts, pairs)
     doubted = {(min(_zones(p)), max(_zones(p))): ", ".join(p.quality_flags) for p in pairs if p.quality_flags}
     if doubted:

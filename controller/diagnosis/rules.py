@@ -32,16 +32,16 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     agents = list(find_agents(facts))
     found = [*programs, *agents]
     codes = {finding.code for finding in programs}
-    blind = {zone for f in agents if f.code in {"zone-without-agent", "no-agents"} for zone in f.affects}
+    silent_zones = {zone for f in agents if f.code in {"zone-without-agent", "no-agents"} for zone in f.affects}
     swallowed: set[str] = set()
     if has_leader(programs):
-        found += find_network(facts, blind)
+        found += find_network(facts, silent_zones)
     else:
         # Without a leader nothing is priced, planned or reported anew.
         swallowed |= _NEEDS_LEADER
     if "scheduler-down" in codes:
         swallowed |= _NEEDS_SCHEDULER
-    unreachable = blind.union(*(f.affects for f in found if f.code == "zones-unreachable"))
+    unreachable = silent_zones.union(*(f.affects for f in found if f.code == "zones-unreachable"))
     found += find_groups(facts, unreachable)
     found += [finding for finding in find_pods(facts) if finding.code not in swallowed]
     found += find_bandwidth(facts.network, facts.bandwidth)

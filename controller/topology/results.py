@@ -157,9 +157,9 @@ class ResultsStore:
         name = ObjectName(*key.split("/", 1))
         if name in self._wanted:
             self._weigh(name, new)
-            self._tell(name)
+            self._notify(name)
 
-    def _tell(self, name: ObjectName) -> None:
+    def _notify(self, name: ObjectName) -> None:
         for changed in self._changed:
             changed(name)
 
@@ -174,7 +174,7 @@ class ResultsStore:
         """That an object is not there is news as well."""
         await reflector.synced.wait()
         for name in names():
-            self._tell(name)
+            self._notify(name)
 
     def _weigh(self, name: ObjectName, found: ConfigMap | None) -> None:
         if found is None:

@@ -103,7 +103,7 @@ class TrafficController:
         config: settings; without the address of a Prometheus nothing is done.
         registry: for metrics.
         rules: the scheduler's, of whose group a pod is.
-        tell: called with an AppGroup's key when there is news for its status.
+        notify: called with an AppGroup's key when there is news for its status.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class TrafficController:
         registry: CollectorRegistry,
         *,
         rules: NetworkOverheadArgs,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._client, self._caches, self._config, self._tell = client, caches, config, tell
+        self._client, self._caches, self._config, self._notify = client, caches, config, notify
         self._rules, self._prices = rules, config.prices.table()
         self._seen: Seen | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
@@ -191,7 +191,7 @@ class TrafficController:
         if self._failures == MOST_FAILURES:
             self._sure, self._seen = True, None
             for key in self._conditions:
-                self._tell(key)
+                self._notify(key)
             self._conditions = {}
 
     def _say(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
@@ -199,10 +199,10 @@ class TrafficController:
         if said is None:
             # None of its workloads was seen: no news, unless they were seen before.
             if self._conditions.pop(key, None) is not None:
-                self._tell(key)
+                self._notify(key)
         elif self._conditions.get(key) != said:
             self._conditions[key] = said
-            self._tell(key)
+            self._notify(key)
 
     async def _keep(self, group: AppGroup, weights: Weights) -> None:
         key = group.metadata.key

@@ -64,7 +64,7 @@ class GatingController:
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
-        tell: called with a group's key when `conditions` says something new of it.
+        notify: called with a group's key when `conditions` says something new of it.
         prices: of bytes between zones, for groups whose plans weigh money.
         clock: seconds since 1970.
     """
@@ -77,7 +77,7 @@ class GatingController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         prices: PriceTable | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -96,7 +96,7 @@ class GatingController:
             metrics=self.metrics,
             solve=self._process.solve,
             wake=self._wake,
-            tell=tell,
+            notify=notify,
         )
         self._stuck = StuckPods(config)
         self._waiting_events = WaitingEvents()

@@ -132,7 +132,7 @@ class GroupPlans:
         metrics: where to count.
         solve: makes a plan, elsewhere; raises `PlanningError`.
         wake: called with a group's key when it has a new plan, or is to have none.
-        tell: called with a group's key when `report` says something new of it.
+        notify: called with a group's key when `report` says something new of it.
         clock: monotonic seconds.
 
     Attributes:
@@ -148,11 +148,11 @@ class GroupPlans:
         metrics: GateMetrics,
         solve: Solve,
         wake: Callable[[str], None],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
-        self._pods_of, self._say = pods_of, tell
+        self._pods_of, self._say = pods_of, notify
         self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
         self.assumed = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
@@ -279,7 +279,7 @@ class GroupPlans:
                 self.assumed.learn(self._pods_of(group)[begin : begin + AT_A_TIME])
             await asyncio.sleep(0)
             self._promise(group, plan)
-            self._tell(group, known, plan, left_out)
+            self._notify(group, known, plan, left_out)
             if any(pod.bound for pod in pods):
                 # It may have taken room that was promised to some of these.
                 for idle in self.assumed.idle:
@@ -473,7 +473,7 @@ class GroupPlans:
         log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         self._report(group, known, error.reason, f"{error}; its pods are placed by the plain rule")
 
-    def _tell(self, group: str, known: AppGroup, plan: Plan, left_out: int) -> None:
+    def _notify(self, group: str, known: AppGroup, plan: Plan, left_out: int) -> None:
         result = "unplaced" if plan.unplaced else "violations" if plan.violations else "complete"
         self._metrics.plans.labels(result).inc()
         log.change(

@@ -59,7 +59,7 @@ class World:
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
             wake=self.woken.append,
-            tell=self.told.append,
+            notify=self.told.append,
             clock=lambda: self.now,
         )
 
