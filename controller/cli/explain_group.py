@@ -101,8 +101,6 @@ def _prices(start: GroupSnapshot, current: PlacedGroup) -> tuple[float | None, f
 
 def _spread(start: GroupSnapshot, spread: Spread) -> GroupSnapshot:
     """The same group if it were annotated so; pods that say so themselves keep what they say."""
-    if start.group is None:
-        return msgspec.structs.replace(start, spread=spread)
     annotations = {**(start.group.metadata.annotations or {}), SPREAD_ANNOTATION: spread}
     metadata = msgspec.structs.replace(start.group.metadata, annotations=annotations)
     return msgspec.structs.replace(start, group=msgspec.structs.replace(start.group, metadata=metadata))

@@ -88,8 +88,8 @@ def measure_size() -> dict[str, Figure]:
         named = msgspec.structs.replace(node.metadata, name=f"n{number:05}")
         host = host_of(msgspec.structs.replace(node, metadata=named))
         hosts[host.name] = host
-    snapshot = msgspec.structs.replace(
-        groups.snapshot_of(case), hosts=hosts, free_capacity=FreeCapacity(hosts, {}), spread="soft", objective="time"
+    snapshot = groups.snapshot(
+        case, hosts=hosts, free_capacity=FreeCapacity(hosts, {}), spread="soft", objective="time"
     )
     began = time.process_time()
     plan = plan_group(snapshot)

@@ -32,9 +32,7 @@ from controller.scheduler.placement.problem import Ints
 from controller.scheduler.placement.problem_builder import (
     BoundReplica,
     CompiledProblem,
-    Objective,
     PlacementRequest,
-    Spread,
     WaitingReplica,
     compile_problem,
     timed,
@@ -73,10 +71,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead; None when they agree.
         free_capacity: hosts and used as a table, for whoever keeps one; None to have it made.
-        group: for its annotations; None when it has none.
+        group: for its annotations.
         routings: workload selector -> who answers calls to it; any replica where that is not told.
-        spread: where no annotation says otherwise.
-        objective: where no annotation says otherwise.
         measured: whether there is a NetworkTopology.
         promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
         refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
@@ -98,10 +94,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     previous: Mapping[str, Target] = {}
     assigned_nodes: Mapping[str, str] | None = None
     free_capacity: FreeCapacity | None = None
-    group: AppGroup | None = None
+    group: AppGroup = AppGroup()
     routings: Mapping[str, Routing] = {}
-    spread: Spread = "soft"
-    objective: Objective = "time"
     measured: bool = True
     promised: Mapping[str, Amounts] = {}
     refused: Mapping[str, frozenset[str]] = {}
@@ -252,8 +246,8 @@ class _Reading:
         return True
 
     def _request(self) -> PlacementRequest:
-        snapshot, group = self.snapshot, self.snapshot.group or AppGroup()
-        default = spread_of(group.metadata.annotations, snapshot.spread, self.problems)
+        snapshot, group = self.snapshot, self.snapshot.group
+        default = spread_of(group.metadata.annotations, "soft", self.problems)
         counts = [0] * len(self.graph.workloads)
         for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._bound)):
             if position >= 0:
@@ -279,7 +273,7 @@ class _Reading:
             dependencies=dependencies_of(group, self.graph, counts, routings, self.problems),
             costs=snapshot.costs,
             taken=self._taken,
-            objective=objective_of(group, snapshot.objective, self.problems, priced=snapshot.prices is not None),
+            objective=objective_of(group, self.problems, priced=snapshot.prices is not None),
             measured=snapshot.measured,
             prices=snapshot.prices,
             allocatable=snapshot.allocatable,

@@ -42,12 +42,12 @@ OBJECTIVES: Mapping[str, Objective] = {
 """Accepted words."""
 
 
-def objective_of(group: AppGroup, default: Objective, problems: list[str], *, priced: bool) -> Objective:
-    """What a group says, or the default; time instead of money where there are no prices."""
+def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objective:
+    """What a group says, else time; time instead of money where there are no prices."""
     text = group.metadata.annotation(OBJECTIVE_ANNOTATION).strip().lower()
     if text and text not in OBJECTIVES:
         problems.append(f"annotation {OBJECTIVE_ANNOTATION}: {text!r} is none of {', '.join(OBJECTIVES)}")
-    found = OBJECTIVES.get(text, default)
+    found = OBJECTIVES.get(text, "time")
     if found in PRICED and not priced:
         problems.append(
             f"objective {found}: there are no prices (traffic.prices, --prices), so calls are judged by time"

@@ -221,13 +221,20 @@ def snapshot_of(case: Case) -> GroupSnapshot:
         costs=CostTable(weight_of(case)),
         hosts=hosts_of(*(node_of(z, slots) for z, slots in enumerate(case.slots))),
         used={},
-        spread="none",
-        objective="parity",
+        group=group_of(case, spread="none", objective="parity"),
     )
 
 
 def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
-    """The case with all pods waiting, on these nodes instead of one a zone; with ``services`` as they route calls to its pods."""
+    """The case with all pods waiting, on these nodes instead of one a zone; with ``services`` as they route calls to its pods, and with
+    ``spread`` and ``objective``, none and parity by default, as annotations of its group unless that says so itself.
+    """
+    wishes = {
+        f"netaware.io/{name}": changes.pop(name, said) for name, said in (("spread", "none"), ("objective", "parity"))
+    }
+    group: AppGroup = changes.pop("group", group_of(case))
+    noted = msgspec.structs.replace(group.metadata, annotations=wishes | (group.metadata.annotations or {}))
+    changes["group"] = msgspec.structs.replace(group, metadata=noted)
     hosts = {} if nodes is None else {"hosts": hosts_of(*nodes)}
     state = State(SchedulerConfig(), "netaware-system")
     for each in changes.pop("services", ()):

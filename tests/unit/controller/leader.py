@@ -133,7 +133,6 @@ class World:
         if self.failure is not None:
             raise self.failure
         self.now += self.plan_takes_s
-        assert snapshot.group is not None
         self.solved.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, deadline_s=search_s)
 

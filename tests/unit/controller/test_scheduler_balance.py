@@ -99,12 +99,10 @@ def test_the_loss_of_a_zone_takes_what_is_only_there_and_leaves_the_rest_fewer()
 
 def test_a_plan_tells_what_surviving_a_zone_costs_a_call() -> None:
     """Three and three fit one host without spreading; with it two of nine calls stay apart at best, and only if asked to tell."""
-    start = msgspec.structs.replace(groups.snapshot_of(CASE), objective="time")
-    spread = msgspec.structs.replace(start, group=group(spread="zone"))
+    spread, packed = (groups.snapshot(CASE, objective="time", spread=spread) for spread in ("zone", "none"))
     assert plan_group(spread).survival_us is None
-    assert plan_group(msgspec.structs.replace(start, group=group(spread="none")), priced=True).survival_us is None
-    plan = plan_group(spread, priced=True)
-    free = plan_group(msgspec.structs.replace(start, group=group(spread="none")))
+    assert plan_group(packed, priced=True).survival_us is None
+    plan, free = plan_group(spread, priced=True), plan_group(packed)
     assert free.latency_us == HOST_US
     assert plan.latency_us > 1000.0
     assert plan.survival_us == pytest.approx(plan.latency_us - free.latency_us)

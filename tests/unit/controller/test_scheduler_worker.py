@@ -233,8 +233,7 @@ def test_a_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_them() -> 
     for _ in range(15):
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
-        start = msgspec.structs.replace(groups.snapshot_of(case), spread="soft", objective="time")
-        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs))
+        plan = groups.plan_of(case, hosts=hosts, costs=costs, spread="soft", objective="time")
         apart += plan.latency_us > IN_ZONE_US
     assert apart <= 1
 
