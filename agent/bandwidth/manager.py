@@ -89,7 +89,7 @@ class BandwidthManager:
         self._backoff = RepairBackoff()
         self._effects = Effects()
         self._reported: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
-        self._plan, self._wishes = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
+        self._plan, self._specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
@@ -132,7 +132,7 @@ class BandwidthManager:
 
     def show(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Show this picture from now on, and tell what is new in it."""
-        self._plan, self._wishes = plan, pods
+        self._plan, self._specs = plan, pods
         self._report()
 
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
@@ -203,7 +203,7 @@ class BandwidthManager:
     def _report(self) -> None:
         """Tell what is set up and what comes of it."""
         self._reported = self._overruling()
-        pods, (_, disputed) = self._wishes, self._reported
+        pods, (_, disputed) = self._specs, self._reported
         statuses = tuple(
             with_effect(j, self._effects.exceeded(j), disputed.get((_KIND_OF[j.direction], j.host_device), ""))
             for j in self._plan.statuses

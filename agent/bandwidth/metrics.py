@@ -20,7 +20,7 @@ class BandwidthMetrics:
     """A collector over the latest statuses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._judgements: Sequence[LimitStatus] = ()
+        self._statuses: Sequence[LimitStatus] = ()
         self._unlocated, self._programs_unknown = 0, False
         self._effects: Mapping[Key, Effect] = {}
         self.repairs = Counter(
@@ -30,7 +30,7 @@ class BandwidthMetrics:
 
     def show(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
         """Show these from now on."""
-        self._judgements, self._unlocated = plan.statuses[:MAX_LIMITS_SHOWN], len(plan.unlocated)
+        self._statuses, self._unlocated = plan.statuses[:MAX_LIMITS_SHOWN], len(plan.unlocated)
         self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
 
     def show_effects(self, effects: Mapping[Key, Effect]) -> None:
@@ -52,7 +52,7 @@ class BandwidthMetrics:
         backlog = _gauge("backlog_bytes", "What waits in the limit's queue.")
         dropped = _counter("dropped_packets", "Packets that the limit's queue had no room for.")
         overlimits = _counter("overlimits", "How often the limit made a packet wait.")
-        for status in self._judgements:
+        for status in self._statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device), 1)
             effect = self._effects.get(status.key, _UNKNOWN)
