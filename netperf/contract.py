@@ -64,8 +64,8 @@ MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
 
 
-MAX_ANNOUNCEMENT_BYTES = 512
-"""Of `AGENT_ANNOTATION`, also in the admission policy."""
+MAX_ANNOTATION_BYTES = 512
+"""Of each annotation that the agent writes on its node; the admission policy holds it to that."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,7 +81,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_announcement(announcement: Announcement) -> str:
     """The annotation's value; a problem that would make it too long is left out."""
     text = msgspec.json.encode(announcement).decode()
-    if len(text.encode()) <= MAX_ANNOUNCEMENT_BYTES or not announcement.problem:
+    if len(text.encode()) <= MAX_ANNOTATION_BYTES or not announcement.problem:
         return text
     return encode_announcement(msgspec.structs.replace(announcement, problem=""))
 
@@ -91,7 +91,7 @@ _decode_announcement = msgspec.json.Decoder(Announcement).decode
 
 def read_announcement(text: str) -> Announcement | None:
     """The announcement in an annotation; None when there is none that can be read."""
-    if not text or len(text) > MAX_ANNOUNCEMENT_BYTES:
+    if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
     try:
         return _decode_announcement(text)

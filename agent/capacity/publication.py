@@ -14,9 +14,10 @@ from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
+from kubekit.events import cut
 from kubekit.patches import Operation, pointer
 from kubekit.wire import Condition
-from netperf.contract import AGENT, BANDWIDTH, OWNER_ANNOTATION, SOURCE_ANNOTATION
+from netperf.contract import AGENT, BANDWIDTH, MAX_ANNOTATION_BYTES, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 CONDITION = "NetawareBandwidth"
 """Node condition: True, the capacity is published and known; False, it is unknown or disputed, and the message says why."""
@@ -98,7 +99,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
             operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
         elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), node_bandwidth.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
-    source = f"{node_bandwidth.source}: {node_bandwidth.explanation}"
+    source = cut(f"{node_bandwidth.source}: {node_bandwidth.explanation}", MAX_ANNOTATION_BYTES)
     wanted = {OWNER_ANNOTATION: AGENT, SOURCE_ANNOTATION: source}
     differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
     return Writes(

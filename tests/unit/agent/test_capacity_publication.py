@@ -63,6 +63,13 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
     assert msgspec.json.encode(writes.condition).count(b"NetawareBandwidth") == 1
 
 
+def test_a_long_explanation_is_cut_to_what_the_policy_lets_an_agent_write() -> None:
+    long = msgspec.structs.replace(OFFER, explanation="bond0: " + "eno1 25G by ethtool; " * 50)
+    writes = plan_writes(node(info=KUBELET), long, NOW)
+    assert writes.metadata is not None
+    assert len(msgspec.json.encode(writes.metadata)) < 700
+
+
 def test_a_node_without_any_capacity_gets_the_map_as_well() -> None:
     writes = plan_writes(node(info=KUBELET), OFFER, NOW)
     assert list(writes.status) == [{"op": "add", "path": "/status/capacity", "value": {BANDWIDTH: "10000000000"}}]

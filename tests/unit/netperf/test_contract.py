@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from netperf import contract
-from netperf.contract import MAX_ANNOUNCEMENT_BYTES, Announcement, encode_announcement, read_announcement
+from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, encode_announcement, read_announcement
 
 ROOT = Path(__file__).parents[3]
 NAMES = {
@@ -34,7 +34,7 @@ def test_no_name_of_the_contract_is_spelt_out_anywhere_else() -> None:
 
 def test_an_announcement_is_read_whatever_is_missing_or_new_in_it() -> None:
     assert read_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
-    large = encode_announcement(Announcement(address="x" * MAX_ANNOUNCEMENT_BYTES))
+    large = encode_announcement(Announcement(address="x" * MAX_ANNOTATION_BYTES))
     assert [read_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5
 
 
