@@ -1,6 +1,6 @@
 """Questions to a Prometheus server: the two query endpoints of its HTTP API, and nothing else.
 
-Used by the command line and the page for history and for what only agents know (rates in use, verdicts). Everything here
+Used by the command line and the page for what only agents know (rates in use, verdicts). Everything here
 is optional to its callers: no Prometheus means no answer, never a guess.
 """
 

@@ -25,28 +25,16 @@ class Summary(NamedTuple):
 
 
 SUMMARIES: Sequence[Summary] = (
-    Summary(
-        "status", "agents, measurements, costs, groups, bandwidth and findings, in one screen", "status", "ShowStatus"
-    ),
+    Summary("status", "is it working: every part and every finding on one screen", "status", "ShowStatus"),
     Summary("diagnose", "what is wrong, its cause, and what fixes it", "diagnose", "Diagnose"),
     Summary("page", "open the page in the browser: what is wrong, costs, placement, live", "page", "OpenPage"),
     Summary("costs", "costs, or latencies, between zones as a heat map", "costs", "ShowCosts"),
-    Summary("latency", "between two zones: the newest sample, and with --prometheus its history", "latency", "Latency"),
+    Summary("latency", "the newest sample between two zones, both ways", "latency", "Latency"),
     Summary("graph", "an AppGroup as a tree: order, placement, cost of each dependency", "graph", "GraphOf"),
-    Summary(
-        "explain",
-        "why a pod is where it is, or where it could go; what a zone's loss takes from a group",
-        "explain",
-        "Explain",
-    ),
+    Summary("explain", "why a pod is where it is, and what a zone's loss takes from a group", "explain", "Explain"),
     Summary("bandwidth", "bandwidth asked, allocated, enforced and used, by node or by pod", "bandwidth", "Bandwidth"),
     Summary("simulate", "where an AppGroup would land now: the default scheduler against ours", "simulate", "Simulate"),
-    Summary(
-        "deschedule",
-        "--dry-run: which pods would move off hot or distant nodes, why and where to",
-        "deschedule",
-        "Deschedule",
-    ),
+    Summary("deschedule", "--dry-run: which pods would move, why and where to", "deschedule", "Deschedule"),
     Summary("propose", "write AppGroups from measured traffic", "propose", "Propose"),
     Summary("money", "what traffic between zones costs, and whose it is", "money", "MoneyOf"),
     Summary("convert", "turn older spellings of AppGroup and NetworkTopology into accepted ones", "convert", "Convert"),
