@@ -323,10 +323,13 @@ async def everything_at_once(lab: Lab, installation: Installation, client: Clien
         for state in (
             group_in_trouble(client),
             pods_behind_their_gate(client),
-            # What others measured between the one and z1 tells of its way to all; of the other nothing is known.
+            # What others measured from the first to the second and on to the third tells of the way from first to third; of
+            # their ways to zones of ours nothing is known.
             zone_without_agent(client, "z9", "n9"),
             zone_without_agent(client, "z10", "n10"),
-            results_of_others(client, measured_by_others("n9", "n1", "12")),
+            zone_without_agent(client, "z11", "n11"),
+            results_of_others(client, measured_by_others("n9", "n10", "12")),
+            results_of_others(client, measured_by_others("n10", "n11", "12")),
             results_of_others(client, measured_by_others("n1", "n3", "12ms")),
             capacity_of(client, "n8", None),
             capacity_of(client, "n7", "2k"),
