@@ -79,11 +79,12 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_announcement(announcement: Announcement) -> str:
-    """The annotation's value; a problem that would make it too long is left out."""
+    """The annotation's value; a problem that would make it too long is cut."""
     text = msgspec.json.encode(announcement).decode()
     if len(text.encode()) <= MAX_ANNOTATION_BYTES or not announcement.problem:
         return text
-    return encode_announcement(msgspec.structs.replace(announcement, problem=""))
+    shorter = announcement.problem[: min(240, len(announcement.problem) // 2)]
+    return encode_announcement(msgspec.structs.replace(announcement, problem=shorter))
 
 
 _decode_announcement = msgspec.json.Decoder(Announcement).decode
