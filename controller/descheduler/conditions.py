@@ -256,7 +256,7 @@ REASON_CONDITIONS = (
 )  # fmt: skip
 """Asked before anything else; a node or a pod that does not pass them is not reported as stuck."""
 POD_CONDITIONS = (
-    Condition("protected", "It is no store, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
+    Condition("protected", "It is no mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.barred),
     Condition("bare", "A controller makes its replacement, or `protection.barePods`.", _bare),
     Condition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),

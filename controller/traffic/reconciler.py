@@ -164,7 +164,7 @@ class TrafficController:
             places = build_zone_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
             # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
-            workloads = await asyncio.to_thread(Workloads.stored, pods, places, services)
+            workloads = await asyncio.to_thread(Workloads.from_stores, pods, places, services)
             flows = await read_flows(prometheus, source, window_s, workloads.served)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)

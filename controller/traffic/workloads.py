@@ -79,7 +79,7 @@ class Workloads:
         return found
 
     @classmethod
-    def stored(
+    def from_stores(
         cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
     ) -> Workloads:
         """The same from what the controller stores."""
