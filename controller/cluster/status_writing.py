@@ -21,7 +21,7 @@ StatusType = TypeVar("StatusType", AppGroupStatus, NetworkTopologyStatus)
 Written = TypeVar("Written", bound=Object)
 
 
-def from_stores(wanted: StatusType, *, kept: bool) -> StatusType:
+def stored(wanted: StatusType, *, kept: bool) -> StatusType:
     """The part of a status that the definition keeps: upstream's has neither conditions nor observedGeneration."""
     return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
 

@@ -231,7 +231,7 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_tol
     async def write(data: dict[str, Any]) -> None:
         await world.client.patch(CONFIGMAPS, "netperf-metrics", {"data": data}, Object, namespace=world.namespace)
 
-    async def from_stores() -> dict[str, str]:
+    async def stored() -> dict[str, str]:
         objects = await world.client.list(CONFIGMAPS, ConfigMap, namespace=world.namespace)
         return next((found.data or {} for found in objects if found.metadata.name == "netperf-metrics"), {})
 
