@@ -16,7 +16,7 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import ServiceIndex
-from controller.scheduler.placement.problem_builder import latency_us
+from controller.scheduler.placement.tables import latency_us
 from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, kept_near, month_of, weighed
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import Proposal

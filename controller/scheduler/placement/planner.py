@@ -20,7 +20,7 @@ from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pods import GroupPod, NodeSelector, Target
-from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
+from controller.cluster.requests import Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import as_asked
@@ -37,10 +37,10 @@ from controller.scheduler.placement.problem_builder import (
     compile_problem,
     timed,
     total_cost,
-    why_refused,
 )
 from controller.scheduler.placement.solve import solve
 from controller.scheduler.placement.survival import pays, price_us
+from controller.scheduler.placement.unplaced import why_unplaced
 from controller.traffic.prices import PriceTable
 from kubekit.errors import KubekitError
 from kubekit.owners import outdated
@@ -393,44 +393,3 @@ class _Reading:
 def _lacks(compiled: CompiledProblem, at: Ints) -> tuple[int, int]:
     """Replicas without a place, and limits that are broken."""
     return int((at < 0).sum()), judge(compiled.problem, at).violations
-
-
-def why_unplaced(request: PlacementRequest, compile_problem: CompiledProblem, at: Ints, replica: int) -> str:
-    """Why a replica has no place, in kube-scheduler's manner: how many nodes there are, and what each of them lacks.
-
-    Args:
-        request: what was asked.
-        compile_problem: its arrays.
-        at: [replica] host or -1.
-        replica: which one has no place.
-    """
-    problem, waiting = compile_problem.problem, request.waiting[replica]
-    class_ = int(problem.class_of[replica])
-    asks = problem.asks[class_]
-    taken = problem.free.copy()
-    for other, host in enumerate(at.tolist()):
-        if host >= 0:
-            taken[host] -= problem.asks[problem.class_of[other]]
-    refused = why_refused(request, waiting, compile_problem.names)
-    reasons = Counter(refused.values())
-    for number, name in enumerate(compile_problem.names):
-        if name in refused:
-            continue
-        lacking = [
-            r for r, resource in enumerate(compile_problem.resources) if asks[r] and problem.free[number, r] < asks[r]
-        ]
-        crowded = [r for r, resource in enumerate(compile_problem.resources) if asks[r] and taken[number, r] < asks[r]]
-        if lacking:
-            reasons[_lack(compile_problem.resources[lacking[0]])] += 1
-        elif crowded:
-            reasons["no room left beside the other pods of the plan"] += 1
-        else:
-            reasons["pod affinity, anti-affinity or topology spread constraints"] += 1
-    listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
-    return f"0/{len(compile_problem.names)} nodes are available: {listed or 'there are none'}"
-
-
-def _lack(resource: str) -> str:
-    if resource.startswith(PORT_PREFIX):
-        return "host port taken"
-    return "too many pods" if resource == "pods" else f"insufficient {resource}"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location, is_one_zone
+from controller.cluster.costs import SAME_HOST_COST, CostTable
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import FreeCapacity, Host
 from controller.cluster.pods import GroupPod, NodeSelector
@@ -23,10 +21,10 @@ from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Table
 from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
+from controller.scheduler.placement.tables import ON_HOST_US, limit_table, money_table, price_table, weighed_with_money
 from controller.scheduler.rules import raw_score
 from controller.traffic.prices import PriceTable
 
-T = TypeVar("T", bound=np.generic)
 Objective = Literal["time", "parity", "money", "both"]
 """``time``: what calls spend on the network, by the replica that answers. ``parity``: upstream's sum of whole costs over all
 pairs of caller and replica. ``money``: what their bytes cost, and time between equals. ``both``: the dearest way between two zones
@@ -39,16 +37,7 @@ Spread = Literal["none", "soft", "zone"]
 wholly in one zone.
 """
 
-ON_HOST_US, IN_ZONE_US = 30.0, 100.0
-"""Round trips within a host and between two hosts of a zone, where nobody measured them. Providers document 70 to 110 µs for
-the latter.
-"""
-_LEAST_BETWEEN_ZONES_US, _US_PER_COST = 250.0, 1000.0
-_UNMEASURED_ZONE_US, _UNMEASURED_REGION_US = 1000.0, 50_000.0
-"""Where there is no NetworkTopology at all: zones of a region are nearer than regions, and no more is known."""
 _BALANCE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
-_TABLES = 64
-"""Tables between zones that are kept: group after group is planned by the same costs."""
 _BETWEEN_EQUALS = 1e-3
 """Time's weight beside money where money decides: most ways within a zone, and many between zones, cost the same."""
 _CROWD = 0.1
@@ -287,7 +276,7 @@ class _Compiler:
     def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
         """One table per distinct limit."""
         request, locations = self._request, tuple(self._free_capacity.locations)
-        prices = price_table(locations, request.costs, request.objective, measured=request.measured)
+        prices = price_table(locations, request.costs, measured=request.measured, parity=request.objective == "parity")
         local = float(SAME_HOST_COST) if request.objective == "parity" else ON_HOST_US
         if request.objective in PRICED and request.prices is not None:
             share = _BETWEEN_EQUALS if request.objective == "money" else 1.0
@@ -353,66 +342,11 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
     return found
 
 
-@lru_cache(_TABLES)
-def price_table(locations: tuple[Location, ...], costs: CostTable, objective: Objective, *, measured: bool) -> Floats:
-    """[zone, zone] what a call between two different hosts costs: whole costs in parity, else microseconds. Not to be written to."""
-    if objective == "parity":
-        flat = [float(costs.judge(a, b, 0)[1]) for a in locations for b in locations]
-    else:
-        one_zone = is_one_zone(locations)
-        flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
-    return _closed(np.array(flat, np.float64).reshape(len(locations), len(locations)))
-
-
-def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
-    """[zone, zone] price of a GB of calls made that way, answers included."""
-    flat = [prices.per_gb((a.region, a.zone), (b.region, b.zone)) for a in locations for b in locations]
-    return np.array(flat, np.float64).reshape(len(locations), len(locations))
-
-
-def weighed_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
-    """Times and prices as one table, and what a way within a host counts in it.
-
-    Money is brought to the scale of time, its dearest way to the slowest, so that whatever is made for microseconds fits; time counts
-    ``share`` of itself. Where every way costs the same, money has no say, and time alone is left.
-
-    Args:
-        times: [zone, zone].
-        local: time within a host, which costs no money.
-        money: [zone, zone].
-        share: of time.
-    """
-    dearest = float(money.max(initial=0.0))
-    if dearest <= 0 or float(money.min()) == dearest:
-        return times, local
-    return _closed(money * (float(times.max()) / dearest) + share * times), share * local
-
-
 def timed(request: PlacementRequest, problem: Problem) -> Problem:
     """The same problem with calls judged by their time, whatever it was planned by."""
     if request.objective == "time":
         return problem
     return compile_problem(msgspec.structs.replace(request, objective="time")).problem
-
-
-def latency_us(
-    origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool = False
-) -> float:
-    """Measured, else from the whole cost (1 is a millisecond), else a guess that keeps regions apart.
-
-    Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
-    """
-    if origin == destination and (origin.zone or one_zone):
-        return costs.latency_us(origin, destination) or IN_ZONE_US
-    latency = costs.latency_us(origin, destination)
-    if latency is not None:
-        return max(latency, IN_ZONE_US)
-    cost = costs.cost(origin, destination)
-    if cost is not None:
-        return max(cost * _US_PER_COST, _LEAST_BETWEEN_ZONES_US)
-    if measured:
-        return UNKNOWN_COST * _US_PER_COST
-    return _UNMEASURED_ZONE_US if origin.region == destination.region else _UNMEASURED_REGION_US
 
 
 def total_cost(request: PlacementRequest, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str]) -> int:
@@ -426,18 +360,6 @@ def total_cost(request: PlacementRequest, hosts_of: Sequence[Mapping[int, int]],
     on = [{names[host]: count for host, count in counts.items()} for counts in hosts_of]
     locations = {name: request.hosts[name].location for counts in on for name in counts}
     return sum(request.costs.of_pairs(on[d.caller], on[d.callee], locations)[0] for d in request.dependencies)
-
-
-@lru_cache(_TABLES)
-def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
-    """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
-    flat = [costs.judge(a, b, limit)[0] == "violated" for a in locations for b in locations]
-    return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
-
-
-def _closed(table: NDArray[T]) -> NDArray[T]:
-    table.setflags(write=False)
-    return table
 
 
 def _anybody_shares(request: PlacementRequest) -> bool:

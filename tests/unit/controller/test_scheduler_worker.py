@@ -21,7 +21,7 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
-from controller.scheduler.placement.problem_builder import IN_ZONE_US
+from controller.scheduler.placement.tables import IN_ZONE_US
 from controller.scheduler.placement.worker import PlanningProcess
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL

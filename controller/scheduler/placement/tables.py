@@ -1,0 +1,92 @@
+"""What a call between two places costs, as tables by zone: time, upstream's whole costs, money, and which pairs break a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, is_one_zone
+from controller.scheduler.placement.problem import Bools, Floats
+from controller.traffic.prices import PriceTable
+
+T = TypeVar("T", bound=np.generic)
+ON_HOST_US, IN_ZONE_US = 30.0, 100.0
+"""Round trips within a host and between two hosts of a zone, where nobody measured them. Providers document 70 to 110 µs for
+the latter.
+"""
+_LEAST_BETWEEN_ZONES_US, _US_PER_COST = 250.0, 1000.0
+_UNMEASURED_ZONE_US, _UNMEASURED_REGION_US = 1000.0, 50_000.0
+"""Where there is no NetworkTopology at all: zones of a region are nearer than regions, and no more is known."""
+_TABLES = 64
+"""Tables between zones that are kept: group after group is planned by the same costs."""
+
+
+@lru_cache(_TABLES)
+def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: bool, parity: bool) -> Floats:
+    """[zone, zone] what a call between two different hosts costs: whole costs in parity, else microseconds. Not to be written to."""
+    if parity:
+        flat = [float(costs.judge(a, b, 0)[1]) for a in locations for b in locations]
+    else:
+        one_zone = is_one_zone(locations)
+        flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
+    return _closed(np.array(flat, np.float64).reshape(len(locations), len(locations)))
+
+
+def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
+    """[zone, zone] price of a GB of calls made that way, answers included."""
+    flat = [prices.per_gb((a.region, a.zone), (b.region, b.zone)) for a in locations for b in locations]
+    return np.array(flat, np.float64).reshape(len(locations), len(locations))
+
+
+def weighed_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
+    """Times and prices as one table, and what a way within a host counts in it.
+
+    Money is brought to the scale of time, its dearest way to the slowest, so that whatever is made for microseconds fits; time counts
+    ``share`` of itself. Where every way costs the same, money has no say, and time alone is left.
+
+    Args:
+        times: [zone, zone].
+        local: time within a host, which costs no money.
+        money: [zone, zone].
+        share: of time.
+    """
+    dearest = float(money.max(initial=0.0))
+    if dearest <= 0 or float(money.min()) == dearest:
+        return times, local
+    return _closed(money * (float(times.max()) / dearest) + share * times), share * local
+
+
+def latency_us(
+    origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool = False
+) -> float:
+    """Measured, else from the whole cost (1 is a millisecond), else a guess that keeps regions apart.
+
+    Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
+    """
+    if origin == destination and (origin.zone or one_zone):
+        return costs.latency_us(origin, destination) or IN_ZONE_US
+    latency = costs.latency_us(origin, destination)
+    if latency is not None:
+        return max(latency, IN_ZONE_US)
+    cost = costs.cost(origin, destination)
+    if cost is not None:
+        return max(cost * _US_PER_COST, _LEAST_BETWEEN_ZONES_US)
+    if measured:
+        return UNKNOWN_COST * _US_PER_COST
+    return _UNMEASURED_ZONE_US if origin.region == destination.region else _UNMEASURED_REGION_US
+
+
+@lru_cache(_TABLES)
+def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
+    """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
+    flat = [costs.judge(a, b, limit)[0] == "violated" for a in locations for b in locations]
+    return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
+
+
+def _closed(table: NDArray[T]) -> NDArray[T]:
+    table.setflags(write=False)
+    return table
