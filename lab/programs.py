@@ -249,8 +249,11 @@ async def run_to_end(
     try:
         output, errors = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        process.kill()
         raise BootError(f"{what}: no end after {timeout_s:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode != 0:
         raise BootError(f"{what}: {(errors or output).decode(errors='replace').strip()}")
     return output
