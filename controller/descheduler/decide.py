@@ -82,8 +82,8 @@ class Proposal:
         )
         return Decision(plan, self._state, moves)
 
-    async def ask(self, pending: PendingMove, question: PlanQuestion, place: Place) -> tuple[PendingMove, list[Target]]:
-        """A move, to where the planner puts the pod; without targets where that is no gain, which is reported.
+    async def ask(self, pending: PendingMove, question: PlanQuestion, place: Place) -> tuple[PendingMove, Target | str]:
+        """A move, to where the planner puts the pod; or why that is no gain, which is reported.
 
         What the planner says counts from here on, also for the moves after this one: two may not count on the same room.
         """
@@ -91,12 +91,12 @@ class Proposal:
         self.base.withdraw(pod, move)
         targets, why = await self._targets(move, question, place)
         if check(self.base, Candidate(pod, move.strategy, strategy, move.used, planner=why), (PLANNER,)):
-            return pending, []
+            return pending, why
         node = targets[0].node
         moved = strategy.redirected(move, pod, node)
         self.base.redirect(pod, move, node)
         marks = tuple(dict.fromkeys(mark_of(target.node) for target in targets))
-        return msgspec.structs.replace(pending, move=moved, expected=marks), targets
+        return msgspec.structs.replace(pending, move=moved, expected=marks), targets[0]
 
     async def _targets(self, move: Move, question: PlanQuestion, place: Place) -> tuple[list[Target], str]:
         """Where the planner puts the pod, asked twice, and why that is not worth it."""
@@ -283,15 +283,14 @@ async def confirm(proposal: Proposal, asked: dict[str, PlanQuestion], history: H
         if question is None:
             moves.append(pending)
             continue
-        confirmed, targets = await proposal.ask(pending, question, place)
-        if targets:
-            promises[pending.move.uid] = question, targets[0]
+        confirmed, answer = await proposal.ask(pending, question, place)
+        if not isinstance(answer, str):
+            promises[pending.move.uid] = question, answer
             moves.append(confirmed)
             continue
         # While a zone is filled, each pod that goes there changes the answers about those that talk to it.
         survival = pending.move.strategy == "ZoneSurvival"
         first_s = base.settings.interval_s if survival else limits.workload_backoff_s
-        why = next(s.why for s in reversed(base.skips) if s.pod == pending.move.pod)
         mark = mark_of(pending.move.uid)
-        history = back_off(history, mark, why, first_s, base.now, most_s=limits.failure_backoff_s)
+        history = back_off(history, mark, answer, first_s, base.now, most_s=limits.failure_backoff_s)
     return Confirmed(proposal.decide(moves), history, promises)

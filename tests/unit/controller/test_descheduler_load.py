@@ -451,8 +451,12 @@ async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     assert "its cpu usage would be 72 %" in skip.why
 
 
-async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_node_from_going() -> None:
+@pytest.mark.parametrize("max_skips", [2000, 0])
+async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_node_from_going(
+    max_skips: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the first in order, round after round, and each round ended with it."""
+    monkeypatch.setattr("controller.descheduler.round.MAX_SKIPS", max_skips)
     first = pod("first", "hot1", owner="ReplicaSet/a-1", priority=-10)
     view, _ = two_planned(first=first, second=pod("second", "hot1", owner="ReplicaSet/b-1"))
     asked_for: list[str] = []
