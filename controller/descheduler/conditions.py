@@ -63,7 +63,7 @@ class Candidate:
     planner: str = ""
 
 
-class Condition(NamedTuple):
+class MoveCondition(NamedTuple):
     """A condition of a move.
 
     Attributes:
@@ -81,14 +81,14 @@ class Condition(NamedTuple):
     scope: Literal["pod", "node", "round"] = "pod"
 
 
-class Refusal(NamedTuple):
+class FailedCondition(NamedTuple):
     """The first condition that does not hold, and why."""
 
-    condition: Condition
+    condition: MoveCondition
     why: str
 
 
-def check(round_: Round, candidate: Candidate, conditions: tuple[Condition, ...]) -> Refusal | None:
+def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]) -> FailedCondition | None:
     """The first of these conditions that does not hold, which is reported; None when all of them hold."""
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
@@ -96,7 +96,7 @@ def check(round_: Round, candidate: Candidate, conditions: tuple[Condition, ...]
                 round_.note(why)
             if condition.scope == "pod" or candidate.load is None:
                 round_.skip(candidate.pod, condition.name, why)
-            return Refusal(condition, why)
+            return FailedCondition(condition, why)
     return None
 
 
@@ -250,51 +250,51 @@ def _unavailable(round_: Round, candidate: Candidate) -> str:
 
 
 REASON_CONDITIONS = (
-    Condition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
+    MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
               lambda _, c: c.waits, scope="node"),
-    Condition("settled", "The node's usage shows the moves of the last `limits.usageLagS`.", _unsettled, LOAD, "node"),
+    MoveCondition("settled", "The node's usage shows the moves of the last `limits.usageLagS`.", _unsettled, LOAD, "node"),
 )  # fmt: skip
 """Asked before anything else; a node or a pod that does not pass them is not reported as stuck."""
 POD_CONDITIONS = (
-    Condition("protected", "It is no mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
+    MoveCondition("protected", "It is no mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.barred),
-    Condition("bare", "A controller makes its replacement, or `protection.barePods`.", _bare),
-    Condition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
-    Condition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims`.", _volume),
-    Condition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage`.", _local_storage),
-    Condition("priority", "Its priority is below `protection.priorityBelow`.", _priority),
-    Condition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
-    Condition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
-    Condition("age", "It is older than `protection.minPodAgeS`.", _age),
-    Condition("replicas", "Its workload has `protection.minReplicas` pods.", _replicas),
-    Condition("usage", "It is known to use what is exceeded on its node.", _usage, LOAD),
+    MoveCondition("bare", "A controller makes its replacement, or `protection.barePods`.", _bare),
+    MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
+    MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims`.", _volume),
+    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage`.", _local_storage),
+    MoveCondition("priority", "Its priority is below `protection.priorityBelow`.", _priority),
+    MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
+    MoveCondition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
+    MoveCondition("age", "It is older than `protection.minPodAgeS`.", _age),
+    MoveCondition("replicas", "Its workload has `protection.minReplicas` pods.", _replicas),
+    MoveCondition("usage", "It is known to use what is exceeded on its node.", _usage, LOAD),
 )  # fmt: skip
 """What a pod is: asked of every pod of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
-    Condition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped and landed as expected.",
+    MoveCondition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped and landed as expected.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
-    Condition("patience", "The API server did not ask to wait.", _patience, scope="round"),
-    Condition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
-    Condition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
-    Condition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
-    Condition("room", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
+    MoveCondition("patience", "The API server did not ask to wait.", _patience, scope="round"),
+    MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
+    MoveCondition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
+    MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
+    MoveCondition("room", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
               lambda _, c: c.finder.room(c), LOAD, "node"),
-    Condition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
-    Condition("group-limit", "No other pod of its AppGroup is on the move.", _group_limit),
-    Condition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
-    Condition("replica-backoff", "It does not back off after a move of its own, or after the planner refused one.",
+    MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
+    MoveCondition("group-limit", "No other pod of its AppGroup is on the move.", _group_limit),
+    MoveCondition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
+    MoveCondition("replica-backoff", "It does not back off after a move of its own, or after the planner refused one.",
               _replica_backoff),
-    Condition("workload-backoff", "Its workload does not back off after moves that did not help.", _workload_backoff),
-    Condition("workload-limit", "`limits.perWorkload` moves within `limits.workloadBackoffS` are not reached.",
+    MoveCondition("workload-backoff", "Its workload does not back off after moves that did not help.", _workload_backoff),
+    MoveCondition("workload-limit", "`limits.perWorkload` moves within `limits.workloadBackoffS` are not reached.",
               _workload_limit),
-    Condition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
-    Condition("disruption-budget", "Its PodDisruptionBudget allows a disruption, and there is only one.",
+    MoveCondition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
+    MoveCondition("disruption-budget", "Its PodDisruptionBudget allows a disruption, and there is only one.",
               lambda r, c: r.budgets.refusal(c.pod)),
-    Condition("node-fit", "A node that would be better fits it, by requests, usage and the scheduler's constraints.",
+    MoveCondition("node-fit", "A node that would be better fits it, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),
-    Condition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.minChancePercent`.",
+    MoveCondition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.minChancePercent`.",
               lambda _, c: c.finder.predict(c), LOAD),
 )  # fmt: skip
-PLANNER = Condition("planner", "Our planner, asked twice, puts the replacement of a pod of its own where it is a gain.",
+PLANNER = MoveCondition("planner", "Our planner, asked twice, puts the replacement of a pod of its own where it is a gain.",
                     lambda _, c: c.planner)  # fmt: skip
 CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)

@@ -44,7 +44,7 @@ class RoundState(msgspec.Struct, frozen=True):
     better_since: Mapping[str, float] = {}
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RoundDecision(msgspec.Struct, frozen=True):
     """A plan, the state for the next round, and the plan's moves with what to follow them by."""
 
     plan: RoundPlan
@@ -52,7 +52,7 @@ class Decision(msgspec.Struct, frozen=True):
     pending: tuple[PendingMove, ...] = ()
 
 
-class Proposal:
+class UnconfirmedDecision:
     """A decision that the planner was not asked about yet.
 
     Attributes:
@@ -68,7 +68,7 @@ class Proposal:
         self._free_after = {} if load is None else load.free_now()
         self.decision = self.decide(base.moves)
 
-    def decide(self, moves: Iterable[PendingMove]) -> Decision:
+    def decide(self, moves: Iterable[PendingMove]) -> RoundDecision:
         """The decision with these moves."""
         moves = tuple(moves)
         plan = RoundPlan(
@@ -80,9 +80,11 @@ class Proposal:
             free_before=self._free_before,
             free_after=self._free_after,
         )
-        return Decision(plan, self._state, moves)
+        return RoundDecision(plan, self._state, moves)
 
-    async def ask(self, pending: PendingMove, question: PlanQuestion, place: Place) -> tuple[PendingMove, Target | str]:
+    async def ask(
+        self, pending: PendingMove, question: PlanQuestion, place: AskPlanner
+    ) -> tuple[PendingMove, Target | str]:
         """A move, to where the planner puts the pod; or why that is no gain, which is reported.
 
         What the planner says counts from here on, also for the moves after this one: two may not count on the same room.
@@ -98,7 +100,7 @@ class Proposal:
         marks = tuple(dict.fromkeys(mark_of(target.node) for target in targets))
         return msgspec.structs.replace(pending, move=moved, expected=marks), targets[0]
 
-    async def _targets(self, move: Move, question: PlanQuestion, place: Place) -> tuple[list[Target], str]:
+    async def _targets(self, move: Move, question: PlanQuestion, place: AskPlanner) -> tuple[list[Target], str]:
         """Where the planner puts the pod, asked twice, and why that is not worth it."""
         targets: list[Target] = []
         for turn in range(TURNS):
@@ -139,7 +141,7 @@ def decide(
     *,
     confirmed: bool = False,
     survival_only: bool = False,
-) -> Proposal:
+) -> UnconfirmedDecision:
     """Decide who should move.
 
     Load comes first: a hot node harms all of its pods. Misplacement then sees what load has planned, and both draw on the same
@@ -172,7 +174,7 @@ def decide(
     if settings.misplacement.enabled and snapshot.network is not None and not paused:
         misplacement = MisplacementRound(base, snapshot.network, () if load is None else load.loads)
         better_since = misplacement.plan(state.better_since, confirmed=confirmed, survival_only=survival_only)
-    return Proposal(RoundState(detectors, better_since), base, load, misplacement)
+    return UnconfirmedDecision(RoundState(detectors, better_since), base, load, misplacement)
 
 
 class Evaluation(NamedTuple):
@@ -188,7 +190,7 @@ class Evaluation(NamedTuple):
     refused: Counter[Refusal]
     history: History
     ended: list[EndedMove]
-    proposal: Proposal
+    unconfirmed: UnconfirmedDecision
 
 
 def evaluate(
@@ -219,11 +221,11 @@ def evaluate(
     refused = usage.update(batch, world.nodes, world.pods, now)
     snapshot = world.snapshot(usage.view(now))
     history, ended = follow_up(snapshot, history, settings.limits, now)
-    proposal = decide(snapshot, history, state, settings, now, confirmed=confirmed, survival_only=survival_only)
-    return Evaluation(snapshot, refused, history, ended, proposal)
+    unconfirmed = decide(snapshot, history, state, settings, now, confirmed=confirmed, survival_only=survival_only)
+    return Evaluation(snapshot, refused, history, ended, unconfirmed)
 
 
-Place = Callable[[str, str, int], Awaitable[Target | None]]
+AskPlanner = Callable[[str, str, int], Awaitable[Target | None]]
 """Group, pod and turn -> where the planner would put the pod."""
 
 
@@ -248,7 +250,7 @@ class Confirmed(NamedTuple):
         promises: uid of a pod -> the question about it, and the target that its replacement is promised.
     """
 
-    decision: Decision
+    decision: RoundDecision
     history: History
     promises: dict[str, tuple[PlanQuestion, Target]]
 
@@ -266,24 +268,26 @@ def questions(snapshot: LoadSnapshot, moves: Iterable[Move]) -> dict[str, PlanQu
     return found
 
 
-async def confirm(proposal: Proposal, asked: dict[str, PlanQuestion], history: History, place: Place) -> Confirmed:
+async def confirm(
+    unconfirmed: UnconfirmedDecision, asked: dict[str, PlanQuestion], history: History, place: AskPlanner
+) -> Confirmed:
     """The decision without the moves that the planner would undo.
 
     Args:
-        proposal: with what a move to another node would be worth.
+        unconfirmed: with what a move to another node would be worth.
         asked: see `questions`.
         history: as `evaluate` left it.
         place: the planner.
     """
-    base, moves = proposal.base, list[PendingMove]()
+    base, moves = unconfirmed.base, list[PendingMove]()
     limits = base.settings.limits
     promises: dict[str, tuple[PlanQuestion, Target]] = {}
-    for pending in proposal.decision.pending:
+    for pending in unconfirmed.decision.pending:
         question = asked.get(pending.move.uid)
         if question is None:
             moves.append(pending)
             continue
-        confirmed, answer = await proposal.ask(pending, question, place)
+        confirmed, answer = await unconfirmed.ask(pending, question, place)
         if not isinstance(answer, str):
             promises[pending.move.uid] = question, answer
             moves.append(confirmed)
@@ -293,4 +297,4 @@ async def confirm(proposal: Proposal, asked: dict[str, PlanQuestion], history: H
         first_s = base.settings.interval_s if survival else limits.workload_backoff_s
         mark = mark_of(pending.move.uid)
         history = back_off(history, mark, answer, first_s, base.now, most_s=limits.failure_backoff_s)
-    return Confirmed(proposal.decide(moves), history, promises)
+    return Confirmed(unconfirmed.decide(moves), history, promises)

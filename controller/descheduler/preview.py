@@ -28,7 +28,7 @@ from controller.cluster.volumes import (
 )
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decide import Decision, RoundState, confirm, evaluate, questions
+from controller.descheduler.decide import RoundDecision, RoundState, confirm, evaluate, questions
 from controller.descheduler.decision import Answer, RoundPlan
 from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.snapshot import BUDGETS, Budget, World
@@ -131,9 +131,9 @@ async def preview(
     )
     usage = UsageSmoother(0, settings.expiry_s)
     found = evaluate(world, usage, batch, history, RoundState(), settings=settings, now=moment, confirmed=True)
-    asked = questions(found.snapshot, found.proposal.decision.plan.moves)
-    planner = _Planner(world, reached, prices, found.proposal.decision)
-    plan = (await confirm(found.proposal, asked, found.history, planner.simulate_replacement)).decision.plan
+    asked = questions(found.snapshot, found.unconfirmed.decision.plan.moves)
+    planner = _Planner(world, reached, prices, found.unconfirmed.decision)
+    plan = (await confirm(found.unconfirmed, asked, found.history, planner.simulate_replacement)).decision.plan
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
     counts = {str(reason): count for reason, count in sorted(found.refused.items())}
     return Preview(plan, states_of(plan), batch.faults, counts, tuple(notes))
@@ -147,7 +147,7 @@ def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
 class _Planner:
     """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
 
-    def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: Decision) -> None:
+    def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: RoundDecision) -> None:
         self._pods = [pod.wire for pod in world.pods.values() if pod.wire is not None]
         node_cache = NodeCache()
         node_cache.hosts = world.nodes

@@ -19,8 +19,8 @@ from controller.cluster.volumes import Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import (
     Confirmed,
-    Decision,
     Evaluation,
+    RoundDecision,
     RoundState,
     confirm,
     evaluate,
@@ -30,7 +30,7 @@ from controller.descheduler.decision import Move
 from controller.descheduler.evict import Result, evict, why_outdated
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, back_off, remove_move
 from controller.descheduler.load import nodes_to_taint
-from controller.descheduler.reporting import DeschedulerMetrics, EventReporter, taint_patches
+from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
 from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageReader, UsageSource
 from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
@@ -92,7 +92,7 @@ class Descheduler:
         self._source, self._planner, self._set_hot_nodes = source, planner, set_hot_nodes
         self._store = HistoryStore(client, namespace)
         self._metrics = DeschedulerMetrics(registry)
-        self._reporter = EventReporter(recorder)
+        self._reporter = RoundReporter(recorder)
         self._history, self._state = History(), RoundState()
         self._thread = ThreadPoolExecutor(1, "descheduler")
         self.world = World(network, volumes, feeds_network=False)
@@ -145,7 +145,7 @@ class Descheduler:
         made_s = (p.at_s for p in self._history.pending if p.move.strategy == "ZoneSurvival")
         return any(self._wall() - at_s < FILL_ROUNDS * self._settings.interval_s for at_s in made_s)
 
-    async def round(self, *, survival_only: bool = False) -> Decision:
+    async def round(self, *, survival_only: bool = False) -> RoundDecision:
         """One round.
 
         Args:
@@ -158,14 +158,14 @@ class Descheduler:
         batch = await self._read_usage()
         now = self._wall()
         found = await self._evaluate(batch, now, survival_only=survival_only)
-        self._history, self._state = found.history, found.proposal.decision.state
+        self._history, self._state = found.history, found.unconfirmed.decision.state
         self._report_refused(found.refused)
         for end in found.ended:
             self._metrics.count_end(end)
             self._reporter.report_end(end)
         self._set_hot_nodes(frozenset(n for n, detector in self._state.detectors.items() if detector.warm))
-        asked = questions(found.snapshot, found.proposal.decision.plan.moves)
-        confirmed = await confirm(found.proposal, asked, self._history, self._planner.simulate_replacement)
+        asked = questions(found.snapshot, found.unconfirmed.decision.plan.moves)
+        confirmed = await confirm(found.unconfirmed, asked, self._history, self._planner.simulate_replacement)
         self._history, decision = confirmed.history, confirmed.decision
         if not survival_only:
             self._metrics.show_round(decision)
@@ -199,7 +199,7 @@ class Descheduler:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _taint(self, decision: Decision) -> None:
+    async def _taint(self, decision: RoundDecision) -> None:
         """Before anybody is evicted: the prediction counts on it.
 
         Raises:
@@ -247,7 +247,7 @@ class Descheduler:
         what = "usage readings ignored" if kinds else "all usage readings are good again"
         log.change("usage-refused", kinds, what, count=sum(refused.values()))
 
-    async def _execute(self, decision: Decision) -> None:
+    async def _execute(self, decision: RoundDecision) -> None:
         self._history = add_moves(self._history, (p for p in decision.pending if not self._is_dry(p.move)))
         await self._store.save(self._history)
         stopped_by: Result | None = None

@@ -9,7 +9,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import Settings, Strategy
-from controller.descheduler.decide import Decision
+from controller.descheduler.decide import RoundDecision
 from controller.descheduler.decision import Move, RoundPlan
 from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
@@ -47,7 +47,7 @@ def _about_pod(key: str, uid: str) -> Reference:
     return Reference("v1", "Pod", name, namespace, uid)
 
 
-class EventReporter:
+class RoundReporter:
     """Says each thing once per change of state."""
 
     def __init__(self, recorder: EventRecorder) -> None:
@@ -172,7 +172,7 @@ class DeschedulerMetrics:
             for known in PREDICTIONS.values():
                 self.predictions.labels(strategy, known)
 
-    def show_round(self, decision: Decision) -> None:
+    def show_round(self, decision: RoundDecision) -> None:
         """Show what was decided."""
         plan = decision.plan
         self._nodes.clear()

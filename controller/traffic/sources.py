@@ -241,7 +241,7 @@ class NoTrafficError(ConfigError):
 
 
 @dataclass
-class _Sums:
+class _Rates:
     """Rates of one client, server, zones and port while a source's counters are added up, bytes or requests per second."""
 
     request: float = 0.0
@@ -261,10 +261,10 @@ _Key = tuple[WorkloadId, WorkloadId, str, str, int]
 
 
 @dataclass
-class _Table:
+class _FlowTable:
     """What was read so far, and bytes whose direction the source does not tell."""
 
-    sums: dict[_Key, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
+    sums: dict[_Key, _Rates] = field(default_factory=lambda: defaultdict(_Rates))
     undirected: dict[_Key, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, source: Source, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]) -> None:
@@ -411,12 +411,12 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
 async def read_flows(
     prometheus: PrometheusClient, source: Source, window_s: int, served: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Flow]:
-    """Flows over the last ``window_s`` seconds; ``served`` as for `_Table.guess_directions`.
+    """Flows over the last ``window_s`` seconds; ``served`` as for `_FlowTable.guess_directions`.
 
     Raises:
         PrometheusError: Prometheus gives no answer, or too large a one for its limits.
     """
-    table = _Table()
+    table = _FlowTable()
     owners = await _read_owners(prometheus, source, window_s)
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
     range_s = max(2 * step_s, await _least_rate_s(prometheus, source))

@@ -115,7 +115,7 @@ class _Cluster:
             now = NOW_S + 60 * i
             batch = self._batch(now)
             started = time.perf_counter()
-            decision = self._evaluate(self._world, batch, now).proposal.decision
+            decision = self._evaluate(self._world, batch, now).unconfirmed.decision
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
             hot = sum(1 for state in decision.plan.nodes if state.kind == "over")

@@ -12,7 +12,7 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import Decision, RoundState, confirm, decide
+from controller.descheduler.decide import RoundDecision, RoundState, confirm, decide
 from controller.descheduler.decision import Move
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
@@ -31,7 +31,6 @@ __all__ = [
     "NOW_S",
     "BackOff",
     "Days",
-    "Decision",
     "DeschedulerConfig",
     "Detector",
     "Eviction",
@@ -44,6 +43,7 @@ __all__ = [
     "PersistentVolume",
     "PodIndex",
     "PodInfo",
+    "RoundDecision",
     "RoundState",
     "SchedulerConfig",
     "Settings",
@@ -241,19 +241,19 @@ def pending_move(
     return PendingMove(move, at_s, **follow)
 
 
-def moved(decision: Decision) -> list[str]:
+def moved(decision: RoundDecision) -> list[str]:
     """Names of the pods that would go, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
 
 def decided(
     view: LoadSnapshot, history: History, state: RoundState, rules: Settings, now: float, *, confirmed: bool = False
-) -> Decision:
+) -> RoundDecision:
     """The decision of `decide` alone."""
     return decide(view, history, state, rules, now, confirmed=confirmed).decision
 
 
-def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> Decision:
+def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> RoundDecision:
     """One round from nothing."""
     return decided(view, memory or History(), RoundState(), rules, now)
 
@@ -273,7 +273,7 @@ class Days:
         self.history, self.state = History(), RoundState()
         self.moves: list[tuple[float, str]] = []
         self.ends: list[EndedMove] = []
-        self.last: Decision | None = None
+        self.last: RoundDecision | None = None
 
     def restart(self) -> None:
         """A new process: what is in the ConfigMap survives, detectors do not."""

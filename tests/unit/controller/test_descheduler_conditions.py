@@ -11,13 +11,13 @@ from controller.descheduler.conditions import CONDITIONS
 from tests.unit.controller.descheduling import (
     NOW_S,
     BackOff,
-    Decision,
     Eviction,
     History,
     Host,
     MoveResult,
     PdbState,
     PodInfo,
+    RoundDecision,
     amounts,
     budget,
     mark_of,
@@ -43,7 +43,7 @@ def hot_with(
     idle: Host = BIG,
     budgets: Iterable[PdbState] = (),
     **sections: Any,
-) -> Decision:
+) -> RoundDecision:
     """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""
     nodes = [node("hot"), idle]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}

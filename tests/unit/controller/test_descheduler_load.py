@@ -13,11 +13,11 @@ from controller.descheduler.reporting import describe_eviction
 from tests.unit.controller.descheduling import (
     GI,
     NOW_S,
-    Decision,
     History,
     Host,
     LoadSnapshot,
     PodInfo,
+    RoundDecision,
     RoundState,
     Target,
     amounts,
@@ -49,7 +49,7 @@ def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
     return nodes, pods, used
 
 
-def spread(**policy: Any) -> Decision:
+def spread(**policy: Any) -> RoundDecision:
     """A hot node with one big and one small pod, and an idle node, under a policy."""
     nodes, pods = [node("hot"), node("idle")], [pod("big", "hot"), pod("small", "hot", owner="ReplicaSet/b-1")]
     used = {"big": amounts(1.5, 1), "small": amounts(0.3, 1)}
@@ -437,13 +437,13 @@ def two_planned(**pods_of: PodInfo) -> tuple[LoadSnapshot, dict[str, PlanQuestio
 async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
     view, asked = two_planned(a=pod("a", "hot1", owner="ReplicaSet/a-1"), b=pod("b", "hot2", owner="ReplicaSet/b-1"))
-    proposal = decide(view, History(), RoundState(), settings(), NOW_S, confirmed=True)
-    assert moved(proposal.decision) == ["a", "b"]
+    unconfirmed = decide(view, History(), RoundState(), settings(), NOW_S, confirmed=True)
+    assert moved(unconfirmed.decision) == ["a", "b"]
 
     async def place(_group: str, _key: str, _turn: int) -> Target:
         return Target(node="idle")
 
-    found = (await confirm(proposal, asked, History(), place)).decision
+    found = (await confirm(unconfirmed, asked, History(), place)).decision
     assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
     assert found.plan.moves[0].target_after["cpu"] == pytest.approx(100 * 1.7 / 4)
     (skip,) = found.plan.skips
@@ -467,9 +467,9 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
 
     history, moves = History(), []
     for i in range(8):
-        proposal = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, confirmed=True)
-        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(proposal.decision) else {}
-        found = await confirm(proposal, asked, history, place)
+        unconfirmed = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, confirmed=True)
+        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(unconfirmed.decision) else {}
+        found = await confirm(unconfirmed, asked, history, place)
         history = found.history
         moves.append(moved(found.decision))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]

@@ -20,10 +20,10 @@ from kubekit.errors import ApiError
 from kubekit.wire import Node, Resource, format_time
 from tests.unit.controller.descheduling import (
     NOW_S,
-    Decision,
     DeschedulerConfig,
     History,
     LoadSnapshot,
+    RoundDecision,
     RoundState,
     SchedulerConfig,
     State,
@@ -150,13 +150,13 @@ def plan(
     usage: dict[str, dict[str, float]] | None = None,
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
-) -> Decision:
+) -> RoundDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {}))
-    proposal = decide(
+    unconfirmed = decide(
         view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed, survival_only=survival_only
     )
-    return proposal.decision
+    return unconfirmed.decision
 
 
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
@@ -336,8 +336,8 @@ async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, 
 
     for _ in waits_s:
         view = world.snapshot(UsageView({}, {}))
-        proposal = decide(view, history, RoundState(), rules, now, confirmed=True)
-        history = (await confirm(proposal, questions(view, proposal.decision.plan.moves), history, place)).history
+        unconfirmed = decide(view, history, RoundState(), rules, now, confirmed=True)
+        history = (await confirm(unconfirmed, questions(view, unconfirmed.decision.plan.moves), history, place)).history
         (backoff,) = history.backoffs.values()
         waits.append(backoff.until_s - now)
         now = backoff.until_s
@@ -361,8 +361,8 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     world = planned(cluster(APART))
     view = world.snapshot(UsageView({}, {}))
     rules = settings(misplacement={"enabled": True})
-    proposal = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
-    asked = questions(view, proposal.decision.plan.moves)
+    unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
+    asked = questions(view, unconfirmed.decision.plan.moves)
     assert [(q.group, q.workload) for q in asked.values()] == [("default/shop", "web")]
 
     async def place(_: str, key: str, turn: int) -> Target | None:
@@ -372,7 +372,7 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
             raise PlanningError("TooManyPods", "too many")
         return None if answer is None else Target(node=answer)
 
-    found = await confirm(proposal, asked, History(), place)
+    found = await confirm(unconfirmed, asked, History(), place)
     assert [move.target for move in found.decision.plan.moves] == ([target] if target else [])
     assert [p.move.target for p in found.decision.pending] == ([target] if target else [])
     assert [s.condition for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])

@@ -18,13 +18,13 @@ from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (
     NOW_S,
     Days,
-    Decision,
     Detector,
     History,
     LoadSnapshot,
     MoveResult,
     PersistentVolume,
     PodInfo,
+    RoundDecision,
     RoundState,
     Volumes,
     amounts,
@@ -50,11 +50,11 @@ SPREAD = [
 ]
 
 
-def skips(decision: Decision) -> dict[str, str]:
+def skips(decision: RoundDecision) -> dict[str, str]:
     return {skip.pod.partition("/")[2]: skip.condition for skip in decision.plan.skips}
 
 
-def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> Decision:
+def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> RoundDecision:
     """A hot node and two idle ones, of which one is full of requests."""
     full = pod("hoarder", "promised", cpu="3", memory="12Gi", owner="ReplicaSet/hoarder")
     base = pod("base", "hot", cpu="1500m", memory="4Gi", owner="DaemonSet/base")
@@ -119,7 +119,7 @@ def test_hosts_of_equal_score_share_the_chance() -> None:
 # What of a round, or of a deletion, has happened by the time a replacement is placed
 
 
-def three(*pods: PodInfo, used: dict[str, float]) -> Decision:
+def three(*pods: PodInfo, used: dict[str, float]) -> RoundDecision:
     """Two hot nodes and an idle one; each pod uses 0.9 cores."""
     nodes = [node("hot-1"), node("hot-2"), node("idle")]
     usage = {n.name: amounts(used[n.name], 1) for n in nodes}

@@ -227,7 +227,7 @@ def decided(world: World) -> Any:
     found = evaluate(
         world, UsageSmoother(0, 180), batch, History(), RoundState(), settings=rules, now=NOW_S, confirmed=True
     )
-    return found.proposal.decision
+    return found.unconfirmed.decision
 
 
 def test_a_copy_decides_as_the_world_did_whatever_is_taken_later() -> None:

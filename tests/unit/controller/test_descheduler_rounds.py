@@ -17,7 +17,6 @@ import msgspec
 from tests.unit.controller.descheduling import (
     NOW_S,
     BackOff,
-    Decision,
     DeschedulerConfig,
     Eviction,
     History,
@@ -28,6 +27,7 @@ from tests.unit.controller.descheduling import (
     PersistentVolume,
     PodIndex,
     PodInfo,
+    RoundDecision,
     RoundState,
     Settings,
     UsageView,
@@ -289,11 +289,11 @@ def play(seed: int) -> int:
     return len(decision.plan.moves)
 
 
-def round_of(world: World, **more: Any) -> Decision:
+def round_of(world: World, **more: Any) -> RoundDecision:
     return decided(world.view, world.memory, RoundState(), world.settings(**more), NOW_S, confirmed=True)
 
 
-def check_limits(world: World, decision: Decision) -> None:
+def check_limits(world: World, decision: RoundDecision) -> None:
     limits, moves = world.plain["limits"], decision.plan.moves
     assert len(moves) <= limits["perRound"]
     assert max(Counter(m.node for m in moves).values(), default=0) <= limits["perNode"]
@@ -346,7 +346,7 @@ def check_pod(world: World, one: PodInfo) -> None:
         assert one.labels["app"] in {"w0", "w1", "w2"}
 
 
-def check_landings(world: World, decision: Decision) -> None:
+def check_landings(world: World, decision: RoundDecision) -> None:
     """A promised node is one that kube-scheduler could take, with everything that was promised there before."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
     for one in world.view.pods.by_key.values():
@@ -369,7 +369,7 @@ def check_landings(world: World, decision: Decision) -> None:
             assert share <= state.high.get(resource, 100.0) + 1e-6 or not move.used.get(resource)
 
 
-def check_budgets(world: World, decision: Decision) -> None:
+def check_budgets(world: World, decision: RoundDecision) -> None:
     for one in world.budgets:
         gone = [
             m
