@@ -28,10 +28,10 @@ from lab.topology import load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.support.webhook_program import start_webhook
 
-DEADLINE_S = 180.0
+DEADLINE_S = 360.0
 BOUTIQUE = "boutique"
 
-pytestmark = [pytest.mark.minors, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.minors, pytest.mark.timeout(1500, func_only=True)]
 
 
 class Release:
