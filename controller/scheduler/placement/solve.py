@@ -19,8 +19,9 @@ _SAME = 1e-9
 
 
 _STEPS_PER_REPLICA, _LEAST_STEPS, _MOST_STEPS, _STEPS_WITHOUT_CALLS = 2000, 5000, 3_500_000, 200
+_MANY_HOSTS, _MOST_STEPS_OVER_MANY = 1000, 2_000_000
 """Of annealing; counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run, and of one run
-where nothing calls anything. 1,000,000 take 0.15 to 0.4 s.
+where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.
 """
 _RUNS, _RUNS_OF_MANY = 12, 6
 """From different beginnings, of small and of middling problems; large ones have one. Of 120 random groups, 12 runs of 5,000 steps left
@@ -57,7 +58,8 @@ def solve(
     prepared, ends_at = Prepared(problem), time.monotonic() + deadline_s
     runs = _RUNS if replicas <= _SMALL_REPLICAS else _RUNS_OF_MANY if replicas <= _MIDDLING_REPLICAS else 1
     wanted = _STEPS_PER_REPLICA * replicas // (runs + 1) if problem.edges else _STEPS_WITHOUT_CALLS * replicas
-    steps = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
+    most = _MOST_STEPS if len(problem.free) <= _MANY_HOSTS else _MOST_STEPS_OVER_MANY
+    steps = min(max(wanted, _LEAST_STEPS), most)
 
     def run(turn: int, hot: float, begin: Ints, *, turns: int, seconds: float, home: int = -1) -> Found:
         return prepared.search(
