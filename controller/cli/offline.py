@@ -19,7 +19,7 @@ from controller.cluster.resources import SPREAD_ANNOTATION
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
-from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.planner import Plan
 from controller.scheduler.placement.preferences import OBJECTIVE_ANNOTATION
 from controller.scheduler.placement.problem_builder import Objective, Spread
 from kubekit.text import counted
@@ -76,7 +76,7 @@ def plan_offline(cluster: ClusterFile, given: Given) -> tuple[OfflinePlan, list[
     plans: list[Plan] = []
     for key in sorted(members, key=lambda key: (len(members[key]), key)):
         pods = members[key]
-        plan = plan_group(inputs.snapshot(key, pods))
+        plan = inputs.plan(inputs.snapshot(key, pods))
         plans.append(plan)
         remarks += [*_remarks_on_costs(inputs, key), *plan.problems]
         for pod in pods:

@@ -223,7 +223,7 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
         _outcome(snapshot, place(asked, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
-    targets = plan_group(snapshot).targets
+    targets = inputs.plan(snapshot).targets
     ours = _outcome(snapshot, [targets[p.metadata.key].node if p.metadata.key in targets else "" for p in pods])
     default, costs = runs[len(runs) // 2], state.costs(group.metadata.namespace)
     return Simulation(

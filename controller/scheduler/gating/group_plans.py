@@ -184,7 +184,7 @@ class GroupPlans:
             return self._ask(group)
         now = self._clock()
         self._stands(group, cached.plan, pods)
-        coming = ComingRoom(self._leaving(pods), self._evictable(group, cached.evicts_below))
+        coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
         verdict = judge(cached.plan, group, pods, self.assumed, coming)
         if self._is_stalled(group, pods, verdict):
             self._refuse_full(
@@ -291,27 +291,11 @@ class GroupPlans:
         """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
         priced, search_s = len(self._queue) <= UNPRICED_FROM, self._planner_time.search_s(group.partition("/")[0])
         plan = await self._solve(snapshot, priced, search_s)
-        left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
-        willing = all(spec.preemption_policy != "Never" for spec in left)
-        below = min((spec.priority for spec in left), default=None) if willing else None
-        evictable = self._evictable(group, below)
-        if not evictable:
+        second = self._inputs.with_evictions(snapshot, plan)
+        if second is None:
             return plan, None
-        promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
-        for node, amounts in evictable.items():
-            add(promised.setdefault(node, {}), amounts, -1)
-        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), priced, search_s)
-        return (evicting, below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
-
-    def _evictable(self, group: str, below: int | None) -> dict[str, Amounts]:
-        """Node -> requests of other pods of less priority. kube-scheduler evicts those that budgets protect, too, where it must."""
-        found: dict[str, Amounts] = {}
-        if below is not None:
-            own = {pod.metadata.key for pod in self._pods_of(group)}
-            for info in self._node_cache.bound:
-                if info.priority < below and info.key not in own:
-                    add(found.setdefault(info.node, {}), info.asks)
-        return found
+        evicting = await self._solve(second.snapshot, priced, search_s)
+        return second.choose(plan, evicting)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone; None where it finds no place.

@@ -6,15 +6,34 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.replicas import Declared, to_plan_for
+from controller.cluster.requests import Amounts, add
 from controller.cluster.volumes import Volumes
 from controller.scheduler.placement.foreign import foreign_pods
-from controller.scheduler.placement.planner import GroupSnapshot
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit.owners import outdated
+
+
+class Evicting(NamedTuple):
+    """A plan for which other pods are evicted.
+
+    Attributes:
+        snapshot: the group's, as if these pods were gone.
+        below: pods of less priority than that are.
+    """
+
+    snapshot: GroupSnapshot
+    below: int
+
+    def choose(self, plan: Plan, evicting: Plan) -> tuple[Plan, int | None]:
+        """The plan in the room that there is, unless evictions place more; and the priority below which it evicts."""
+        return (evicting, self.below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
 
 
 class PlanInputs(NamedTuple):
@@ -63,6 +82,35 @@ class PlanInputs(NamedTuple):
             prices=self.prices,
             allocatable=self.state.allocatable,
         )
+
+    def plan(self, snapshot: GroupSnapshot) -> Plan:
+        """The leader's plan, made here and now."""
+        plan = plan_group(snapshot)
+        second = self.with_evictions(snapshot, plan)
+        return plan if second is None else second.choose(plan, plan_group(second.snapshot))[0]
+
+    def with_evictions(self, snapshot: GroupSnapshot, plan: Plan) -> Evicting | None:
+        """What to plan anew where pods have no place; None where they may evict nobody."""
+        left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
+        willing = all(spec.preemption_policy != "Never" for spec in left)
+        below = min((spec.priority for spec in left), default=None) if willing else None
+        evictable = self.evictable(snapshot.pods, below)
+        if below is None or not evictable:
+            return None
+        promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
+        for node, amounts in evictable.items():
+            add(promised.setdefault(node, {}), amounts, -1)
+        return Evicting(msgspec.structs.replace(snapshot, promised=promised), below)
+
+    def evictable(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
+        """Node -> requests of pods beside these with less priority. kube-scheduler evicts those that budgets protect, too, where it must."""
+        found: dict[str, Amounts] = {}
+        if below is not None:
+            own = {pod.metadata.key for pod in pods}
+            for info in self.node_cache.bound:
+                if info.priority < below and info.key not in own:
+                    add(found.setdefault(info.occupied_node, {}), info.asks)
+        return found
 
     def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
         """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""

@@ -72,8 +72,8 @@ class Planners(World):
         for volume in volumes:
             self.volumes.take_volume(volume.metadata.name, None, volume)
 
-    async def zones(self, spec: dict[str, Any]) -> set[str]:
-        """Where all of them put P1, whose pod has this spec; empty where they find no place."""
+    async def zones(self, spec: dict[str, Any], *, evicting: bool = False) -> set[str]:
+        """Where all of them put P1, whose pod has this spec; empty where they find no place. Only plans expect evictions."""
         pod = self.add_pod("d/g", "p1", "P1", 1)
         self.change("d/p1", spec=spec)
         pod = self.pods["d/p1"]
@@ -87,8 +87,9 @@ class Planners(World):
             "leader": {target.zone for target in leader.targets.values()},
             "offline": self._zones_of(offline.placements.values()),
             "simulate": self._zones_of(self._simulated(pod)),
-            "descheduler": self._zones_of(self._predicted(pod)),
         }
+        if not evicting:
+            found["descheduler"] = self._zones_of(self._predicted(pod))
         assert all(zones == found["leader"] for zones in found.values()), found
         return found["leader"]
 
@@ -113,7 +114,7 @@ class Planners(World):
             [n for nodes in outcome.nodes.values() for n in nodes if n]
             for outcome in (answer.network_aware, answer.default)
         )
-        if not any(known.spec.affinity for known in self.file.pods):
+        if not any(known.spec.affinity or known.spec.priority for known in self.file.pods):
             assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
         return ours
 

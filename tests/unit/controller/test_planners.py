@@ -102,6 +102,13 @@ async def test_a_bound_local_volume_holds_a_pod_on_its_node() -> None:
     assert await cluster.zones({"volumes": [mounted]}) == {"z1"}
 
 
+async def test_where_there_is_no_room_pods_of_less_priority_are_evicted() -> None:
+    cluster = Planners()
+    for name in (*ALL_BUT_N04, "n04"):
+        cluster.add_foreign(name, {"containers": [container("4")], "priority": -1 if name == "n04" else 0})
+    assert await cluster.zones({"containers": [container()]}, evicting=True) == {"z1"}
+
+
 async def test_foreign_pods_count_by_their_namespace() -> None:
     cluster = Planners()
     cluster.add_foreign("n00", NOBODY, "elsewhere")
