@@ -25,7 +25,9 @@ from controller.scheduler.gating.cached_plan import (
     hold_against,
     judge,
 )
+from controller.scheduler.gating.planner_time import SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
+from controller.scheduler.gating.replacements import Expected, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.foreign import foreign_pods
@@ -45,9 +47,6 @@ MAX_PODS, MAX_PODS_PER_NAMESPACE = 10_000, 20_000
 SHARE = 3.0
 """A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
-SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 0.5, 60.0
-"""The search of one plan, for a namespace that has used no planner time lately and for one that has used much. 5,000 pods on
-10,000 nodes take 2 s."""
 SHOWN = 3
 UNPRICED_FROM = 2
 """So many groups that wait for a plan do not wait for the price of somebody else's."""
@@ -69,57 +68,8 @@ class PlanState(msgspec.Struct, frozen=True):
     crowded: frozenset[str] = frozenset()
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """A replacement that is meant for a host.
-
-    Attributes:
-        workload: its selector.
-        target: the host.
-        known: keys of the pods that were there when its predecessor was evicted.
-        until: when nobody waits for it any more.
-        requests: what its predecessor asked for.
-    """
-
-    workload: str
-    target: Target
-    known: frozenset[str]
-    until: float
-    requests: Amounts = {}
-
-    def fits(self, pod: GroupPod) -> bool:
-        """Whether a pod may be the one."""
-        return pod.waiting and self.is_new(pod)
-
-    def is_new(self, pod: GroupPod) -> bool:
-        """Whether a pod is of the workload, and was not there at the time."""
-        return pod.workload == self.workload and pod.metadata.key not in self.known
-
-
 Solve = Callable[[GroupSnapshot, bool, float], Awaitable[Plan]]
 """Makes a plan, with the price of surviving a zone where the second argument says so, with a search of at most so many seconds."""
-
-
-class PlannerTime:
-    """Seconds of the planner that each namespace has used lately: what it used counts half after `HALF_LIFE_S`."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._used: dict[str, tuple[float, float]] = {}
-
-    def used_s(self, namespace: str) -> float:
-        """Seconds used, decayed."""
-        used_s, at = self._used.get(namespace, (0.0, 0.0))
-        return used_s * 0.5 ** ((self._clock() - at) / HALF_LIFE_S) if used_s else 0.0
-
-    def add(self, namespace: str, seconds: float) -> None:
-        """A plan of the namespace took so long."""
-        now = self._clock()
-        self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < 10 * HALF_LIFE_S}
-        self._used[namespace] = (self.used_s(namespace) + seconds, now)
-
-    def search_s(self, namespace: str) -> float:
-        """The longest search that the namespace's next plan may have."""
-        return max(SEARCH_S - self.used_s(namespace), LEAST_SEARCH_S)
 
 
 class GroupPlans:
@@ -161,7 +111,7 @@ class GroupPlans:
         self._slots: dict[str, int] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
-        self._expected: dict[str, list[Expected]] = {}
+        self._expected = ExpectedReplacements()
         self._rollouts: dict[str, tuple[frozenset[tuple[str, bool]], float]] = {}
 
     async def run(self) -> None:
@@ -201,7 +151,7 @@ class GroupPlans:
             volumes=self._inputs.demands_of(pods, replicas),
             foreign=foreign_pods(self._node_cache, pods),
         )
-        self._expected = self._coming()
+        self._drop_expired()
         room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
@@ -233,7 +183,7 @@ class GroupPlans:
         self.assumed.promise(group, bound)
         if group not in self._state.groups:
             self._reports.pop(group, None)
-            self._expected.pop(group, None)
+            self._expected.forget(group)
 
     def holding(self) -> frozenset[str]:
         """Groups that have a plan, or were promised room."""
@@ -339,47 +289,24 @@ class GroupPlans:
             for_s: how long it is waited for.
             requests: what it will ask for.
         """
-        expected = Expected(workload, target, frozenset(known), self._clock() + for_s, dict(requests))
-        self._expected = self._coming()
-        self._expected.setdefault(group, []).append(expected)
+        until = self._clock() + for_s
+        self._expected.add(group, Expected(workload, target, frozenset(known), until, dict(requests)))
 
-    def _coming(self) -> dict[str, list[Expected]]:
-        """By group, the replacements that are still waited for."""
-        now = self._clock()
-        found = {group: [e for e in expected if e.until > now] for group, expected in self._expected.items()}
-        self.assumed.promises_ended += sum(map(len, self._expected.values())) - sum(map(len, found.values()))
-        return {group: expected for group, expected in found.items() if expected}
+    def _drop_expired(self) -> None:
+        self.assumed.promises_ended += self._expected.drop_expired(self._clock())
 
     def _promised_to_others(self, group: str) -> dict[str, Amounts]:
         """Host -> what pods of other groups were promised there, those that have yet to be made among them."""
         found = self.assumed.promised_to_others(group)
-        self._expected = self._coming()
-        for other, coming in self._expected.items():
-            if other == group:
-                continue
-            pods = [pod for pod in self._pods_of(other) if not pod.over]
-            # Those that have come are promised their room by their own plan.
-            come = Counter(pod.workload for pod in pods if any(expected.is_new(pod) for expected in coming))
-            for expected in coming:
-                if come[expected.workload]:
-                    come[expected.workload] -= 1
-                    continue
-                add(found.setdefault(expected.target.node, {}), expected.requests)
+        self._drop_expired()
+        self._expected.add_promises_to_others(found, group, self._pods_of)
         return found
 
     def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
         """Where the group's pods went in the plan before, and where replacements of evicted ones are meant to go."""
-        before, now = self._cached.get(group), self._clock()
-        found = dict(before.plan.targets) if before else {}
-        for expected in self._expected.get(group, ()):
-            if expected.until <= now:
-                continue
-            heir = next(
-                (pod.metadata.key for pod in pods if expected.fits(pod) and pod.metadata.key not in found), None
-            )
-            if heir is not None:
-                found[heir] = expected.target
-        return found
+        before = self._cached.get(group)
+        self._drop_expired()
+        return self._expected.with_targets(dict(before.plan.targets) if before else {}, group, pods)
 
     def _promise(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)

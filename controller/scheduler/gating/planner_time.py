@@ -1,0 +1,32 @@
+"""How long the searches of a namespace's plans may be: no tenant's groups keep others' waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 0.5, 60.0
+"""The search of one plan, for a namespace that has used no planner time lately and for one that has used much. 5,000 pods on
+10,000 nodes take 2 s."""
+
+
+class PlannerTime:
+    """Seconds of the planner that each namespace has used lately: what it used counts half after `HALF_LIFE_S`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used: dict[str, tuple[float, float]] = {}
+
+    def used_s(self, namespace: str) -> float:
+        """Seconds used, decayed."""
+        used_s, at = self._used.get(namespace, (0.0, 0.0))
+        return used_s * 0.5 ** ((self._clock() - at) / HALF_LIFE_S) if used_s else 0.0
+
+    def add(self, namespace: str, seconds: float) -> None:
+        """A plan of the namespace took so long."""
+        now = self._clock()
+        self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < 10 * HALF_LIFE_S}
+        self._used[namespace] = (self.used_s(namespace) + seconds, now)
+
+    def search_s(self, namespace: str) -> float:
+        """The longest search that the namespace's next plan may have."""
+        return max(SEARCH_S - self.used_s(namespace), LEAST_SEARCH_S)
