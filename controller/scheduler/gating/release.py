@@ -25,8 +25,10 @@ found no place for it."""
 
 DEBOUNCE_S = 0.5
 """Pods of a group are created one by one; the plan should know all of them."""
-ROLLOUT_PAUSE_S = 5.0
-"""For the Deployment controller to take the next step; without one, nobody waits for room that a rollout is to free."""
+ROLLOUT_PAUSE_S = 20.0
+"""For the Deployment controller to take the next step: it writes 20 times a second, for all rollouts together. Without one, nobody
+waits for room that a rollout is to free.
+"""
 PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
