@@ -93,7 +93,7 @@ async def gain_of(
     }
     then = planned.network_aware.placed(inputs.node_cache.hosts)
     costs = inputs.state.costs(namespace)
-    ways = Ways(costs.table, measured=bool(costs.topology))
+    latency = PathLatency(costs.table, measured=bool(costs.topology))
 
     def of_today(priced: Priced) -> float:
         """Sum of rate times price of the way, of today's traffic."""
@@ -105,8 +105,8 @@ async def gain_of(
         proposal.name,
         crossing_now=of_today(CROSSING),
         crossing_then=weighed(all_rates, then, CROSSING),
-        call_now_us=round(of_today(ways) / total, 1) if total else 0.0,
-        call_then_us=round(weighed(all_rates, then, ways) / placed, 1) if placed else 0.0,
+        call_now_us=round(of_today(latency) / total, 1) if total else 0.0,
+        call_then_us=round(weighed(all_rates, then, latency) / placed, 1) if placed else 0.0,
         month_now=per_month(of_today(prices), 1.0) if prices else None,
         month_then=month_of(all_rates, then, prices) if prices else None,
         currency=prices.currency if prices else "",
@@ -138,7 +138,7 @@ def _zones_of(
 
 
 @dataclass(frozen=True)
-class Ways:
+class PathLatency:
     """The time of a call as a price of the way."""
 
     costs: CostTable

@@ -90,7 +90,10 @@ class CostTable:
         self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, one_zone: bool = False
     ) -> None:
         self.one_zone = one_zone
-        self._zones, self._regions = _Ways(entries_of(weight, ZONE_LABEL)), _Ways(entries_of(weight, REGION_LABEL))
+        self._zones, self._regions = (
+            _PathCosts(entries_of(weight, ZONE_LABEL)),
+            _PathCosts(entries_of(weight, REGION_LABEL)),
+        )
         self._latencies = latencies
 
     def way(self, origin: Location, destination: Location) -> PathCost | None:
@@ -151,16 +154,16 @@ class CostTable:
         return total, violations
 
 
-class _Ways:
+class _PathCosts:
     """Entries, each read when it is asked for: the quantities of a hundred zones' 9,900 pairs take 40 ms of the event loop."""
 
     def __init__(self, entries: Mapping[ZonePair, CostInfo]) -> None:
         self._entries = entries
         self._read: dict[ZonePair, PathCost] = {}
 
-    def __reduce__(self) -> tuple[type[_Ways], tuple[Mapping[ZonePair, CostInfo]]]:
+    def __reduce__(self) -> tuple[type[_PathCosts], tuple[Mapping[ZonePair, CostInfo]]]:
         """Without what was read: a thread may be reading on while this goes to the planner's process."""
-        return _Ways, (self._entries,)
+        return _PathCosts, (self._entries,)
 
     def way(self, pair: ZonePair) -> PathCost | None:
         found = self._read.get(pair)

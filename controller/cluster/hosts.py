@@ -230,13 +230,8 @@ class NodeCache:
         return self._held[pod_key].occupied_node if pod_key in self._held else ""
 
 
-def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:
-    """Every node by name. All may be planned on: Kubernetes keeps pods away from those that are not Ready by the taints it gives them."""
-    return {node.metadata.name: host_of(node) for node in nodes}
-
-
 def host_of(node: Node) -> Host:
-    """Read a node."""
+    """Read a node. Every node may be planned on: Kubernetes keeps pods away from those that are not Ready by the taints it gives them."""
     labels = node.metadata.labels or {}
     return Host(
         node.metadata.name,
