@@ -28,9 +28,9 @@ from controller.descheduler.round import Round, workload_of
 from controller.descheduler.usage import above, percents
 from netperf.contract import HOT_TAINT
 
-MAX_PREDICTIONS = 500
-"""Pods whose landing a round predicts before the other hot nodes wait for the next one. One takes 2 ms on 5,000 nodes, of a
-processor that the leader's other work shares with the round."""
+MAX_SEARCHES = 500
+"""Pods for which a round looks for a node, before the other hot nodes wait for the next round. One takes some milliseconds on 5,000
+nodes, of a processor that the leader's other work shares with the round."""
 LEAST_RELIEF = 0.02
 """Of what has to leave a node, the share that a pod must take along."""
 GAIN_PERCENT = 5.0
@@ -50,7 +50,7 @@ class LoadRound:
         self.loads = classify(settings, base.snapshot.nodes.values(), base.snapshot.usage.nodes)
         self._why: dict[str, str] = {}
         self._stuck: set[str] = set()
-        self._predictions = 0
+        self._searches = 0
         self._by_node = {load.name: load for load in self.loads}
         self._moved_there = self._usage_of_recent_moves()
         self._pools: dict[str, TargetPool] = {pool.name: self._target_pool(pool) for pool in settings.pools}
@@ -81,8 +81,8 @@ class LoadRound:
             for load in self._in_turn(hot):
                 detector, most = detectors[load.name], load.pool.anomaly.consecutive_abnormalities
                 lasted = confirmed or detector.hot
-                if self._predictions >= MAX_PREDICTIONS:
-                    self._why[load.name] = f"its turn comes: {MAX_PREDICTIONS} pods were looked at in this round"
+                if self._searches >= MAX_SEARCHES:
+                    self._why[load.name] = f"its turn comes: {MAX_SEARCHES} pods were looked at in this round"
                 else:
                     self._relieve(load, "" if lasted else f"over for {detector.abnormal} of {most} consecutive rounds")
         return detectors
@@ -91,10 +91,10 @@ class LoadRound:
         """The hottest first; where one round cannot look at all, each begins where the one before will have ended."""
         order = sorted(hot, key=lambda load: (-load.mean, load.name))
         pods = sum(len(self._base.snapshot.pods.on_node(load.name)) for load in order)
-        if pods <= MAX_PREDICTIONS:
+        if pods <= MAX_SEARCHES:
             return order
         number = int(self._base.now // self._base.settings.interval_s)
-        at = number * max(1, len(order) * MAX_PREDICTIONS // pods) % len(order)
+        at = number * max(1, len(order) * MAX_SEARCHES // pods) % len(order)
         return order[at:] + order[:at]
 
     def states(self) -> tuple[NodeState, ...]:
@@ -189,6 +189,7 @@ class LoadRound:
         """See `controller.descheduler.conditions.TargetFinder`."""
         assert candidate.load is not None
         pool = self._pools[candidate.load.pool.name]
+        self._searches += 1
         if self._settings.node_fit:
             candidate.target, why = pool.find(candidate.pod, candidate.used)
             return why
@@ -203,7 +204,6 @@ class LoadRound:
         least = base.settings.limits.min_chance_percent
         if not least or not base.predictor.can_predict(candidate.pod):
             return ""
-        self._predictions += 1
         prediction = base.predictor.predict(candidate.pod, lambda node: self._objection(node, candidate.used, load))
         if prediction.gain < least / 100.0:
             return prediction.describe()
@@ -224,9 +224,10 @@ class LoadRound:
             return "its load is not known"
         if load.node.closing:
             return "it is about to be removed"
-        total = dict(load.used)
-        for more in (used, self._moved_there.get(name, {}), self._base.arriving.get(name, {})):
-            add(total, {resource: amount for resource, amount in more.items() if resource in total})
+        total = {r: amount + used.get(r, 0.0) for r, amount in load.used.items()}
+        for more in (self._moved_there.get(name), self._base.arriving.get(name)):
+            if more:
+                total = {r: amount + more.get(r, 0.0) for r, amount in total.items()}
         share = percents(total, load.node.allocatable)
         for resource in share:
             if used.get(resource, 0.0) > 0 and share[resource] > load.thresholds.high[resource]:
