@@ -49,7 +49,6 @@ RARE = {
     ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
     ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",
-    ("netaware-controller", "", "pods", "delete"): "a pod with stale node affinity is replaced",
     ("netaware-gate-opener", "", "pods", "patch"): "a gate is overdue, and no controller opens it",
     ("netaware-scheduler", "", "configmaps", "list"): "a kube-scheduler that does not stream lists yet",
     ("netaware-controller", "authentication.k8s.io", "tokenreviews", "create"): "somebody opens the page",
