@@ -152,6 +152,7 @@ def test_a_value_ages_from_measured_to_stale_to_absent() -> None:
     assert table.zones["a", "b"].basis == "measured"
     table, state = step(samples, state, now_s=301)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis, table.zones["a", "b"].age_s) == (5, "stale", 301)
+    assert table.zones["a", "b"].error_us == 500, "a tenth of the latency"
     table, state = step(samples, state, now_s=3601)
     assert ("a", "b") in table.absent
 
@@ -271,6 +272,14 @@ def test_of_several_pairs_of_nodes_the_middle_speaks_for_the_path() -> None:
     odd = run("a", "b", 40_000, origin=Place("a9", "a", "r1"))
     table, _ = step([odd, *others, run("a", "b", 5000)])
     assert table.zones["a", "b"].latency_us == 5100
+    table, _ = step([*others, run("a", "b", 5000)])
+    assert table.zones["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
+
+
+def test_a_cost_tells_by_how_much_runs_in_a_row_differ() -> None:
+    _, state = step([run("a", "b", 5000)])
+    table, _ = step([run("a", "b", 5400, sequence=2)], state, now_s=30)
+    assert table.zones["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
 
 
 def test_netperf_is_believed_before_numbers_of_others() -> None:
