@@ -178,9 +178,9 @@ async def foreign_affinity(stage: Stage) -> None:
     for node in ("n-z1-0", "n-z2-0"):
         await create_pod(stage.client, stage.namespace, f"noisy-{node}", labels={"app": "noisy"}, nodeName=node)
     term = {"labelSelector": {"matchLabels": {"app": "noisy"}}, "topologyKey": ZONE}
-    await stage.deploy("web", "db")
     anti = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     await stage.deploy("m", affinity={"podAntiAffinity": anti})
+    await stage.deploy("web", "db")
     await stage.until_placed()
 
 
@@ -200,11 +200,12 @@ async def volumes(stage: Stage) -> None:
             "storageClassName": name,
         }
         await stage.put(VOLUMES, f"{name}-{node}", {"spec": spec})
-    await stage.deploy("web", "db")
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": name, "resources": {"requests": {"storage": "1Gi"}}}
     more = {"serviceName": "m", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}]}
     body = {"metadata": {"name": "m"}, "spec": {**stage.workload("m"), **more}}
+    # Before those that are to be near it: without its pods, these would be planned anywhere half a second later.
     await stage.client.create(STATEFUL_SETS, body, Object, namespace=stage.namespace)
+    await stage.deploy("web", "db")
     await stage.until_placed()
 
 
