@@ -63,8 +63,8 @@ def test_plans_are_near_the_optimum_on_random_groups_with_capacities_that_bind()
             ratios.append(plan.cost / max(cost, 1))
     assert len(ratios) >= 15
     assert min(ratios) >= 1.0
-    assert statistics.median(ratios) <= 1.01
-    assert sorted(ratios)[int(len(ratios) * 0.9)] <= 1.05
+    assert statistics.median(ratios) == 1.0
+    assert max(ratios) <= 1.05, "restarts find what one long run from elsewhere does not"
 
 
 @pytest.mark.parametrize("seed", range(12))
