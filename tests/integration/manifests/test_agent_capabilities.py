@@ -28,7 +28,7 @@ from agent.bandwidth.kernel import execute
 from agent.bandwidth.state import LimitEgress, LimitIngress, RemoveLimit
 from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.traffic_control import read_kernel
-from netperf.probers.child import Limits, start_confined
+from netperf.probers.child import ChildLimits, start_confined
 
 async def main(pid, name):
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
@@ -48,7 +48,7 @@ async def main(pid, name):
     await execute(RemoveLimit(device.index, name, "ingress"))
     ours = tuple(f.priority for f in after.filters if f.device == device.index)
     await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_hook=True))
-    limits = Limits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
+    limits = ChildLimits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
     try:
         await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL, limits=limits)).wait()
     except subprocess.SubprocessError as error:
