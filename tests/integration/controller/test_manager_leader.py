@@ -160,6 +160,10 @@ async def _wrote(arena: Arena, user: str, since: float = 0.0, least: int = 3) ->
     return sum(write.user == user and write.at > since for write in arena.writes()) >= least
 
 
+async def _is_quiet(arena: Arena, for_s: float = 1.0) -> bool:
+    return max((write.at for write in arena.writes()), default=time.time()) < time.time() - for_s
+
+
 async def test_a_leader_that_is_killed_is_followed_and_the_follower_wrote_nothing_before(arena: Arena) -> None:
     async with two_replicas(arena) as (leader, follower):
         await asyncio.sleep(2.0)
@@ -172,6 +176,8 @@ async def test_a_leader_that_is_killed_is_followed_and_the_follower_wrote_nothin
 async def test_a_leader_that_is_stopped_hands_over_at_once(arena: Arena) -> None:
     # A lease so long that within this test it is handed over, or not obtained at all.
     async with two_replicas(arena, LONG_ELECTION) as (leader, follower):
+        # In the middle of a write it would leave its lease to run out.
+        await eventually(lambda: _is_quiet(arena))
         assert await arena.replicas[leader].stop() == 0
         await eventually(lambda: _wrote(arena, follower))
 
