@@ -1,4 +1,5 @@
-"""The program on every node: publishes what the node's network can carry, keeps pods to their limits, measures latency.
+"""The program on every node: publishes the node's network capacity, checks pods' bandwidth limits, measures latency, counts traffic.
 
-Nothing here needs the official Kubernetes client: an agent that runs ten thousand times must be small.
+`program` starts its parts: `capacity`, `bandwidth`, `probing` and `traffic`. It never imports the official Kubernetes client, because
+an agent runs on every node and must stay small.
 """

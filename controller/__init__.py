@@ -1,6 +1,5 @@
-"""Program 2, central: prices the network, orders applications, answers the scheduler, moves what is misplaced.
+"""The central program: prices the network, orders applications, plans placements, answers kube-scheduler, evicts misplaced pods.
 
-Every flow is read -> plan -> execute: rules are pure functions over snapshots of the caches and live in ``plan`` functions.
-Packages import one way, which the linter keeps: see docs/architecture.md. `manager` puts them together; `config` is their
-configuration file.
+`manager` starts its parts, `config` is their configuration. Decisions are pure functions of a snapshot and a time; reading comes before
+and writing after them, in functions of their own. Packages import one way (docs/architecture.md), which import-linter checks.
 """

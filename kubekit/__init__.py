@@ -1,5 +1,5 @@
-"""The platform: what a program needs to live in a Kubernetes cluster. Knows nothing about networks, zones or costs.
+"""What a program needs to run in a Kubernetes cluster: client, stores, work queue, leader election, events, HTTP server, settings, logs.
 
-The official Python client costs 46 MB per process just to import and 840 MB to list 10,000 nodes; an agent on every
-node and a controller that caches every node cannot afford either (docs/adr/0003-own-thin-client.md).
+Knows nothing of networks, zones or costs. It has its own client because the official one takes 840 MB to list 10,000 nodes
+(docs/adr/0003-own-thin-client.md).
 """

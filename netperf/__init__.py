@@ -1,5 +1,5 @@
-"""The domain: what a latency measurement between two zones is, and what it is worth.
+"""The domain: which pairs of nodes to probe, when a latency sample counts, and what it costs.
 
-Rules here are pure: time and randomness are arguments and nothing waits. Only ``netperf.probers`` touches the network,
-so that every rule can be tried with plain values. Nothing here knows of Kubernetes beyond the limits of a ConfigMap.
+`sample` flags a run, `smoothing` decides when a jump counts, `consensus` compares node pairs, `costs` prices zone pairs. Everything but
+`netperf.probers` is pure: time and randomness are arguments. Nothing here knows Kubernetes beyond the size limit of a ConfigMap.
 """

@@ -1,5 +1,5 @@
-"""Whether pods are kept to the bandwidth that their annotations name: found out from the kernel, and repaired if asked to.
+"""Checks in the kernel whether pods are limited as their bandwidth annotations say, and repairs limits when told to enforce.
 
-`annotations`, `locate` and `traffic_control` read, `rules` judges and plans (pure), `kernel` carries out. Another program's qdisc, filter or
-program is never removed. May import `netperf.contract` and kubekit; the agent's other packages only for its own node.
+`annotations`, `locate` and `traffic_control` read, `rules` decides (pure), `kernel` writes. A qdisc, filter or program of another
+writer is never removed. May import `netperf.contract`, kubekit, and of the agent's other packages only what reads its own node.
 """

@@ -1,5 +1,5 @@
-"""What the node's network can carry: from links and their speeds to the extended resource ``network.aware.com/bandwidth``.
+"""Publishes the node's network capacity as the extended resource ``network.aware.com/bandwidth``.
 
-`kernel`, `sysfs` and `links` read, `rules` and `node_bandwidth` decide (pure), `publisher` writes. A number that nobody knows is not published.
-May import `netperf.contract` and kubekit; the agent's other packages only for its own node.
+`kernel`, `sysfs` and `links` read, `rules` and `node_bandwidth` decide (pure), `publisher` writes. An unknown capacity is not published.
+May import `netperf.contract`, kubekit, and of the agent's other packages only what reads its own node.
 """

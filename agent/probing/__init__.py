@@ -1,5 +1,5 @@
-"""The agent's part in measuring latency: answer probes, run those of the zone's plan, hand on what they read.
+"""Measures latency: runs the node's probes of the zone's plan, answers probes of other nodes, and writes the results.
 
-One probe at a time; a failure yields no number. How a probe is done and what a sample is worth is `netperf`'s; this package keeps the
-time table, the secret, the announcement on the node and the writing of results.
+`scheduler` runs one probe at a time, `background` exchanges datagrams between runs, `responder` answers, `results` writes. The probers
+and the rules about samples are in `netperf`. A failed probe yields no number.
 """

@@ -1,4 +1,4 @@
-"""Who talks to whom: bytes between pods, counted from the node's connection tracking. Off unless switched on.
+"""Counts bytes between pods from the node's connection tracking. Off by default.
 
-Reading the kernel is in `conntrack`; adding up is in `ledger`, pure; `supervisor` is what runs and what Prometheus sees.
+`conntrack` reads the kernel's table, `ledger` adds up (pure), `manager` runs both and exports the metrics.
 """

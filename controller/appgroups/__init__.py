@@ -1,6 +1,5 @@
-"""AppGroups: the order of a group's workloads, and a status that says how the group fares.
+"""AppGroups: computes the order of a group's workloads and writes it, with conditions, to the group's status.
 
-`order` is pure and shared with the scheduler's gates; `status` computes what to write; `reconciler` writes it. The graph itself
-is `controller.cluster.graph`, since others read it too. The spec is the user's and is never touched. May import
-`controller.cluster`.
+`order` is pure, `status` computes what to write, `reconciler` writes it. The graph is `controller.cluster.graph`. The spec is never
+written. May import `controller.cluster`.
 """

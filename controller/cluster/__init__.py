@@ -1,6 +1,12 @@
-"""One picture of the cluster, for every room of the controller.
+"""The cluster cache: stores of all kinds the controller watches, and one rule for each question that several packages ask.
 
-It holds the objects as they are read, the stores that keep them, and one rule for each question that several packages ask: where a
-node is, what a pod asks for, where it may run, whose group it belongs to, what the way between two places costs. Packages may
-import it; it imports no room.
+| question | module |
+|---|---|
+| may a pod run on a node, and why not? | `eligibility` |
+| which replica answers a call? | `services`, `routing` |
+| what does a pod request, and what is free on a node? | `requests`, `hosts` |
+| which group does a pod belong to, and who depends on whom? | `membership`, `graph` |
+| what does the path between two places cost? | `costs` |
+
+Every package of the controller may import this one; it imports none of them.
 """

@@ -1,6 +1,6 @@
-"""LowNodeLoad and network misplacement: which pods should move, whether a move is likely to help, and when to stop.
+"""Evicts pods from overloaded nodes (LowNodeLoad) and from nodes far from their dependencies, when a move is likely to help.
 
-`decide` decides, from a snapshot and a history, without looking at a clock or a cluster; `conditions` is the list of what every move
-has to pass; `program` reads, decides, evicts and remembers. The dry-run prints what the live loop executes.
-May import `controller.scheduler` and what is below; evicts through disruption budgets alone, and remembers before it acts.
+`decide` decides from a snapshot and a history, without a clock or a cluster. `conditions` lists what must hold before a pod is evicted.
+`program` reads, decides, records and evicts; the dry-run prints what it would do. May import `controller.scheduler` and the packages
+below it.
 """

@@ -1,6 +1,6 @@
-"""The scheduler plugins: network cost, allocatable resources and topological order, beside a stock kube-scheduler.
+"""Scheduling beside a stock kube-scheduler: network cost, allocatable resources and topological order.
 
-One set of rules (`rules`) and one plan for the whole group (`placement/`), released in order (`gating/`) and handed over in two
-ways: as an extender (`extender/`), or as node affinity written while a pod is gated (`affinity`). May import `controller.cluster`,
-`controller.appgroups`, `controller.topology` and `controller.traffic`; writes to pods, and to nothing else.
+`rules` scores nodes pod by pod; `placement/` plans a whole group; `gating/` releases its pods in order; `extender/` or `affinity` hands
+the plan to kube-scheduler. May import `controller.cluster`, `controller.appgroups`, `controller.topology` and `controller.traffic`;
+writes only pods.
 """

@@ -1,6 +1,5 @@
-"""NetworkTopology: which nodes probe which, what their samples cost, and what bandwidth is taken between zones.
+"""NetworkTopology: plans which nodes probe which, turns their samples into costs, and counts bandwidth between zones.
 
-`weights`, `bandwidth` and `status` are pure; `planner` writes the probe plan, `reconciler` the weights and the
-status, `results` stores the ConfigMaps that samples arrive in. The rules of pricing themselves are in `netperf`.
-May import `controller.cluster`; of a NetworkTopology it writes its own weight, annotation and status, and no other.
+`planner` writes the probe plan, `results` stores the samples, `decision` prices them (pure) by the rules of `netperf`, `reconciler`
+writes weights and status. May import `controller.cluster`; of a NetworkTopology it writes only its own weight, annotation and status.
 """

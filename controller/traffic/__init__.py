@@ -1,5 +1,5 @@
-"""Traffic: who talks to whom and how much, what that says about applications, and what it costs.
+"""Traffic between workloads: reads it from Prometheus, proposes AppGroups from it, and prices it.
 
-May import `controller.cluster` and `controller.prometheus`. Reading is in `sources`; everything else is pure: flows to a graph
-of dependencies (`graph`), a graph to AppGroups (`proposals`), bytes to money (`prices`, `money`).
+`sources` reads; the rest is pure: `graph` finds dependencies, `proposals` makes AppGroups, `prices` and `money` make a bill. May import
+`controller.cluster` and `controller.prometheus`.
 """

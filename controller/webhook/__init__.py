@@ -1,1 +1,1 @@
-"""Gates pods where the API server has no MutatingAdmissionPolicy: a mutating admission webhook that knows nothing but the pod it is asked about."""
+"""A mutating admission webhook that gates pods on Kubernetes 1.34 and 1.35, which have no MutatingAdmissionPolicy v1."""

@@ -1,1 +1,1 @@
-"""Real nodes in a lab: a kubelet, containerd and CNI plugins in the node's network namespace, with a root of their own."""
+"""Real nodes in a lab: a kubelet, containerd and CNI plugins, each with a network namespace and a root directory of its own."""

@@ -1,5 +1,5 @@
-"""How latency is measured: netperf in turns, and paced datagrams all the time.
+"""Measures latency: netperf runs, and paced datagrams between them.
 
-The only part of the domain that touches processes and sockets. Every await is under a deadline, every failure has a
-name, and no failure yields a number.
+The only part of the domain that uses processes and sockets. Every await has a deadline, every failure a name, and no failure yields
+a number.
 """

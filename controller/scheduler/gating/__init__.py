@@ -1,4 +1,4 @@
-"""Pods wait at a gate until it is their turn and their group has a plan; then they are handed to the scheduler.
+"""Holds pods at their scheduling gate until it is their turn and their group has a plan, then opens the gate.
 
-`controller` puts it together for one group at a time.
+`controller` reconciles one group at a time, `group_plans` keeps its plan, `release` decides whose turn it is (pure), `pod_updater` writes.
 """

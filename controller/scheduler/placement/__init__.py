@@ -1,5 +1,5 @@
-"""Whole groups at once: a host for every replica. Everybody who plans does it in these steps.
+"""Plans a whole group: a host for every replica. Controller, descheduler and commands plan through the same steps.
 
-`inputs` builds the snapshot of a group from the cluster, and `planner` its plan: `problem_builder` makes arrays (`problem`), `solve`
-searches (`native`, compiled), and `judge` says what a placement is worth. The leader's plans are made in a process of their own (`worker`).
+`inputs` builds the snapshot of a group and `planner` its plan: `problem_builder` makes arrays (`problem`), `solve` searches (`native`,
+compiled), `judge` evaluates a placement. The controller plans in a process of its own (`worker`).
 """
