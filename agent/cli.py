@@ -60,7 +60,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         cilium = await read_cilium(client)
-    limits = tuple(spec_of(pod) for pod in pods if not pod.terminal)
+    limits = tuple(spec_of(pod) for pod in pods if not pod.is_finished)
     cache = ResultCache()
     snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=cache, cilium=cilium)
     plan = plan_limits(snapshot, Policy())

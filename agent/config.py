@@ -1,7 +1,6 @@
-"""What a user can set: flags, the same as environment variables, and a file for what depends on the node.
+"""The agent's settings: flags, equivalent environment variables, and a file with capacities by node label or instance type.
 
-Everything is checked before the agent starts, and an error names the flag and what to write instead. The file holds what
-does not fit into a flag: capacities by node label or instance type.
+All are checked before the agent starts. An error names the flag and what to write instead.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class Reserve(msgspec.Struct, frozen=True):
-    """What is held back for the node itself: a share of the capacity, 0..1, and bits per second."""
+    """Capacity reserved for the node itself: a share from 0 to 1, plus bits per second."""
 
     ratio: float = 0.0
     rate_bps: int = 0
 
 
 class CapacityRule(msgspec.Struct, frozen=True):
-    """A capacity for the nodes that a label selector names."""
+    """The capacity of nodes that match a label selector."""
 
     selector: selectors.Selector
     text: str
@@ -58,15 +57,15 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         address: where this node is probed; None takes the node's InternalIP.
         capacity_bps: capacity that outranks what hardware says.
         capacity_rules, capacity_by_type: the same by node label and by instance type, from the file.
-        reserve: held back from whatever the capacity is.
-        measured_capacity: fall back on the highest throughput that stream probes reached.
+        reserve: subtracted from the capacity.
+        measured_capacity: if nothing else is known, use the highest throughput of stream probes.
         bandwidth: what to do about bandwidth annotations.
         repair_burst: in ``enforce``, also repair limits that the CNI plugin set with a burst that is too large.
         cni_network: name of the CNI network, part of the plugin's device names; None reads the CNI configuration.
         probing: whether to take part in measuring.
         traffic: how to count bytes between pods; ``off`` counts none.
         passphrase_file: the probing secret; None asks the API server for the Secret.
-        budget: what probes may take.
+        budget: CPU and bandwidth that probes may use.
         upstream_percentiles: percentiles written in upstream's key format beside our own.
         proc: where the proc file system of the host is.
         sys: where its sys file system is.
@@ -107,7 +106,7 @@ class _File(Section, frozen=True):
 
 
 def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """Declare the flags of ``run``. Values stay texts here: `read_config` checks them and names the flag in errors."""
+    """Declare the flags of ``run``. Values stay strings: `read_config` checks them, and names the flag in errors."""
 
     def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", metavar: str = "") -> None:
         variable = variable or ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
@@ -131,33 +130,33 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
         )
 
     flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
-    flag("credentials", "with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
-    flag("namespace", "where plans and results are", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
+    flag("credentials", "directory with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
+    flag("namespace", "namespace of plans and results", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
     flag(
         "address",
-        "where this node is probed, instead of its InternalIP; the pod's address where it has not the host's network",
+        "address at which this node is probed; default: its InternalIP",
         metavar="IP",
     )
-    flag("capacity", "capacity in bit/s, such as 10G, instead of what hardware says", metavar="QUANTITY")
-    flag("reserve", "held back from the capacity: 10%% or a quantity in bit/s", "0", metavar="SHARE")
-    switch("measured-capacity", "fall back on the highest throughput that stream probes reached")
+    flag("capacity", "capacity in bit/s, such as 10G, instead of the hardware's", metavar="QUANTITY")
+    flag("reserve", "share or quantity (bit/s) to subtract from the capacity, such as 10%%", "0", metavar="SHARE")
+    switch("measured-capacity", "if nothing else is known, use the highest throughput of stream probes")
     flag("bandwidth", "bandwidth annotations of pods: observe, enforce, off", "observe", metavar="MODE")
     switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
     flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
     flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
     flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
-    flag("passphrase-file", "probing secret; default: Secret netaware-probe", metavar="FILE")
+    flag("passphrase-file", "file with the probing passphrase; default: Secret netaware-probe", metavar="FILE")
     flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
     flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
-    flag("upstream-keys", "percentiles to write in upstream's key format too, such as p90", "", metavar="LIST")
+    flag("upstream-keys", "percentiles to write also in upstream's key format, such as p90", "", metavar="LIST")
     flag("log-format", "text or json", "text", metavar="FORMAT")
     flag("log-level", "debug, info, warning, error", "info", metavar="LEVEL")
 
 
 def set_up_logs(arguments: argparse.Namespace) -> None:
-    """Send logs where the flags say.
+    """Configure logging by the flags.
 
     Raises:
         ConfigError: format or level is unknown.
@@ -168,10 +167,10 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
 
 
 def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> AgentConfig:
-    """Check what `add_run_flags` parsed; without ``need_node`` the node's name may be missing, and is empty then.
+    """The checked configuration from what `add_run_flags` parsed; without ``need_node`` the node's name may be empty.
 
     Raises:
-        ConfigError: the first thing that is wrong; names the flag, or the file and its field.
+        ConfigError: a value is invalid; names the flag, or the file and its field.
     """
     if need_node and not arguments.node_name:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
@@ -232,7 +231,7 @@ def parse_rate(field: str, text: str | int) -> int:
     """A quantity in bits per second, an integer above 0.
 
     Raises:
-        ConfigError: it is none; names ``field``.
+        ConfigError: ``text`` is invalid; names ``field``.
     """
     try:
         rate_bps = quantity.parse_int(text)
@@ -244,10 +243,10 @@ def parse_rate(field: str, text: str | int) -> int:
 
 
 def parse_share(field: str, text: str) -> float:
-    """``20%`` or ``0.2``: a share above 0 and up to 1.
+    """A share above 0 and at most 1, from ``20%`` or ``0.2``.
 
     Raises:
-        ConfigError: it is none; names ``field``.
+        ConfigError: ``text`` is invalid; names ``field``.
     """
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
@@ -260,10 +259,10 @@ def parse_share(field: str, text: str) -> float:
 
 
 def parse_reserve(text: str) -> Reserve:
-    """``10%``, or a quantity in bits per second; 0 reserves nothing.
+    """A reserve, from ``10%`` or a quantity in bits per second; 0 reserves nothing.
 
     Raises:
-        ConfigError: it is neither, or all of the capacity.
+        ConfigError: ``text`` is invalid, or 100 %.
     """
     if text.strip().endswith("%"):
         number = text.strip().removesuffix("%")
@@ -280,7 +279,7 @@ def parse_reserve(text: str) -> Reserve:
 
 
 def parse_percentiles(field: str, text: str) -> tuple[Percentile, ...]:
-    """``p50,p90``; the empty text is none.
+    """Percentiles from a list such as ``p50,p90``; may be empty.
 
     Raises:
         ConfigError: one is unknown; names ``field``.
@@ -293,7 +292,7 @@ def parse_address(field: str, text: str) -> str:
     """A literal address that peers can connect to.
 
     Raises:
-        ConfigError: it is none; names ``field``.
+        ConfigError: ``text`` is invalid; names ``field``.
     """
     address = read_address(text)
     if address is None:

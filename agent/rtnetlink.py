@@ -1,8 +1,7 @@
-"""Requests over rtnetlink through pyroute2, and dumps of it with decoders that read only the fields asked for.
+"""rtnetlink requests through pyroute2, and dumps whose messages our own parsers read.
 
-pyroute2 decodes every attribute of every message: 200 ms for a node with 110 limited pods, where a fifth of a percent of a
-core is what an idle agent may take. Its requests take a parser of one's own, which is used here; layouts are those of
-linux/if_link.h, linux/rtnetlink.h and linux/pkt_sched.h.
+pyroute2 decodes every attribute of every message, which takes 200 ms for a node with 110 limited pods. Our parsers read only the
+attributes we need. Layouts: linux/if_link.h, linux/rtnetlink.h, linux/pkt_sched.h.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from agent.netlink import KernelError
 
 T = TypeVar("T")
 Parse = Callable[[bytes, int, int], T | None]
-"""Reads one message: the datagram, where its body begins (after nlmsghdr), and where it ends."""
+"""Parses one message: the datagram, the offset of its body (after nlmsghdr), and the offset of its end."""
 Spans = dict[int, tuple[int, int]]
-"""Attributes by number: begin and end of the payload; of repeated ones the last."""
+"""Attribute number -> begin and end of its payload; the last one if an attribute repeats."""
 
 IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 """struct ifinfomsg (family, type, index, flags, change), struct tcmsg (family, index, handle, parent, info)."""
@@ -43,32 +42,32 @@ _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 @asynccontextmanager
 async def rtnetlink(what: str) -> AsyncIterator[AsyncIPRoute]:
-    """A socket for some requests, all of them within ten seconds. The kernel is asked for its reasons.
+    """An rtnetlink socket; all requests on it must end within ten seconds. Asks the kernel for extended errors.
 
     Raises:
-        KernelError: a request failed, or got no answer in time; begins with ``what``.
+        KernelError: a request failed or timed out; the message begins with ``what``.
     """
     try:
         async with asyncio.timeout(DEADLINE_S), AsyncIPRoute(ext_ack=True) as netlink:
             yield netlink
     except NetlinkError as error:
         raise KernelError(f"{what}: {error.args[1]}", error.code) from error
-    except TimeoutError as error:  # which is an OSError, too
+    except TimeoutError as error:  # Before OSError, which it is a subclass of.
         raise KernelError(f"{what}: no answer in time") from error
     except OSError as error:
         raise KernelError(f"{what}: {error.strerror}", error.errno or 0) from error
 
 
 async def dump(netlink: AsyncIPRoute, request: Callable[[], Any], type_: int, parse: Parse[T]) -> list[T]:
-    """Ask for a dump and read each message with ``parse``; those that it gives None for are left out.
+    """Request a dump and parse each message; results that are None are dropped.
 
-    A dump that a change interrupted is taken again. What the third brings counts: the change is told, and looked at, too.
+    A dump that was interrupted by a change is repeated, at most twice; a later event reports the change anyway.
 
     Args:
-        netlink: where to ask.
-        request: makes the question, afresh for each try.
-        type_: of the question, RTM_GET*.
-        parse: reads an answer.
+        netlink: the socket.
+        request: builds the request, once per attempt.
+        type_: of the request, RTM_GET*.
+        parse: parses one message.
     """
     for _ in range(_TRIES - 1):
         found, interrupted = await _dump_once(netlink, request(), type_, parse)
@@ -98,21 +97,21 @@ async def _dump_once(netlink: AsyncIPRoute, request: Any, type_: int, parse: Par
 
 
 def _check_end(data: bytes, begin: int, end: int) -> None:
-    """Raise what the end of a dump says, which pyroute2 0.9 reads only where the kernel explains it; 0 is fine."""
+    """Raise the error code at the end of a dump, which pyroute2 0.9 ignores unless the kernel adds an extended error."""
     code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else 0
     if code:
         raise NetlinkError(code)
 
 
 def tc_request(index: int = 0, parent: int = 0) -> tcmsg:
-    """The question for queueing disciplines, classes or filters, of one device or (0) of all."""
+    """A request for qdiscs, classes or filters, of one device or (0) of all."""
     request = tcmsg()
     request["index"], request["parent"] = index, parent
     return request
 
 
 def attributes(data: bytes, begin: int, end: int) -> Spans:
-    """The attributes between two places, as in nested attributes or behind a message's fixed part."""
+    """The attributes between two offsets."""
     return dict(each_attribute(data, begin, end))
 
 
@@ -127,24 +126,24 @@ def each_attribute(data: bytes, begin: int, end: int) -> Iterator[tuple[int, tup
 
 
 def nested(data: bytes, spans: Spans, kind: int) -> Spans:
-    """The attributes inside an attribute; none without it."""
+    """The attributes nested in an attribute; empty if it is missing."""
     span = spans.get(kind)
     return {} if span is None else attributes(data, *span)
 
 
 def read_u32(data: bytes, spans: Spans, kind: int) -> int | None:
-    """An attribute that is an unsigned 32-bit number."""
+    """An unsigned 32-bit attribute; None if it is missing."""
     span = spans.get(kind)
     return None if span is None or span[1] - span[0] < 4 else int(_U32.unpack_from(data, span[0])[0])
 
 
 def read_number(data: bytes, spans: Spans, kind: int) -> int | None:
-    """An attribute that is an unsigned number of any width, in the machine's byte order."""
+    """An unsigned attribute of any width, in host byte order; None if it is missing."""
     span = spans.get(kind)
     return None if span is None or span[0] == span[1] else int.from_bytes(data[slice(*span)], sys.byteorder)
 
 
 def read_text(data: bytes, spans: Spans, kind: int) -> str:
-    """An attribute that is a text; empty without it."""
+    """A string attribute; empty if it is missing."""
     span = spans.get(kind)
     return "" if span is None else data[span[0] : span[1]].rstrip(b"\0").decode("utf-8", "replace")

@@ -64,7 +64,7 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
 def _context(place: Path) -> ssl.SSLContext:
     authority, certificate = place / "ca.crt", place / "tls.crt"
     try:
-        context = tls.trust(authority.read_bytes())
+        context = tls.client_context(authority.read_bytes())
         if certificate.exists():
             context.load_cert_chain(certificate, place / "tls.key", password=_no_passphrase)
     except OSError as error:  # ssl.SSLError is one

@@ -67,7 +67,7 @@ class Reflector(KeyedObjects[T]):
 
     Attributes:
         synced: set after the first complete list.
-        settled: set when synced, or when the API server does not know the resource (its definition is not installed): who
+        ready: set when synced, or when the API server does not know the resource (its definition is not installed): who
             can do without these objects need not wait for them.
         malformed: how many objects could not be read and are therefore missing from the store, by key.
         failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
@@ -112,7 +112,7 @@ class Reflector(KeyedObjects[T]):
         transform: Callable[[Any], T | None] | None = None,
     ) -> None:
         super().__init__()
-        self.resource, self.synced, self.settled = resource, asyncio.Event(), asyncio.Event()
+        self.resource, self.synced, self.ready = resource, asyncio.Event(), asyncio.Event()
         self.malformed: dict[str, str] = {}
         self.failure = ""
         self.contact_at = time.monotonic()
@@ -172,7 +172,7 @@ class Reflector(KeyedObjects[T]):
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
         expired = isinstance(error, ApiError) and error.expired
         if isinstance(error, ApiError) and error.not_found:
-            self.settled.set()
+            self.ready.set()
         if not expired:
             self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
             log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
@@ -246,7 +246,7 @@ class Reflector(KeyedObjects[T]):
                 self._notify(key, old, item)
             await maybe_yield()
         self.synced.set()
-        self.settled.set()
+        self.ready.set()
 
     async def _stream(self, backoff: Backoff) -> str:
         """List and watch in one request, until the watch ends.

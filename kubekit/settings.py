@@ -123,7 +123,7 @@ def parse_yaml(text: str, flag: str, where: str = "") -> Any:
 
     try:
         return yaml_text.parse(text)
-    except yaml_text.NotYamlError as error:
+    except yaml_text.InvalidYamlError as error:
         raise ConfigError(flag, f"{where} is not YAML: {error}".lstrip()) from error
 
 

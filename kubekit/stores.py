@@ -1,4 +1,4 @@
-"""Objects of one kind by key, and who wants to know of changes: what a `kubekit.reflector.Reflector` holds, whole or in part."""
+"""Stores: the objects of one kind by key, with handlers for changes. `kubekit.reflector.Reflector` fills one from a watch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
-Whole = TypeVar("Whole")
-Held_co = TypeVar("Held_co", covariant=True)
+Source = TypeVar("Source")
+Item_co = TypeVar("Item_co", covariant=True)
 Handler = Callable[[str, T | None, T | None], None]
 
 
-class Store(Protocol[Held_co]):
-    """What can be asked of a store, whole or in part."""
+class Store(Protocol[Item_co]):
+    """The read side of every store, filtered or not."""
 
     @property
     def synced(self) -> asyncio.Event:
@@ -21,42 +21,42 @@ class Store(Protocol[Held_co]):
         ...
 
     @property
-    def settled(self) -> asyncio.Event:
-        """Set when synced, or when there is nothing to wait for."""
+    def ready(self) -> asyncio.Event:
+        """Set when synced, or when the API server does not serve the resource."""
         ...
 
     @property
     def malformed(self) -> Mapping[str, str]:
-        """Why objects could not be read, by key."""
+        """Objects that could not be decoded: key -> reason."""
         ...
 
     @property
-    def items(self) -> Mapping[str, Held_co]:
+    def items(self) -> Mapping[str, Item_co]:
         """The held objects by key."""
         ...
 
-    def get(self, key: str) -> Held_co | None:
+    def get(self, key: str) -> Item_co | None:
         """Return one object, or None."""
         ...
 
-    def subscribe(self, handler: Handler[Held_co]) -> None:
+    def subscribe(self, handler: Handler[Item_co]) -> None:
         """Call ``handler(key, old, new)`` after each change."""
         ...
 
-    def __iter__(self) -> Iterator[Held_co]: ...
+    def __iter__(self) -> Iterator[Item_co]: ...
 
     def __len__(self) -> int: ...
 
 
 def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
-    """Call ``handler(key, None, new)`` for everything that a store holds, and then `Store.subscribe` it."""
+    """`Store.subscribe`, then call ``handler(key, None, new)`` once for each object that the store holds already."""
     store.subscribe(handler)
     for key, held in store.items.items():
         handler(key, None, held)
 
 
 class KeyedObjects(Generic[T]):
-    """Objects by key, and who wants to know of changes."""
+    """Objects by key, with the handlers that are called when one changes."""
 
     def __init__(self) -> None:
         self._items: dict[str, T] = {}
@@ -64,7 +64,7 @@ class KeyedObjects(Generic[T]):
 
     @property
     def items(self) -> Mapping[str, T]:
-        """The held objects by key (``namespace/name`` or ``name``). Changes under the caller's feet at every await."""
+        """The held objects by key (``namespace/name`` or ``name``). May change at every await of the caller."""
         return self._items
 
     def get(self, key: str) -> T | None:
@@ -80,7 +80,7 @@ class KeyedObjects(Generic[T]):
     def subscribe(self, handler: Handler[T]) -> None:
         """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
 
-        A handler must be quick and must not raise: it only notes the key, typically in a work queue.
+        A handler must be quick and must not raise. It typically adds the key to a work queue.
         """
         self._handlers.append(handler)
 
@@ -90,32 +90,32 @@ class KeyedObjects(Generic[T]):
 
 
 class FilteredStore(KeyedObjects[T]):
-    """A part of a store's objects, or what of them matters to somebody, as a store of its own that needs no watch.
+    """A store of the objects that ``select`` keeps of another store, without a watch of its own.
 
     Args:
-        whole: the store.
-        select: the object as it is held here; None when it is no part of this.
+        source: the store to filter.
+        select: maps an object to what is kept of it; None drops it.
     """
 
-    def __init__(self, whole: Store[Whole], select: Callable[[Whole], T | None]) -> None:
+    def __init__(self, source: Store[Source], select: Callable[[Source], T | None]) -> None:
         super().__init__()
-        self._whole: Store[Any] = whole
+        self._source: Store[Any] = source
         self._select: Callable[[Any], T | None] = select
-        subscribe_from_start(whole, self._on_change)
+        subscribe_from_start(source, self._on_change)
 
     @property
     def synced(self) -> asyncio.Event:
-        """Of the whole store."""
-        return self._whole.synced
+        """That of the source."""
+        return self._source.synced
 
     @property
-    def settled(self) -> asyncio.Event:
-        """Of the whole store."""
-        return self._whole.settled
+    def ready(self) -> asyncio.Event:
+        """That of the source."""
+        return self._source.ready
 
     @property
     def malformed(self) -> Mapping[str, str]:
-        """None: the whole store counts them."""
+        """Empty: the source reports them."""
         return {}
 
     def _on_change(self, key: str, _: object, new: object | None) -> None:

@@ -1,8 +1,8 @@
-"""Whom we believe over TLS: certificates are verified and host names compared, as every Kubernetes client does.
+"""TLS contexts for clients: certificates and host names are verified, as in every Kubernetes client.
 
-Python 3.13 also sets ``VERIFY_X509_STRICT``, which asks a certificate authority for key identifiers and other things of RFC
-5280 that the authorities of many clusters lack and that neither Go nor OpenSSL's own default asks for. That flag alone is
-cleared. Only the standard library is imported here, so that any interpreter can be asked about it.
+Python 3.13 also sets ``VERIFY_X509_STRICT``, which requires key identifiers and other fields of RFC 5280 that many clusters'
+authorities lack, and that neither Go nor OpenSSL's default requires. Only that flag is cleared. This module imports only the standard
+library, so that tests can run it on any interpreter.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import ssl
 _PEM = re.compile(rb"-----BEGIN (?P<label>[A-Z ]*CERTIFICATE)-----.+?-----END (?P=label)-----", re.DOTALL)
 
 
-def trust(authorities: bytes = b"") -> ssl.SSLContext:
-    """A context for connections to servers whose certificates these authorities signed.
+def client_context(authorities: bytes = b"") -> ssl.SSLContext:
+    """A context that trusts servers whose certificates these authorities signed.
 
     Args:
-        authorities: certificates in PEM, any number of them, with comments or without; empty for those of the system.
+        authorities: PEM certificates, comments allowed; empty for the system's authorities.
 
     Raises:
-        ssl.SSLError: there are authorities, but none that can be read.
+        ssl.SSLError: ``authorities`` has no readable certificate.
     """
     if authorities:
         blocks = [match[0].decode("ascii", "ignore") for match in _PEM.finditer(authorities)]

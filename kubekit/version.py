@@ -6,8 +6,8 @@ DISTRIBUTION = "netaware"
 
 
 def installed_version() -> str:
-    """Version of the package; ``unknown`` where it runs from a folder that was never installed."""
-    # Imported here, since every process imports this module and few ask.
+    """Version of the package; ``unknown`` if it was never installed."""
+    # Imported lazily: importlib.metadata is slow to import, and few processes need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What decoding the JSON of others raises: another shape, a text that is no UTF-8, nested too deeply."""
+"""Raised when foreign JSON is decoded: wrong shape, not UTF-8, nested too deeply."""
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""What a namespace may be called, as a whole."""
+"""Matches a valid namespace name (use ``fullmatch``)."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
@@ -22,7 +22,7 @@ class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=F
 
 
 class OwnerReference(Wire, frozen=True):
-    """Who made this object and takes it away."""
+    """The object that owns this one; deleting the owner deletes it."""
 
     api_version: str = ""
     kind: str = ""
@@ -176,9 +176,9 @@ class PodStatus(Wire, frozen=True):
 
 
 FINISHED = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that hold nothing any more."""
+"""Phases of pods that hold no resources any more."""
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""On what the API server shows of a pod that a kubelet runs from a file."""
+"""Marks the API server's copy of a static pod."""
 
 
 class Pod(Object, frozen=True):
@@ -188,13 +188,13 @@ class Pod(Object, frozen=True):
     status: PodStatus = PodStatus()
 
     @property
-    def terminal(self) -> bool:
-        """Finished, one way or the other: it holds no resources any more."""
+    def is_finished(self) -> bool:
+        """Succeeded or failed: the pod holds no resources any more."""
         return self.status.phase in FINISHED
 
 
 class ConfigMap(Object, frozen=True):
-    """v1 ConfigMap; binaryData is not ours."""
+    """v1 ConfigMap without binaryData."""
 
     data: dict[str, str] | None = None
 
@@ -236,7 +236,7 @@ class Resource(msgspec.Struct, frozen=True):
 
     @property
     def type_meta(self) -> dict[str, str]:
-        """``apiVersion`` and ``kind``, with which every object that is written begins."""
+        """``apiVersion`` and ``kind``, for objects to write."""
         return {"apiVersion": self.api_version, "kind": self.kind}
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""YAML read strictly. Imported where there is YAML to read: PyYAML is a megabyte that most agents need for nothing."""
+"""A strict YAML parser. Import it lazily: PyYAML takes a megabyte, and most agents read no YAML."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 import yaml
 
 
-class NotYamlError(ValueError):
-    """The text is no YAML; says where and why."""
+class InvalidYamlError(ValueError):
+    """The text is not valid YAML. The message says where and why."""
 
 
 def parse(text: str) -> Any:
-    """What a YAML text holds.
+    """Parse a YAML text.
 
     Raises:
-        NotYamlError: it is none, or a key is there twice.
+        InvalidYamlError: the text is not valid YAML, or repeats a key of a mapping.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotYamlError(_problem(error)) from error
+        raise InvalidYamlError(_problem(error)) from error
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML says that keys are unique, PyYAML takes the last of two: a copied line would win unseen."""
+    """Rejects repeated keys, of which PyYAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                problem = f"the field {key.value} is there twice"
+                problem = f"the field {key.value} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -99,7 +99,7 @@ class _Known(msgspec.Struct, frozen=True):
     seen_s: float
     error_us: float = 0.0
     readings: int = 0
-    settled: bool = False
+    full_window: bool = False
 
 
 def price(
@@ -142,9 +142,9 @@ def price(
         is_dead = link_of(*pair) in dead
         entry, own = known.get(pair), good.get(pair)
         # The noise of what was measured is no reason to keep what was guessed, or what the first runs said.
-        settled = own is not None and own.settled
-        in_force = None if (old.guessed and own is not None) or (settled and not old.settled) else old.cost
-        cost = None if entry is None else held_cost(in_force, entry.latency_us, entry.deviation_us, policy)
+        full_window = own is not None and own.full_window
+        current_cost = None if (old.guessed and own is not None) or (full_window and not old.full_window) else old.cost
+        cost = None if entry is None else held_cost(current_cost, entry.latency_us, entry.deviation_us, policy)
         if is_dead:
             age_s = max(0.0, now_s - old.last_good_s) if old.last_good_us is not None else 0.0
             table[pair] = ZoneCost(
@@ -169,7 +169,7 @@ def price(
             unreachable=is_dead,
             disputed=link_of(*pair) in verdict.disputed,
             weak=old.weak and own is None,
-            settled=old.settled or settled,
+            full_window=old.full_window or full_window,
             guessed=entry is not None and (entry.basis == "inferred" or (old.guessed and own is None)),
         )
     absent = tuple(pair for pair in pairs if pair not in table)
@@ -280,7 +280,7 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verd
         seen_s=max(s.sighting.first_seen_s for s in measured),
         error_us=error_us,
         readings=len(measured),
-        settled=min(s.smoothed.runs for s in measured) >= WINDOW_RUNS,
+        full_window=min(s.smoothed.runs for s in measured) >= WINDOW_RUNS,
     )
 
 
@@ -320,20 +320,20 @@ def cost_of(latency_us: float, policy: CostPolicy) -> int:
     return min(max(units, MIN_ZONE_COST), GREATEST_COST)
 
 
-def held_cost(in_force: int | None, latency_us: float, deviation_us: float, policy: CostPolicy) -> int:
+def held_cost(current_cost: int | None, latency_us: float, deviation_us: float, policy: CostPolicy) -> int:
     """The cost in force while the latency stays near the latencies it stands for, else the latency's own cost.
 
     Cost c stands for ((c - 1) * unit, c * unit]. Near means within `hysteresis` of its upper end, or twice the link's
     own noise where that is more, but never more than half of it.
     """
     cost = cost_of(latency_us, policy)
-    if in_force is None or in_force == cost:
+    if current_cost is None or current_cost == cost:
         return cost
-    upper_us = in_force * policy.unit_us
+    upper_us = current_cost * policy.unit_us
     margin_us = max(policy.hysteresis * upper_us, min(2 * deviation_us, upper_us / 2))
-    low_us = -math.inf if in_force <= MIN_ZONE_COST else upper_us - policy.unit_us - margin_us
-    high_us = math.inf if in_force >= GREATEST_COST else upper_us + margin_us
-    return in_force if low_us < latency_us <= high_us else cost
+    low_us = -math.inf if current_cost <= MIN_ZONE_COST else upper_us - policy.unit_us - margin_us
+    high_us = math.inf if current_cost >= GREATEST_COST else upper_us + margin_us
+    return current_cost if low_us < latency_us <= high_us else cost
 
 
 def region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -> dict[ZonePair, int]:

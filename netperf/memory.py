@@ -53,7 +53,7 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         unreachable: its path is known to be dead.
         weak: the last good value is only what was written last, and may have been inferred.
         guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
-        settled: its cost was set by a smoothed latency of as many runs as one has.
+        full_window: its cost was set by a smoothed latency of as many runs as one has.
         disputed: one reporter stood against one.
     """
 
@@ -66,7 +66,7 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     unreachable: bool = False
     weak: bool = False
     guessed: bool = False
-    settled: bool = False
+    full_window: bool = False
     disputed: bool = False
 
 
@@ -98,7 +98,7 @@ def restore(
             unreachable=dead,
             weak=us is None or unsure,
             guessed=unsure,
-            settled=not unsure,
+            full_window=not unsure,
         )
     return state
 

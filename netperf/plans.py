@@ -204,14 +204,14 @@ def decode_plan(
     data: Mapping[str, str] | None,
     *,
     zone: str | None = None,
-    in_force: ZonePlan | None = None,
+    current: ZonePlan | None = None,
 ) -> DecodedPlan:
     """Read a plan object; single probes that make no sense are left out, by name.
 
     Args:
         data: the ConfigMap's ``data``.
         zone: our zone; None takes any.
-        in_force: the plan in use, whose epoch must not be undercut.
+        current: the plan in use, whose epoch must not be undercut.
 
     Raises:
         PlanRefusedError: nothing in it can be used; the plan in force should stay. Reasons: ``missing``,
@@ -228,8 +228,8 @@ def decode_plan(
         raise PlanRefusedError("half-written", str(error)) from error
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")
-    if in_force is not None and plan.zone == in_force.zone and plan.epoch < in_force.epoch:
-        raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {in_force.epoch}, which is in force")
+    if current is not None and plan.zone == current.zone and plan.epoch < current.epoch:
+        raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, which is in force")
     good: list[Probe] = []
     for index, probe in enumerate(plan.probes):
         problem = _problem(probe, plan)

@@ -1,8 +1,8 @@
 """Smooths the latencies of a pair of nodes over its runs.
 
 The smoothed latency is the median of the last few runs, so that one outlier among them moves nothing. A run that is far off does not
-count at first; when the next one confirms it, that is the new latency, at once. What is smoothed is what is priced: the same
-percentile. The history is the zone pair's: a pair of nodes that is new starts from what its zones were worth.
+count at first; when the next run confirms it, both set the new latency at once. The percentile smoothed is the one that is priced.
+A new pair of nodes starts from the latency of its zones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 WINDOW_RUNS = 5
 JUMP_RATIO = 0.15
 FLOOR_US = 100.0
-"""Below this no distance is a jump: less is the work of schedulers and interrupts."""
+"""A smaller distance is never a jump: schedulers and interrupts cause as much."""
 DEVIATIONS = 5.0
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What is remembered of the runs of one pair of nodes.
+    """The smoothed latency of one pair of nodes, and the runs it rests on.
 
     Attributes:
         estimate_us: the smoothed latency.
         deviation_us: median distance of the remembered runs from it: the noise.
-        recent_us: the runs that it is the median of, oldest first; empty while it is only what the zones were worth.
-        pending_us: the newest run, which was too far off to be believed alone.
+        recent_us: the runs that it is the median of, oldest first; empty while it is only the latency of the zones.
+        pending_us: the newest run, if it was too far off to count without a second one.
         runs: how many runs it rests on since it last jumped.
     """
 
@@ -40,9 +40,9 @@ def add_run(smoothed: SmoothedLatency | None, value_us: float, expected_us: floa
     """The smoothed latency after one more run.
 
     Args:
-        smoothed: before; None for a pair of nodes that is new.
-        value_us: what the run says.
-        expected_us: what the zones are worth, as far as known; a new pair of nodes is measured against it.
+        smoothed: before; None for a new pair of nodes.
+        value_us: latency of the run.
+        expected_us: latency of the zones, if known; a new pair of nodes starts from it.
     """
     if smoothed is None:
         if expected_us is None:
@@ -57,7 +57,7 @@ def add_run(smoothed: SmoothedLatency | None, value_us: float, expected_us: floa
 
 
 def replace_newest_run(smoothed: SmoothedLatency, value_us: float) -> SmoothedLatency:
-    """The smoothed latency with its newest run replaced: what is written again within a round is the same run."""
+    """The smoothed latency with its newest run replaced, for a sample that is written again within a round."""
     if is_far(value_us, smoothed):
         return msgspec.structs.replace(smoothed, pending_us=value_us)
     if smoothed.pending_us is not None or not smoothed.recent_us:

@@ -215,7 +215,7 @@ def _count(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_
     if now_s - meter.mark[0] >= MEAN_S:
         meter.mark = (now_s, meter.passed_bytes)
     meter.level_bytes = max(0.0, meter.level_bytes + passed - SLACK_RATIO * wanted * seconds)
-    if not status.effect_counts:
+    if not status.is_measurable:
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0

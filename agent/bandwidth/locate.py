@@ -1,7 +1,7 @@
-"""From pods to processes: /proc names each process's cgroup, and cgroups carry the pod's uid and the container's id.
+"""Finds each pod's processes: /proc names a process's cgroup, whose path contains the pod's uid and the container's id.
 
 Works for cgroup v1 and v2, for kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind,
-nested kubelets), and inside a cgroup namespace, where paths of others begin with ``/..``; and needs no container runtime.
+nested kubelets), and inside a cgroup namespace, where paths of others begin with ``/..``. Needs no container runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.bandwidth.annotations import plain_uid
 
 _UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
-# CRI-O's monitors live in the pod's slice but in the node's network namespace.
+# CRI-O's monitors run in the pod's slice but in the node's network namespace.
 _MONITOR = "conmon"
 INTERFACE = "eth0"
 
@@ -48,7 +48,7 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
         except (OSError, UnicodeDecodeError):
-            continue  # it ended meanwhile
+            continue  # The process has ended.
         if owner is None or owner[0] not in wanted:
             continue
         started = _started_at(directory)
@@ -58,10 +58,10 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:
     return {uid: process for uid, (_, process) in found.items()}
 
 
-def own_index(proc: Path, pid: int) -> int | None:
-    """Index of eth0 in a process's network namespace, or None: ``/proc/<pid>/net/igmp`` lists devices with theirs.
+def eth0_index(proc: Path, pid: int) -> int | None:
+    """Index of eth0 in a process's network namespace, or None.
 
-    Read from outside, so no namespace has to be entered.
+    ``/proc/<pid>/net/igmp`` lists indexes and names of devices, so the namespace need not be entered.
     """
     try:
         lines = (proc / str(pid) / "net" / "igmp").read_text().splitlines()
@@ -75,7 +75,7 @@ def own_index(proc: Path, pid: int) -> int | None:
 
 
 def shares_our_network(proc: Path, pid: int) -> bool:
-    """Whether a process is in the network namespace whose devices we read: the kernel shows each its own files."""
+    """Whether a process is in our network namespace: ``/proc/<pid>/net/dev`` then has the inode of our own."""
     try:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
     except OSError:

@@ -121,7 +121,7 @@ class BandwidthManager:
 
     async def _reconcile(self) -> None:
         """Read, judge, repair, and read again what was repaired before telling anybody."""
-        pods = tuple(spec_of(pod) for pod in self._pods if not pod.terminal and not pod.metadata.deletion_timestamp)
+        pods = tuple(spec_of(pod) for pod in self._pods if not pod.is_finished and not pod.metadata.deletion_timestamp)
         plan = await self._plan_limits(pods)
         due = self._backoff.due(plan.actions, asyncio.get_running_loop().time())
         if due:
@@ -277,7 +277,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
         KubekitError: the pods cannot be listed, or the kernel refused.
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    unlimited = tuple(msgspec.structs.replace(spec_of(pod), limits={}) for pod in pods if not pod.terminal)
+    unlimited = tuple(msgspec.structs.replace(spec_of(pod), limits={}) for pod in pods if not pod.is_finished)
     snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache())
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:

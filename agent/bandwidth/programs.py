@@ -1,7 +1,7 @@
-"""BPF programs that are attached to a device itself: tcx and netkit, which rtnetlink does not show.
+"""Lists BPF programs attached by tcx and netkit, which rtnetlink does not list.
 
-``bpf(BPF_PROG_QUERY)`` answers whoever has CAP_NET_ADMIN (kernel/bpf/syscall.c). A container runtime's seccomp profile may
-refuse the call all the same, and then it is unknown which programs there are; a kernel that has no such hook has none.
+``bpf(BPF_PROG_QUERY)`` needs CAP_NET_ADMIN (kernel/bpf/syscall.c). A container runtime's seccomp profile may still refuse the call,
+and then the programs are unknown. A kernel without such a hook has none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ATTACH_TYPES: tuple[tuple[int, str, Hook], ...] = (
 )
 """enum bpf_attach_type, linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS, BPF_NETKIT_PRIMARY, BPF_NETKIT_PEER."""
 _NO_SUCH_HOOK = frozenset({errno.ENOENT, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP})
-_MOST = 64
+_MAX_PROGRAMS = 64
 
 
 class ProgramsUnknown(Exception):  # noqa: N818 - an answer, not an error
-    """The kernel may not be asked; the text says why."""
+    """The programs cannot be listed. The text says why."""
 
 
 class _Query(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Query(ctypes.Structure):
 
 
 def read_programs(device: int) -> Iterator[BpfAttachment]:
-    """The programs on a device, by hook; none when it is gone.
+    """The programs on a device, by hook; empty if the device is gone.
 
     Raises:
         ProgramsUnknown: the call is not allowed here.
@@ -69,8 +69,8 @@ def _query(device: int, attach_type: int) -> tuple[int, ...]:
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         raise ProgramsUnknown(f"the bpf system call's number on {platform.machine()} is not known")
-    ids = (ctypes.c_uint32 * _MOST)()
-    query = _Query(target=device, attach_type=attach_type, ids=ctypes.addressof(ids), count=_MOST)
+    ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
+    query = _Query(target=device, attach_type=attach_type, ids=ctypes.addressof(ids), count=_MAX_PROGRAMS)
     if _libc.syscall(number, _PROG_QUERY, ctypes.byref(query), ctypes.sizeof(query)) == 0:
         return tuple(ids[: query.count])
     code = ctypes.get_errno()

@@ -33,7 +33,7 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.view import View, describe, is_limit_device, is_ours, owner_of
+from agent.bandwidth.tc_index import TcIndex, describe, is_limit_device, is_ours, pod_uid_of
 
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})
@@ -48,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Judge every annotated pod and say what to do."""
-    view = View(snapshot)
+    tc = TcIndex(snapshot)
     doubtful = contested(snapshot.pods)
     statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
@@ -61,7 +61,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
         for direction in DIRECTIONS:
             if direction not in pod.limits:
                 continue
-            judged = _assess(pod, direction, snapshot.locations.get(pod.uid), view)
+            judged = _assess(pod, direction, snapshot.locations.get(pod.uid), tc)
             if isinstance(judged, str):
                 unlocated[pod.key] = judged
                 continue
@@ -71,9 +71,9 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
             if policy.enforce and action is not None and status.verdict in repaired:
                 actions.append(action)
         if policy.enforce:
-            actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), view)
+            actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), tc)
     if policy.enforce:
-        actions += _orphans(view, snapshot)
+        actions += _orphans(tc, snapshot)
     return BandwidthPlan(
         statuses=tuple(statuses),
         unlocated=unlocated,
@@ -92,7 +92,7 @@ def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatu
         return status
     set_up = status.verdict + (f", {status.detail}" if status.detail else "")
     return msgspec.structs.replace(
-        status, verdict=verdict, set_up=status.verdict, detail=f"{found}; as set up: {set_up}"
+        status, verdict=verdict, configured=status.verdict, detail=f"{found}; as set up: {set_up}"
     )
 
 
@@ -101,14 +101,14 @@ def intermediate_name(network: str, sandbox: str) -> str:
     return ("bwp" + hashlib.sha512((network + sandbox).encode()).hexdigest())[:15]
 
 
-def intermediate_of(pod: PodBandwidthSpec, location: Location, view: View) -> str:
+def intermediate_of(pod: PodBandwidthSpec, location: Location, tc: TcIndex) -> str:
     """Name of the device that the plugin made for a pod, or would have made."""
-    network = location.attachment.network if location.attachment is not None else view.network.name
+    network = location.attachment.network if location.attachment is not None else tc.network.name
     return intermediate_name(network, location.sandbox or pod.uid)
 
 
 def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
-    """The host's end of the pod's eth0, among `pod_ends`; None where eth0 is known to be none of them.
+    """The host's end of the pod's eth0, among `devices_by_namespace`; None where eth0 is known to be none of them.
 
     A pod with several networks has several. Where the index of its eth0 is not known, the one that was made first counts,
     because a meta plugin sets up the cluster's network before any other.
@@ -116,8 +116,8 @@ def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) ->
     if pod_location.namespace_id is None:
         return None
     found = ends.get(pod_location.namespace_id, ())
-    if pod_location.own_index is not None and all(device.peer is not None for device in found):
-        return next((device for device in found if device.peer == pod_location.own_index), None)
+    if pod_location.eth0_index is not None and all(device.peer is not None for device in found):
+        return next((device for device in found if device.peer == pod_location.eth0_index), None)
     return min(found, key=lambda d: (d.peer or 0, d.index), default=None)
 
 
@@ -133,7 +133,7 @@ class LimitAssessment(msgspec.Struct, frozen=True):
 
 
 def _assess(
-    pod: PodBandwidthSpec, direction: Direction, location: Location | None, view: View
+    pod: PodBandwidthSpec, direction: Direction, location: Location | None, tc: TcIndex
 ) -> tuple[LimitStatus, Action | None] | str:
     """A status and what would mend it; or a text, when it is too early to judge."""
     limit_spec = pod.limits[direction]
@@ -147,24 +147,22 @@ def _assess(
     elif location is None:
         assessment = "none of its processes was found"
     else:
-        assessment = _assess_located(pod, direction, limit_spec.rate_bps, location, view)
+        assessment = _assess_located(pod, direction, limit_spec.rate_bps, location, tc)
     if isinstance(assessment, str):
         return assessment
     status = _status_of(pod, direction, assessment)
     if location is None or limit_spec.rate_bps is None:
         return status, assessment.action
-    return msgspec.structs.replace(status, **_counters_of(direction, assessment, location, view)), assessment.action
+    return msgspec.structs.replace(status, **_counters_of(direction, assessment, location, tc)), assessment.action
 
 
 def _counters_of(
-    direction: Direction, assessment: LimitAssessment, location: Location, view: View
+    direction: Direction, assessment: LimitAssessment, location: Location, tc: TcIndex
 ) -> dict[str, object]:
     """Where the effect can be counted, and whether it tells that the limit is exceeded."""
-    end = find_device(location, view.ends)
-    bucket = (
-        assessment.device.index if assessment.device is not None and assessment.device.index in view.roots else None
-    )
-    if direction == "egress" and (end is None or bucket == end.index or view.redirect_of(end.index) is None):
+    end = find_device(location, tc.pod_devices)
+    bucket = assessment.device.index if assessment.device is not None and assessment.device.index in tc.roots else None
+    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_of(end.index) is None):
         bucket = None
     counts = (
         direction == "ingress" or bucket is not None or not (assessment.lossy or assessment.verdict == "other-enforcer")
@@ -174,40 +172,40 @@ def _counters_of(
     return {
         "host_device": end.name if end is not None else "",
         "counter_source": CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
-        "effect_counts": counts,
+        "is_measurable": counts,
     }
 
 
 def _assess_located(
-    pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, view: View
+    pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
 ) -> LimitAssessment:
     if location.host_network:
         detail = "its oldest process is in the node's network (a virtual machine's monitor or alike)"
         return LimitAssessment("not-applicable", detail)
-    device = find_device(location, view.ends)
+    device = find_device(location, tc.pod_devices)
     if device is None:
         detail = "the pod's eth0 is no end of a veth pair on this node (macvlan, ipvlan, SR-IOV or alike)"
         return LimitAssessment("not-applicable", detail)
-    foreign = find_foreign(direction, device, location.attachment, view)
+    foreign = find_foreign(direction, device, location.attachment, tc)
     if foreign is not None:
-        verdict: Verdict = "missing" if foreign.absent else "other-enforcer"
-        params = None if foreign.absent else view.params_at(foreign.device.index)
+        verdict: Verdict = "missing" if foreign.limits_nothing else "other-enforcer"
+        params = None if foreign.limits_nothing else tc.params_at(foreign.device.index)
         return LimitAssessment(verdict, foreign.evidence, foreign.device, params)
     if direction == "ingress":
-        assessment = _assess_ingress(rate_bps, device, view)
+        assessment = _assess_ingress(rate_bps, device, tc)
     else:
-        assessment = _assess_egress(pod, rate_bps, device, location, view)
-    assessment = _keep_stricter(assessment, direction, rate_bps, location, view)
-    return _beside_others(assessment, device, "egress" if direction == "ingress" else "ingress", view)
+        assessment = _assess_egress(pod, rate_bps, device, location, tc)
+    assessment = _keep_stricter(assessment, direction, rate_bps, location, tc)
+    return _beside_others(assessment, device, "egress" if direction == "ingress" else "ingress", tc)
 
 
-def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, view: View) -> LimitAssessment:
+def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
     """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them.
 
     Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
     """
-    foreign_attachments = view.foreign_attachments(device, hook)
-    found = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, view)
+    foreign_attachments = tc.foreign_attachments(device, hook)
+    found = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, tc)
     if not found or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
@@ -219,7 +217,7 @@ def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, view
 
 
 def _keep_stricter(
-    assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, view: View
+    assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
 ) -> LimitAssessment:
     """Never raise a limit that somebody else chose: a rate in the CNI configuration is the administrator's word.
 
@@ -234,64 +232,64 @@ def _keep_stricter(
     ):
         return assessment
     asked = location.attachment.asked.get(f"{direction}Rate", 0) if location.attachment is not None else 0
-    if view.is_our_root(device.index) or abs(params.rate_bytes_per_s - asked // 8) <= 1:
+    if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - asked // 8) <= 1:
         return assessment
     detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
     return msgspec.structs.replace(assessment, detail=detail, action=None)
 
 
-def _assess_ingress(rate_bps: int, device: Device, view: View) -> LimitAssessment:
-    params = view.params_at(device.index)
+def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessment:
+    params = tc.params_at(device.index)
     action = LimitIngress(device.index, device.name, tbf.bounded_params(rate_bps, device.mtu))
     if params is None:
-        root = view.roots.get(device.index)
+        root = tc.roots.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
         return LimitAssessment("missing", detail, device, None, action)
-    verdict, detail = _assess_params(params, rate_bps, device.mtu, ours=view.is_our_root(device.index))
+    verdict, detail = _assess_params(params, rate_bps, device.mtu, ours=tc.is_our_root(device.index))
     return LimitAssessment(verdict, detail, device, params, action)
 
 
 def _assess_egress(
-    pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, view: View
+    pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, tc: TcIndex
 ) -> LimitAssessment:
-    redirect, through = view.redirect_of(device.index), view.redirect_target(device.index)
+    redirect, through = tc.redirect_of(device.index), tc.redirect_target(device.index)
     action = LimitEgress(
         device.index,
         device.name,
-        intermediate_of(pod, location, view),
+        intermediate_of(pod, location, tc),
         device.mtu,
         tbf.bounded_params(rate_bps, device.mtu),
         ALIAS_PREFIX + pod.uid,
-        add_hook=device.index not in view.hooked,
-        stale_filters=tuple(f.priority for f in view.filters(device.index) if _is_stale(f, view)),
+        add_hook=device.index not in tc.with_ingress_qdisc,
+        stale_filters=tuple(f.priority for f in tc.filters(device.index) if _is_stale(f, tc)),
     )
     if redirect is None:
-        return _assess_without_redirect(device, action, view)
+        return _assess_without_redirect(device, action, tc)
     if through is None:
-        lost = "and is lost" if redirect.swallows else "and goes on unlimited"
+        lost = "and is lost" if redirect.loses_packets else "and goes on unlimited"
         detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
-        return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.swallows)
-    limit = view.params_at(through.index)
+        return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.loses_packets)
+    limit = tc.params_at(through.index)
     action = msgspec.structs.replace(action, through=through.name, add_filter=False, stale_filters=())
     if not through.up:
         lost = f"{through.name} is down, and what {device.name} receives is lost there"
         return LimitAssessment("filter-missing", lost, through, limit, action, lossy=True)
     if limit is None:
         return LimitAssessment("missing", f"{through.name} has no limit", through, None, action)
-    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=view.is_our_root(through.index))
+    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=tc.is_our_root(through.index))
     return LimitAssessment(verdict, detail, through, limit, action)
 
 
-def _is_stale(one: Filter, view: View) -> bool:
+def _is_stale(one: Filter, tc: TcIndex) -> bool:
     """Whether a filter redirects everything to a device that is gone."""
-    return one.matches_all and one.redirects_to is not None and one.redirects_to not in view.devices
+    return one.matches_all and one.redirects_to is not None and one.redirects_to not in tc.devices
 
 
-def _assess_without_redirect(device: Device, action: LimitEgress, view: View) -> LimitAssessment:
-    if any(f.polices for f in view.filters(device.index)):
+def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -> LimitAssessment:
+    if any(f.polices for f in tc.filters(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
-    made = view.by_name.get(action.through)
-    limit = view.params_at(made.index) if made is not None else None
+    made = tc.by_name.get(action.through)
+    limit = tc.params_at(made.index) if made is not None else None
     if made is None or limit is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
     detail = f"{made.name} has a limit, but no filter sends it what {device.name} receives"
@@ -343,38 +341,38 @@ def _status_of(pod: PodBandwidthSpec, direction: Direction, assessment: LimitAss
     )
 
 
-def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, view: View) -> list[Action]:
+def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex) -> list[Action]:
     """Limits of ours on a pod that does not ask for them any more. Those that a plugin made are not ours to remove."""
     if location is None or pod.host_network or not pod.has_address:
         return []
-    device = find_device(location, view.ends)
+    device = find_device(location, tc.pod_devices)
     if device is None:
         return []
     found: list[Action] = []
-    if "ingress" not in pod.limits and view.is_our_root(device.index):
+    if "ingress" not in pod.limits and tc.is_our_root(device.index):
         found.append(RemoveLimit(device.index, device.name, "ingress"))
-    through = view.redirect_target(device.index)
+    through = tc.redirect_target(device.index)
     if through is None or not is_limit_device(through):
         return found
-    unwanted = "egress" not in pod.limits and view.is_our_root(through.index)
-    if unwanted or view.filters_passed_over(device):
-        found.append(_removal_of_egress(device, through, view))
+    unwanted = "egress" not in pod.limits and tc.is_our_root(through.index)
+    if unwanted or tc.bypassed_filters(device):
+        found.append(_removal_of_egress(device, through, tc))
     return found
 
 
-def _removal_of_egress(device: Device, through: Device, view: View) -> RemoveLimit:
-    filters = view.filters(device.index)
+def _removal_of_egress(device: Device, through: Device, tc: TcIndex) -> RemoveLimit:
+    filters = tc.filters(device.index)
     ours = tuple(one.priority for one in filters if one.redirects_to == through.index)
-    others = len(filters) > len(ours) or bool(view.filters(device.index, "egress"))
+    others = len(filters) > len(ours) or bool(tc.filters(device.index, "egress"))
     hook = is_ours(through) and through.alias.endswith(HOOK_MARK) and not others
     return RemoveLimit(device.index, device.name, "egress", through.name, ours, hook)
 
 
-def _orphans(view: View, snapshot: BandwidthSnapshot) -> list[Action]:
+def _orphans(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
     """Intermediate devices of ours to which nothing is redirected, and which no pod's repair would use again."""
-    used = view.used()
+    used = tc.redirect_targets()
     names = {
-        pod.uid: intermediate_of(pod, location, view)
+        pod.uid: intermediate_of(pod, location, tc)
         if (location := snapshot.locations.get(pod.uid)) is not None
         else None
         for pod in snapshot.pods
@@ -382,6 +380,6 @@ def _orphans(view: View, snapshot: BandwidthSnapshot) -> list[Action]:
     }
     return [
         RemoveDevice(device.index, device.name)
-        for device in view.devices.values()
-        if is_ours(device) and device.index not in used and names.get(owner_of(device), "") not in {device.name, None}
+        for device in tc.devices.values()
+        if is_ours(device) and device.index not in used and names.get(pod_uid_of(device), "") not in {device.name, None}
     ]

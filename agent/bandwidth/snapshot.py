@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.bandwidth.annotations import PodBandwidthSpec, contested
 from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.locate import INTERFACE, find_processes, own_index, shares_our_network
+from agent.bandwidth.locate import INTERFACE, eth0_index, find_processes, shares_our_network
 from agent.bandwidth.state import BandwidthSnapshot, Location
 from agent.bandwidth.traffic_control import read_kernel
 
@@ -52,7 +52,7 @@ async def take_snapshot(
             attachment=attachments.get(uid),
             namespace_id=numbers.get(uid),
             host_network=shares_our_network(proc, process.pid),
-            own_index=own_index(proc, process.pid),
+            eth0_index=eth0_index(proc, process.pid),
         )
         for uid, process in processes.items()
     }

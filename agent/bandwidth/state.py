@@ -1,4 +1,4 @@
-"""What the kernel has set up for pods' devices, in a form that can be recorded and reasoned about."""
+"""Data types: what the kernel has configured on pods' devices, what the rules decide from it, and the actions that follow."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from agent.bandwidth.tbf import TbfParams
 
 ROOT = 0xFFFFFFFF
 INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
-"""Where filters hang on ``clsact``; ``ingress`` has the first alone, and takes its filters by that name too (sch_ingress.c)."""
+"""Parents of filters on ``clsact``; an ``ingress`` qdisc accepts the first as well (sch_ingress.c)."""
 HOOKS_HANDLE = 0xFFFF0000
-"""ffff:, of ``ingress`` and ``clsact``, on which filters hang."""
+"""ffff:, the handle of ``ingress`` and ``clsact`` qdiscs."""
 PLUGIN_HANDLE = 0x10000
-"""1:, the handle that the CNI bandwidth plugin gives to roots."""
+"""1:, the handle of the CNI bandwidth plugin's root qdiscs."""
 OUR_HANDLE = 0x6E610000
-"""6e61:, the handle of roots that we set: they are ours whatever becomes of the device's MTU."""
+"""6e61:, the handle of our root qdiscs, by which we recognise them."""
 LAST_PRIORITY = 0xFFF0
-"""Of our own filter: behind the places that other programs ask for and behind those that the kernel gives (cls_api.c)."""
+"""Preference of our filter: after all that other programs choose and the kernel assigns (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
-"""Interface alias of the intermediate devices that we made, followed by the pod's uid."""
+"""Interface alias of our intermediate devices, followed by the pod's uid."""
 HOOK_MARK = "/ingress"
-"""At the alias's end where we made the device's ``ingress`` as well, and may take it away again."""
+"""Suffix of the alias if we also created the pod device's ``ingress`` qdisc, and may remove it."""
 
 Key = tuple[str, Direction]
 """Pod uid and direction."""
@@ -51,12 +51,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         index, name, kind: of the device.
         mtu: bytes.
         alias: IFLA_IFALIAS.
-        namespace_id: of the network namespace that its other end is in, as the kernel numbers it here.
-        peer: index of its other end, over there.
-        physical: it leads out of the machine.
+        namespace_id: kernel's id of the network namespace of its other end.
+        peer: index of its other end, in that namespace.
+        physical: it is a network card.
         master: index of the bridge, bond or switch that it belongs to.
         queue_packets: IFLA_TXQLEN.
-        up: IFF_UP; what is redirected to a device that is down is lost.
+        up: IFF_UP; packets redirected to a device that is down are lost.
     """
 
     index: int
@@ -76,8 +76,8 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A queueing discipline.
 
     Attributes:
-        params: of token buckets, and of the HTB of the plugin's 1.5, whose class is one.
-        shared_block: of a hook whose filters for received packets it shares with other devices, the number of their block.
+        params: of a token bucket, or of the class of the plugin's HTB (versions 1.5).
+        shared_block: number of the filter block that its ingress shares with other devices; 0 without one.
     """
 
     device: int
@@ -90,22 +90,22 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Hook = Literal["ingress", "egress"]
-"""What a filter or program on a device sees: what the device receives, or what it is about to send."""
+"""Which packets a filter or program on a device sees: those received (ingress) or those to be sent (egress)."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A filter on a device.
 
     Attributes:
-        device: where it sits.
+        device: index of its device.
         kind: ``u32``, ``matchall``, ``bpf``, ...
         hook: which of the device's packets it sees.
-        priority: its place; smaller ones come first.
-        name: of a BPF program.
-        matches_all: no packet escapes it.
-        redirects_to: index of the device to whose egress it sends packets, None when it does not.
+        priority: tc's preference; smaller ones come first.
+        name: of its BPF program.
+        matches_all: it matches every packet.
+        redirects_to: index of the device that it redirects to, or None.
         polices: it has a police action, a limiter without a queue.
-        swallows: what it redirects is lost when the device that it goes to is deleted; with other actions it goes on.
+        loses_packets: packets are lost, not passed on, once the device that it redirects to is deleted.
     """
 
     device: int
@@ -116,14 +116,14 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     matches_all: bool = False
     redirects_to: int | None = None
     polices: bool = False
-    swallows: bool = False
+    loses_packets: bool = False
 
 
 class BpfAttachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """BPF programs attached to a device itself, before any filter; rtnetlink does not show them.
+    """BPF programs attached by tcx or netkit, which run before filters.
 
     Attributes:
-        device: where they sit.
+        device: index of their device.
         kind: ``tcx`` or ``netkit``.
         hook: which of the device's packets they see.
         ids: of the programs, in the order in which they run.
@@ -142,26 +142,26 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pid: of its oldest process, usually the pause container.
         sandbox: id of that container, from the cgroup's name; what CNI plugins call the container id.
         namespace_id: of its network namespace, None when the kernel has no link to it from here.
-        host_network: that namespace is the node's own, though the pod does not ask for it, as of a virtual machine's monitor.
-        own_index: index of its eth0 inside, where it could be read.
-        attachment: what the runtime's cache of CNI results says of its eth0; None where it says nothing.
+        host_network: its process is in the node's namespace although the pod does not ask for that, as a virtual machine's monitor.
+        eth0_index: index of its eth0 in that namespace, if known.
+        attachment: of its eth0, from the runtime's cache of CNI results; None if not found there.
     """
 
     pid: int
     sandbox: str = ""
     namespace_id: int | None = None
     host_network: bool = False
-    own_index: int | None = None
+    eth0_index: int | None = None
     attachment: Attachment | None = None
 
 
 class TcState(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices and what is set up on them.
+    """Devices, with their qdiscs, filters and programs.
 
     Attributes:
         devices, qdiscs, filters: of the host's namespace.
         programs: attached to the pods' devices.
-        programs_unknown: why the kernel did not say which programs there are; empty when it did.
+        programs_unknown: why programs could not be listed; empty if they were.
     """
 
     devices: tuple[Device, ...] = ()
@@ -172,14 +172,14 @@ class TcState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the rules look at.
+    """Everything that `agent.bandwidth.rules` decides from.
 
     Attributes:
         pods: those of this node that are not finished.
         locations: by pod uid; pods whose processes were not found are missing.
-        kernel: devices and what is set up on them.
+        kernel: devices, qdiscs, filters and programs.
         network: the CNI network; its name is part of device names.
-        cilium: its configuration.
+        cilium: Cilium's configuration.
     """
 
     pods: tuple[PodBandwidthSpec, ...]
@@ -190,12 +190,12 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the counters are that tell what one direction of a pod came to.
+    """The counters of one direction of a pod.
 
     Attributes:
         pid: a process in the pod's network namespace.
-        device: index of the host's end of its pair, 0 where it has none.
-        bucket: index of the device whose root holds the limit, None without a limit.
+        device: index of the host's end of its veth pair; 0 without one.
+        bucket: index of the device whose root qdisc limits it; None without a limit.
     """
 
     pid: int
@@ -210,17 +210,17 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         pod: what it asked for.
         direction: into the pod, or out of it.
         verdict: see the user's documentation.
-        device: name of the device that carries the limit, or would.
-        wanted_bps: bits per second.
-        rate_bytes_per_s: effective rate; None without a limit, 0 when nothing gets through.
+        device: name of the device whose qdisc limits it, or would.
+        wanted_bps: the annotation's rate in bits per second.
+        rate_bytes_per_s: effective rate; None without a limit, 0 if all packets are lost.
         burst_bytes: effective burst.
         queue_s: worst queueing time.
-        detail: what was found, in words.
-        host_device: name of the host's end of the pod's pair.
-        counter_source: where its effect is counted; None where it cannot be.
-        effect_counts: that more went through than the limit allows can be told from the counters. Of what a pod sends it
-            cannot where others may drop packets after they were counted.
-        set_up: the verdict on what is set up, where the effect is told instead of it.
+        detail: explanation.
+        host_device: name of the host's end of the pod's veth pair.
+        counter_source: counters of its packets; None without any.
+        is_measurable: counters can prove that the limit was exceeded. Not for egress if others may drop packets after they
+            were counted.
+        configured: verdict on the configuration alone, if counters overruled it.
     """
 
     pod: PodBandwidthSpec
@@ -234,12 +234,12 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     detail: str = ""
     host_device: str = ""
     counter_source: CounterSource | None = None
-    effect_counts: bool = False
-    set_up: Verdict | None = None
+    is_measurable: bool = False
+    configured: Verdict | None = None
 
     @property
     def key(self) -> Key:
-        """Which direction of which pod."""
+        """Pod uid and direction."""
         return self.pod.uid, self.direction
 
 
@@ -256,11 +256,11 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         device: the pod's host-side device; ``name`` is its name.
-        through: name of the intermediate device, made when it is not there.
+        through: name of the intermediate device; created if missing.
         mtu: of the intermediate device.
         params: of its token bucket.
-        alias: marks an intermediate device that we make.
-        add_hook: the device has no ``ingress`` yet.
+        alias: marks an intermediate device that we create.
+        add_hook: the device has no ``ingress`` qdisc yet.
         add_filter: the filter is missing.
         stale_filters: priorities of filters to devices that are gone.
     """
@@ -277,13 +277,13 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveLimit(msgspec.Struct, frozen=True, tag=True):
-    """Take a limit of ours off a pod that asks for none any more.
+    """Remove our limit from a pod whose annotation is gone.
 
     Attributes:
         device: the pod's host-side device; ``name`` is its name.
-        through: name of the intermediate device, which goes as well.
+        through: name of the intermediate device, which is deleted too.
         filters: priorities of our filters to it.
-        remove_hook: the device's ``ingress`` is ours, and nobody else uses it.
+        remove_hook: the device's ``ingress`` qdisc is ours and unused by others.
     """
 
     device: int
@@ -295,7 +295,7 @@ class RemoveLimit(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
-    """Remove an intermediate device of ours whose pod is gone."""
+    """Delete our intermediate device of a pod that is gone."""
 
     device: int
     name: str
@@ -305,13 +305,13 @@ Action = LimitIngress | LimitEgress | RemoveLimit | RemoveDevice
 
 
 class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules say.
+    """Statuses, and the actions that repair limits.
 
     Attributes:
         statuses: one per annotated direction of each pod that could be located.
-        unlocated: annotated pods whose device is not known (yet), with the reason.
-        actions: what to do, empty unless enforcing.
-        programs_unknown: why programs on the pods' devices could not be looked at; empty when they could.
+        unlocated: annotated pods whose device is unknown, with the reason.
+        actions: repairs; empty unless enforcing.
+        programs_unknown: see `TcState`.
     """
 
     statuses: tuple[LimitStatus, ...] = ()

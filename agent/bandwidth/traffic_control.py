@@ -242,12 +242,12 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     skipped = (read_u32(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
     if read_u32(data, spans, _CHAIN) or skipped or _U32_INDEV in options:
         everything = False  # no packet comes by, or not all do
-    target, polices, swallows = None, False, False
+    target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):
         polices = polices or read_text(data, action, _ACT_KIND) == "police"
         redirect = _redirect(data, action)
         if redirect is not None and target is None:
-            target, swallows = redirect
+            target, loses_packets = redirect
     return Filter(
         device=index,
         kind=kind,
@@ -257,7 +257,7 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         matches_all=everything and info & 0xFFFF == ALL_PROTOCOLS,
         redirects_to=target,
         polices=polices,
-        swallows=swallows,
+        loses_packets=loses_packets,
     )
 
 

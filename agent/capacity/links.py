@@ -1,6 +1,6 @@
-"""A node's links as the kernel describes them, in a form that can be recorded, shown and reasoned about.
+"""A node's links as the kernel describes them, in a form that can be recorded and shown.
 
-Speeds are kept as raw as they were read (-1 and all), because which of them are fiction is for the rules to say.
+Speeds are kept as they were read, -1 included; `agent.capacity.rules` decides which of them to use.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         driver: kernel driver of that device.
         loopback: IFF_LOOPBACK.
         bond_mode: see `BOND_MODES`.
-        active_slave: of an active-backup bond.
-        aggregator: of an 802.3ad bond the number of its active aggregator, of a port of it that of its own.
+        active_slave: index of an active-backup bond's active port.
+        aggregator: number of an 802.3ad bond's active aggregator, or of a bond port's own aggregator.
         port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
         virtual_function: it is one of an SR-IOV device.
-        root: kind of the queueing discipline at its root; ``root_mbps`` the rate of a token bucket there, Mbit/s.
+        root: kind of its root qdisc.
+        root_mbps: rate of that qdisc in Mbit/s, if it is a token bucket.
         ethtool_mbps: SPEED of ethtool's link modes, -1 for unknown, None where ethtool gave an error.
         sysfs_mbps: the file ``speed``, None where reading it gave an error.
         psutil_mbps: psutil's speed, 0 for unknown; read only where both others are missing.
@@ -62,7 +63,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A hop of a default route of the main table; ``multipath`` where the route has several."""
+    """A hop of a default route of the main table; ``multipath`` if the route has several hops."""
 
     device: int
     metric: int = 0
@@ -71,11 +72,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What firmware says about the machine (DMI), empty where it says nothing.
+    """The machine's identity by its firmware (DMI); empty fields are unknown.
 
     Attributes:
-        vendor, product, asset_tag: of DMI.
-        hypervisor: how we know that this is a virtual machine; empty where nothing says so.
+        vendor, product, asset_tag: DMI fields.
+        hypervisor: evidence that this is a virtual machine; empty for hardware.
     """
 
     vendor: str = ""
@@ -85,7 +86,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the rules look at."""
+    """Everything that `agent.capacity.rules` decides from."""
 
     links: tuple[Link, ...]
     routes: tuple[Route, ...] = ()

@@ -1,7 +1,7 @@
-"""Keeps the node's bandwidth true: looks again when the node or a link changes, and once a minute.
+"""Publishes the node's capacity: again whenever the node or a link changes, and once a minute.
 
-A kubelet that restarts may zero foreign resources; the node's watch tells within milliseconds, and the value is written
-again at once. Writes are at least a second apart, so that a dispute with another writer costs little.
+A kubelet that restarts may zero foreign resources; the node's watch reports that within milliseconds, and the value is written
+again. At least a second passes between writes, so that a dispute with another writer costs little.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ T = TypeVar("T")
 POLL_S = 60.0
 """Links are read this often, and after events of the kernel."""
 MIN_READ_PAUSE_S = 2.0
-"""Pods that come and go are link events too: a full read costs some milliseconds, so not more often than this."""
-SETTLE_S = 0.5
+"""Least time between reads of links: pods that come and go cause link events, and a read takes some milliseconds."""
+DEBOUNCE_S = 0.5
 MIN_PAUSE_S = 1.0
-STALE_S = 2.0
+WATCH_LAG_S = 2.0
 """How long to wait for the watch to show our own write, before planning from the old state again."""
-
-
 DISPUTED_AFTER = 3
-"""How often a value of ours is replaced within `HELD_S` before it counts as disputed."""
-HELD_S = 600.0
+"""The value is disputed when another writer replaced it this often within `DISPUTE_WINDOW_S`."""
+DISPUTE_WINDOW_S = 600.0
 FIRST_WAIT_S, MAX_WAIT_S = 5.0, 300.0
 
 
-class Disputes:
-    """Another writer's values where ours had been, and how long to leave them.
+class CompetingWriter:
+    """Counts how often another writer replaced our value, and backs off.
 
     Attributes:
-        written_bps: what we wrote last; None before.
+        written_bps: the value that we wrote last; None if it was replaced since, or never written.
     """
 
     def __init__(self) -> None:
@@ -57,28 +55,28 @@ class Disputes:
         self._wait_until_s = 0.0
 
     def check(self, node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float) -> str:
-        """Why not to write now, in words; empty when writing is right."""
+        """The reason not to write now; empty when writing is right."""
         if now_s < self._wait_until_s:
-            return self._words
-        self._replaced_s = [at_s for at_s in self._replaced_s if now_s - at_s < HELD_S]
+            return self._reason
+        self._replaced_s = [at_s for at_s in self._replaced_s if now_s - at_s < DISPUTE_WINDOW_S]
         foreign = foreign_value(node, self.written_bps)
         if self.written_bps != node_bandwidth.rate_bps or owner_of(node) != AGENT or not foreign:
             return ""
-        self.written_bps = None  # counted once
+        self.written_bps = None  # Count each replacement once.
         self._replaced_s.append(now_s)
-        beyond = len(self._replaced_s) - DISPUTED_AFTER
-        if beyond < 0:
+        repeats = len(self._replaced_s) - DISPUTED_AFTER
+        if repeats < 0:
             return ""
-        self._wait_until_s = now_s + min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(beyond, 10))
-        return self._words
+        self._wait_until_s = now_s + min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(repeats, 10))
+        return self._reason
 
     @property
-    def _words(self) -> str:
+    def _reason(self) -> str:
         return f"somebody else replaced the published value {len(self._replaced_s)} times within ten minutes"
 
 
 class NodePatcher(Protocol):
-    """The one verb of `kubekit.client.Client` that is needed."""
+    """The method of `kubekit.client.Client` that the publisher uses."""
 
     async def patch(
         self, resource: Resource, name: str, body: object, type_: type[T], *, kind: str, subresource: str | None = None
@@ -95,8 +93,8 @@ class Publisher:
         view: the own node.
         config: flags and file.
         read_hardware: reads links and applies the rules to them.
-        instance_type: what the firmware says.
-        registry: for the metric of writes.
+        instance_type: according to the firmware.
+        registry: for metrics.
 
     Attributes:
         node_bandwidth: the latest, for metrics and readiness; None before the first.
@@ -123,7 +121,7 @@ class Publisher:
         self._writes = Counter(
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
         )
-        self._disputes = Disputes()
+        self._competing_writer = CompetingWriter()
         self._disputed = Gauge(
             "netaware_node_bandwidth_disputed",
             "1 while another writer replaces the published capacity again and again, and the agent waits.",
@@ -132,18 +130,18 @@ class Publisher:
         view.subscribe(self._wake.set)
 
     def note_link_change(self) -> None:
-        """A link, or a route, changed: read them again soon."""
+        """Read links and routes again soon, because one changed."""
         self._links_changed = True
         self._wake.set()
 
     def note_throughput(self, throughput_bps: float) -> None:
-        """A stream probe reached this; it counts only where the option allows and hardware says nothing."""
+        """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
         if self._config.measured_capacity:
             self._peak_bps = remember_peak(self._peak_bps, throughput_bps)
             self._wake.set()
 
     async def run(self) -> None:
-        """Publish until cancelled. The value is left in place: a restart of the agent must not starve pods."""
+        """Publish until cancelled. The value stays on the node, because pods must still fit while the agent restarts."""
         loop = asyncio.get_running_loop()
         hardware, read_at = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
@@ -151,11 +149,11 @@ class Publisher:
             due_s = MIN_READ_PAUSE_S if self._links_changed else POLL_S
             if loop.time() - read_at >= due_s:
                 self._links_changed, due_s = False, POLL_S
-                hardware, read_at = await self._look(hardware), loop.time()
+                hardware, read_at = await self._read_links(hardware), loop.time()
             idle_s = read_at + due_s - loop.time()
             node = self._view.node
             self.node_bandwidth = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type)
-            pause_s = SETTLE_S
+            pause_s = DEBOUNCE_S
             if node is not None:
                 try:
                     wrote = await self._publish(node, self.node_bandwidth)
@@ -167,11 +165,11 @@ class Publisher:
                     self._backoff.reset()
                     log.change("publish", "", "capacity can be published again")
                     if wrote:
-                        pause_s, idle_s = MIN_PAUSE_S, STALE_S
+                        pause_s, idle_s = MIN_PAUSE_S, WATCH_LAG_S
             await asyncio.sleep(pause_s)
             await wait_for(self._wake, max(0.0, idle_s - pause_s))
 
-    async def _look(self, before: HardwareCapacity) -> HardwareCapacity:
+    async def _read_links(self, before: HardwareCapacity) -> HardwareCapacity:
         try:
             found = await self._read_hardware()
         except KernelError as error:
@@ -183,16 +181,16 @@ class Publisher:
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
         self._report(node_bandwidth)
         if node.metadata.resource_version == self._planned_from:
-            self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
+            self._planned_from = ""  # The watch lags behind our write. If it still does next time, write again.
             return False
-        disputed = self._disputes.check(node, node_bandwidth, asyncio.get_running_loop().time())
+        disputed = self._competing_writer.check(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed.set(bool(disputed))
         writes = plan_writes(node, node_bandwidth, time.time(), disputed=disputed)
         if not writes:
             return False
         await self._execute(node.metadata.name, writes)
         if writes.status and node_bandwidth.rate_bps is not None:
-            self._disputes.written_bps = node_bandwidth.rate_bps
+            self._competing_writer.written_bps = node_bandwidth.rate_bps
         self._planned_from = node.metadata.resource_version
         return True
 
@@ -218,10 +216,10 @@ class Publisher:
 
 
 async def execute_writes(patcher: NodePatcher, name: str, writes: Writes) -> None:
-    """Send the requests that are due.
+    """Send the patches.
 
     Raises:
-        KubekitError: one failed; doing all again later is harmless.
+        KubekitError: a request failed; all may be sent again.
     """
     if writes.metadata:
         await patcher.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)

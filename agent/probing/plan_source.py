@@ -78,7 +78,7 @@ class PlanSource:
             self.use(None)
             return
         try:
-            decoded = decode_plan(found.data, zone=zone, in_force=self.plan)
+            decoded = decode_plan(found.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
             self._refuse(error.reason)
             log.change("plan", error.reason, "plan refused, the one before stays in force", error=error)

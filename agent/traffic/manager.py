@@ -1,7 +1,7 @@
-"""Counts bytes between pods and shows them to Prometheus; off unless ``--traffic conntrack``.
+"""Counts bytes between pods and exports them; off unless ``--traffic conntrack``.
 
-The agent names the client's workload, which it knows because the pod is on its node, and the server's address. Whose address
-that is the server's own agent says, in ``netaware_traffic_server_info``; who reads both brings them together.
+The client's agent exports its workload and the server's address. The server's agent exports which workload has that address
+(``netaware_traffic_server_info``), and the reader joins both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
-from agent.traffic.ledger import OVERFLOW_EDGE, Edge, Ledger, PodEnd
+from agent.traffic.edges import OVERFLOW_EDGE, Edge, EdgeTotals, Workload
 from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.owners import owner_of
@@ -40,7 +40,7 @@ class TrafficManager:
     """Everything about traffic between pods on one node.
 
     Args:
-        pods: the store of this node's, which somebody else fills.
+        pods: store of this node's pods, filled elsewhere.
         config: flags.
         zone: of this node, now.
         registry: for metrics.
@@ -60,7 +60,7 @@ class TrafficManager:
     async def _listen(self) -> None:
         while True:
             try:
-                await listen(self.counting.take_ended, self.counting.note_loss)
+                await listen(self.counting.add_ended, self.counting.note_loss)
             except KernelError as error:
                 log.change("ends", str(error), "cannot hear of ended connections", error=error)
             await asyncio.sleep(TRAFFIC_ROUND_S)
@@ -69,7 +69,7 @@ class TrafficManager:
         await self._pods.synced.wait()
         while True:
             try:
-                await self.counting.round(ends_of(self._pods), time.monotonic(), time.time())
+                await self.counting.round(workloads_by_address(self._pods), time.monotonic(), time.time())
             except KernelError as error:
                 log.change("table", str(error), "cannot read connection tracking", error=error)
             else:
@@ -78,13 +78,13 @@ class TrafficManager:
             await asyncio.sleep(traffic_pause_s(self.counting.cost_s))
 
 
-def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
+def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Workload]:
     """Address -> workload, of running pods that have a network of their own."""
-    found: dict[bytes, PodEnd] = {}
+    found: dict[bytes, Workload] = {}
     for pod in pods:
-        if pod.spec.host_network or pod.terminal:
+        if pod.spec.host_network or pod.is_finished:
             continue
-        end = PodEnd(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
+        end = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
             address = read_address(text)
             if address is not None:  # Else it has none yet, or nothing that a connection could have.
@@ -93,47 +93,47 @@ def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
 
 
 class Counting:
-    """The ledger with the kernel, and a collector of what it says.
+    """Reads the kernel's table into `EdgeTotals`, and collects metrics from them.
 
     Bytes carry the time at which the table was read. A scrape comes up to a round later, and a rate over a few rounds would else be
     wrong by a whole one: by 17 % over three minutes.
 
     Attributes:
         cost_s: processor time that the last round took.
-        lost: how often the kernel dropped messages about ends.
+        lost: how often the kernel dropped events.
     """
 
     def __init__(self, zone: Callable[[], str], proc: Path, clock: Callable[[], float] = time.time) -> None:
-        self.ledger = Ledger()
+        self.edges = EdgeTotals()
         self.cost_s, self.lost = 0.0, 0
         self._zone, self._proc, self._clock = zone, proc, clock
         self._table = TableState(None, None, None, None, None, None)
 
-    def take_ended(self, data: bytes) -> None:
+    def add_ended(self, data: bytes) -> None:
         """A datagram about ended connections."""
         for entry in read_entries(data):
-            self.ledger.take_ended(entry)
+            self.edges.add_ended(entry)
 
     def note_loss(self) -> None:
         """The kernel dropped some."""
         self.lost += 1
 
-    async def round(self, pods: Mapping[bytes, PodEnd], now_s: float, read_at_s: float) -> None:
+    async def round(self, pods: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
         """Read the whole table once; ``read_at_s`` is now in seconds since the epoch.
 
         Raises:
             KernelError: it cannot be read.
         """
         self._table = read_table_state(self._proc)
-        self.ledger.follow(pods, now_s)
-        self.ledger.begin_round(now_s, read_at_s)
+        self.edges.set_pods(pods, now_s)
+        self.edges.begin_round(now_s, read_at_s)
         cost_s = 0.0
         async for data in dump():
             began_s = time.thread_time()
             for entry in read_entries(data):
-                self.ledger.take_live(entry)
+                self.edges.add_live(entry)
             cost_s += time.thread_time() - began_s
-        self.ledger.end_round()
+        self.edges.end_round()
         self.cost_s = cost_s
 
     @property
@@ -150,7 +150,7 @@ class Counting:
     def collect(self) -> Iterator[Metric]:
         """The families of this node."""
         zone = self._zone()
-        read_at_s, totals = self.ledger.reading
+        read_at_s, totals = self.edges.reading
         if self._clock() - read_at_s <= SHOWN_S:
             yield _bytes_moved(zone, read_at_s, totals)
         info = GaugeMetricFamily(
@@ -158,7 +158,7 @@ class Counting:
             "Whose address of this node answers calls: joins netaware_traffic_bytes_total on `server`; always 1.",
             labels=("server", *_SERVER),
         )
-        for address, end in self.ledger.answering():
+        for address, end in self.edges.responding_servers():
             info.add_metric((str(ipaddress.ip_address(address)), end.namespace, end.kind, end.name, zone), 1.0)
         yield info
         yield _gauge(
@@ -178,7 +178,7 @@ class Counting:
         yield _gauge(
             "netaware_traffic_uncounted_connections",
             "Live connections of pods that the kernel counts no bytes for: they began before it was told to.",
-            self.ledger.uncounted,
+            self.edges.uncounted,
         )
         yield _gauge("netaware_traffic_connections", "Connections in the kernel's table.", table.entries)
         yield _gauge("netaware_traffic_connections_limit", "How many the table may hold.", table.limit)
@@ -195,9 +195,9 @@ class Counting:
             "netaware_traffic_lost_messages", "Times the kernel dropped messages of ended connections.", self.lost
         )
         yield _counter(
-            "netaware_traffic_untold_bytes",
-            "Bytes already counted of connections that left the table without a word; counters went on without them.",
-            self.ledger.untold_bytes,
+            "netaware_traffic_unreported_bytes",
+            "Bytes of connections whose end the kernel did not report; counters continue without them.",
+            self.edges.unreported_bytes,
         )
         yield _gauge("netaware_traffic_round_seconds", "Processor time of reading the table once.", self.cost_s)
 

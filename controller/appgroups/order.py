@@ -1,7 +1,7 @@
-"""The six orders of TopologicalSort (docs/contracts, section 6), deterministic: ties follow the spec, never a hash.
+"""The six orders of TopologicalSort (docs/contracts, section 6). Ties follow the spec, so orders are deterministic.
 
-Each algorithm works on the graph of strongly connected parts, which for a graph without cycles is the graph itself. So a
-cyclic group is ordered all the same: the members of a cycle stand together, and everything else is where it belongs.
+Each algorithm sorts the graph of strongly connected components, so a group with a cycle is ordered too: the members of the cycle are
+adjacent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 Algorithm = Literal["KahnSort", "AlternateKahn", "ReverseKahn", "TarjanSort", "AlternateTarjan", "ReverseTarjan"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 FALLBACK: Algorithm = "KahnSort"
-"""What an unknown algorithm is taken for; upstream does the same without a word."""
+"""Used for an unknown algorithm, as upstream does."""
 
 Adjacency = Sequence[Sequence[int]]
 
@@ -25,7 +25,7 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         sequence: positions, first to be scheduled first.
-        cycles: one closed path per cyclic part, for example (0, 2, 0); empty when there is none.
+        cycles: one closed path per cyclic component, for example (0, 2, 0).
     """
 
     sequence: tuple[int, ...]
@@ -37,20 +37,20 @@ def order(children: Adjacency, algorithm: str) -> Order:
 
     Args:
         children: per node its dependencies, in spec order; every entry is a node.
-        algorithm: one of `ALGORITHMS`; anything else is taken for `FALLBACK`.
+        algorithm: one of `ALGORITHMS`; anything else means `FALLBACK`.
     """
-    parts = connected_parts(children)
+    parts = strong_components(children)
     part_of = {node: i for i, part in enumerate(parts) for node in part}
     between = _condense(children, parts, part_of)
     sort = _tarjan if "Tarjan" in algorithm else _kahn
     sequence = [node for part in sort(between) for node in parts[part]]
     return Order(
-        tuple(_ARRANGE.get(algorithm.removesuffix("Kahn").removesuffix("Tarjan"), _as_it_is)(sequence)),
+        tuple(_ARRANGE.get(algorithm.removesuffix("Kahn").removesuffix("Tarjan"), _unchanged)(sequence)),
         tuple(_cycle_in(part, children) for part in parts if len(part) > 1),
     )
 
 
-def _as_it_is(sequence: list[int]) -> list[int]:
+def _unchanged(sequence: list[int]) -> list[int]:
     return sequence
 
 
@@ -114,10 +114,10 @@ def _postorder(children: Adjacency, starts: Sequence[int]) -> list[int]:
     return left
 
 
-def connected_parts(children: Adjacency) -> list[list[int]]:
-    """Strongly connected parts, sorted by their first member in spec order (Kosaraju's algorithm).
+def strong_components(children: Adjacency) -> list[list[int]]:
+    """Strongly connected components, sorted by their first member in spec order (Kosaraju's algorithm).
 
-    Members of a part are in depth-first order from that first member, so that along most edges the dependant still comes
+    Members of a component are in depth-first order from that first member, so that along most edges the dependant still comes
     before its dependency.
     """
     parents: list[list[int]] = [[] for _ in children]
@@ -159,7 +159,7 @@ def _condense(children: Adjacency, parts: list[list[int]], part_of: dict[int, in
 
 
 def _cycle_in(part: list[int], children: Adjacency) -> tuple[int, ...]:
-    """A shortest cycle through the part's first member in spec order, closed: it begins and ends there."""
+    """A shortest cycle through the component's first member in spec order; begins and ends there."""
     start, inside = min(part), set(part)
     came_from: dict[int, int] = {}
     waiting = deque([start])
@@ -174,5 +174,5 @@ def _cycle_in(part: list[int], children: Adjacency) -> tuple[int, ...]:
             if child in inside and child not in came_from:
                 came_from[child] = node
                 waiting.append(child)
-    msg = "a strongly connected part of several nodes has a cycle through each"
+    msg = "a strongly connected component of several nodes has a cycle through each"
     raise AssertionError(msg)

@@ -163,7 +163,7 @@ class KubeconfigLogin:
 
 def _context_of(configuration: Any) -> ssl.SSLContext:
     authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
-    context = tls.trust(authorities)
+    context = tls.client_context(authorities)
     if not configuration.verify_ssl:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if configuration.cert_file:

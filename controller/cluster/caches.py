@@ -108,7 +108,7 @@ class Caches:
 
     @property
     def _known(self) -> dict[str, asyncio.Event]:
-        optional = {"app-groups": self.app_groups.settled, "network-topologies": self.topologies.settled}
+        optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
         return {name: store.synced for name, store in self.by_name.items()} | optional
 
 

@@ -78,7 +78,7 @@ class Sources:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
                 await self._known.wait()
-                await self._caches.pods.settled.wait()
+                await self._caches.pods.ready.wait()
         self._results.want("page", self._shown_results(await self._plans()))
         return await self._snapshot(now_s, self._status, self._readings)
 
@@ -92,7 +92,7 @@ class Sources:
         status = await read_control_plane(
             self._client,
             self._namespace,
-            installed=topologies.synced.is_set() or not topologies.settled.is_set(),
+            installed=topologies.synced.is_set() or not topologies.ready.is_set(),
             complaints=(f"not listed yet: {problems}",) if problems else (),
         )
         # A controller without leader election has no Lease, and it is the one that serves the page.

@@ -120,7 +120,7 @@ class ExtenderService:
 
     def unready(self) -> str:
         """What has not been listed yet; a definition that is not installed is no reason to wait."""
-        missing = [name for name, store in self._stores.items() if not store.settled.is_set()]
+        missing = [name for name, store in self._stores.items() if not store.ready.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
     def stores(self) -> dict[str, Awaitable[None]]:
@@ -133,7 +133,7 @@ class ExtenderService:
 
     async def _settle(self) -> None:
         for store in self._stores.values():
-            await store.settled.wait()
+            await store.ready.wait()
         log.info(
             "ready",
             nodes=len(self._stores["nodes"]),

@@ -167,7 +167,7 @@ class GatingController:
 
     async def run(self) -> None:
         """Work while leading, until cancelled."""
-        await self._store.settled.wait()
+        await self._store.ready.wait()
         self._pods.forget_writes()
         self._stuck.may_delete = await may_delete(self._client)
         self._leading = True

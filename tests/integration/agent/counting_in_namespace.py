@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from agent.traffic.conntrack import listen, read_table_state
-from agent.traffic.ledger import PodEnd
+from agent.traffic.edges import Workload
 from agent.traffic.manager import Counting
 
 PROC = Path("/proc")
@@ -22,19 +22,19 @@ PROC = Path("/proc")
 
 async def main() -> None:
     pods = {
-        ipaddress.ip_address(address).packed: PodEnd("shop", "Deployment", name)
+        ipaddress.ip_address(address).packed: Workload("shop", "Deployment", name)
         for address, name in json.loads(sys.argv[1]).items()
     }
     counting = Counting(lambda: "z1", PROC)
     async with asyncio.TaskGroup() as tasks:
-        ends = tasks.create_task(listen(counting.take_ended, counting.note_loss))
+        ends = tasks.create_task(listen(counting.add_ended, counting.note_loss))
         while await asyncio.to_thread(sys.stdin.readline):
             await counting.round(pods, time.monotonic(), time.time())
-            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.ledger.reading.totals]
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.edges.reading.totals]
             answer = {
                 "totals": totals,
-                "servers": sorted(str(ipaddress.ip_address(address)) for address in counting.ledger.servers),
-                "uncounted": counting.ledger.uncounted,
+                "servers": sorted(str(ipaddress.ip_address(address)) for address in counting.edges.servers),
+                "uncounted": counting.edges.uncounted,
                 "problem": counting.problem,
                 "cost_s": counting.cost_s,
                 "lost": counting.lost,

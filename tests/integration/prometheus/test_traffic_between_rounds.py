@@ -1,6 +1,6 @@
 """Rates of what agents counted, over a few of their rounds: as a real Prometheus has them, which scrapes between rounds.
 
-Real: the agent's ledger and its exposition, Prometheus, the reader. Played: the kernel's table, time, and the scrape, which keeps a
+Real: the agent's totals and its exposition, Prometheus, the reader. Played: the kernel's table, time, and the scrape, which keeps a
 sample under the time that it carries, else under its own, as Prometheus does.
 """
 
@@ -16,14 +16,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.traffic.conntrack import Entry
-from agent.traffic.ledger import PodEnd
+from agent.traffic.edges import Workload
 from agent.traffic.manager import Counting
 from controller.traffic.sources import choose_among, known_window, read_flows
 from netperf.contract import TRAFFIC_SHARE
 from tests.support.prometheus_past import prometheus_of
 
 CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
-WEB, CART = PodEnd("shop", "Deployment", "web"), PodEnd("shop", "Deployment", "cart")
+WEB, CART = Workload("shop", "Deployment", "web"), Workload("shop", "Deployment", "cart")
 UP, DOWN = 1000, 9000
 """Bytes a second to the server and back, on one connection that stays."""
 SCRAPE_S = 15
@@ -37,7 +37,7 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
     now = [float(began_s)]
     counting = Counting(lambda: "z1", folder, lambda: now[0])
     counting.cost_s = round_s * TRAFFIC_SHARE
-    counting.ledger.follow({CLIENT: WEB, SERVER: CART}, 0)
+    counting.edges.set_pods({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
     registry.register(counting)
     kept: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
@@ -46,9 +46,9 @@ def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
         at_s = scrape * SCRAPE_S + 7.0
         while rounds_done * round_s <= at_s:
             read_s = rounds_done * round_s
-            counting.ledger.begin_round(read_s, began_s + read_s)
-            counting.ledger.take_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
-            counting.ledger.end_round()
+            counting.edges.begin_round(read_s, began_s + read_s)
+            counting.edges.add_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
+            counting.edges.end_round()
             rounds_done += 1
         now[0] = began_s + at_s
         for family in text_string_to_metric_families(generate_latest(registry).decode()):

@@ -24,7 +24,7 @@ INTO = LimitStatus(
     device="veth1",
     wanted_bps=RATE,
     counter_source=CounterSource(pid=PID, device=VETH, bucket=VETH),
-    effect_counts=True,
+    is_measurable=True,
 )
 OUT = msgspec.structs.replace(
     INTO, direction="egress", device="bwp1", counter_source=CounterSource(pid=PID, device=VETH, bucket=PIPE)
@@ -117,7 +117,7 @@ def test_a_pod_that_sends_much_asks_for_the_buckets_counters_and_an_idle_one_doe
 
 
 def test_where_others_may_drop_what_was_counted_no_excess_is_claimed() -> None:
-    uncertain = msgspec.structs.replace(BARE, effect_counts=False)
+    uncertain = msgspec.structs.replace(BARE, is_measurable=False)
     effects = Effects()
     effects.add_readings([uncertain], device(), None, 0.0)
     effects.add_readings([uncertain], device(sent=40 * PER_S), None, 4.0)
@@ -136,7 +136,7 @@ def test_counters_that_go_back_and_pods_that_go_are_no_excess() -> None:
 
 def test_the_effect_overrules_what_is_set_up_and_tells_both() -> None:
     judged = with_effect(msgspec.structs.replace(INTO, verdict="wrapped", detail="a burst"), "much went through", "")
-    assert (judged.verdict, judged.set_up) == ("exceeded", "wrapped")
+    assert (judged.verdict, judged.configured) == ("exceeded", "wrapped")
     assert judged.detail == "much went through; as set up: wrapped, a burst"
     assert with_effect(INTO, "", "set 3 times").verdict == "disputed"
     assert with_effect(INTO, "", "") is INTO

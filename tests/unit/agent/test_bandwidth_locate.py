@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.bandwidth.cni import Network, read_network
-from agent.bandwidth.locate import find_processes, own_index, parse_cgroup, shares_our_network
+from agent.bandwidth.locate import eth0_index, find_processes, parse_cgroup, shares_our_network
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
 PLAIN = UID.replace("-", "")
@@ -83,8 +83,8 @@ def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) ->
         "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"
         "14\teth0      :     1      V3\n"
     )
-    assert own_index(tmp_path, 5) == 14
-    assert own_index(tmp_path, 6) is None
+    assert eth0_index(tmp_path, 5) == 14
+    assert eth0_index(tmp_path, 6) is None
 
 
 def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from agent.bandwidth.state import (
     TcState,
 )
 from agent.bandwidth.tbf import TbfParams, bounded_params
+from agent.bandwidth.tc_index import devices_by_namespace
 from agent.bandwidth.traffic_control import plugin_htb
-from agent.bandwidth.view import pod_ends
 from tests.support.plugin_bucket import plugin_shape
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
@@ -41,7 +41,7 @@ RATE = 10_000_000
 CONTAINERD_BURST = 536_870_911
 ENFORCE = Policy(enforce=True)
 ORDINARY = Network(NETWORK)
-LOCATION = Location(pid=4242, sandbox=SANDBOX, namespace_id=7, own_index=3)
+LOCATION = Location(pid=4242, sandbox=SANDBOX, namespace_id=7, eth0_index=3)
 DEVICES = (
     Device(index=UPLINK, name="eth0", physical=True),
     Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer=3),
@@ -469,7 +469,7 @@ def test_pods_without_a_network_or_a_veth_are_not_applicable() -> None:
     macvlan = Location(pid=1, namespace_id=None)
     assert only(plan(pod(ingress=RATE), location=macvlan)).verdict == "not-applicable"
     # With Multus the pod may have a veth pair that is not its eth0: limits there would be none of eth0.
-    second = msgspec.structs.replace(LOCATION, own_index=9)
+    second = msgspec.structs.replace(LOCATION, eth0_index=9)
     found = plan(pod(RATE, RATE), location=second)
     assert ({j.verdict for j in found.statuses}, found.actions) == ({"not-applicable"}, ())
 
@@ -537,8 +537,8 @@ def test_of_several_networks_the_one_with_eth0_counts() -> None:
     first = Device(index=40, name="veth-a", kind="veth", namespace_id=7, peer=5)
     second = Device(index=41, name="veth-b", kind="veth", namespace_id=7, peer=3)
     elsewhere = Device(index=42, name="veth-c", kind="veth", namespace_id=8, peer=5)
-    ends = pod_ends((first, second, elsewhere, Device(index=43, name="ifb0", kind="ifb", namespace_id=9)))
-    assert find_device(Location(pid=1, namespace_id=7, own_index=5), ends) == first
-    assert find_device(Location(pid=1, namespace_id=7, own_index=3), ends) == second
+    ends = devices_by_namespace((first, second, elsewhere, Device(index=43, name="ifb0", kind="ifb", namespace_id=9)))
+    assert find_device(Location(pid=1, namespace_id=7, eth0_index=5), ends) == first
+    assert find_device(Location(pid=1, namespace_id=7, eth0_index=3), ends) == second
     assert find_device(Location(pid=1, namespace_id=7), ends) == second
     assert find_device(Location(pid=1, namespace_id=9), ends) is None

@@ -14,13 +14,13 @@ from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
-from agent.traffic.ledger import KEEP_GONE_S, MAX_EDGES, OUTSIDE, Edge, Ledger, PodEnd
-from agent.traffic.manager import SHOWN_S, Counting, ends_of
+from agent.traffic.edges import KEEP_GONE_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
+from agent.traffic.manager import SHOWN_S, Counting, workloads_by_address
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
 READ_AT_S = 1_800_000_000.25
-WEB, CART = PodEnd("shop", "Deployment", "web"), PodEnd("shop", "Deployment", "cart")
+WEB, CART = Workload("shop", "Deployment", "web"), Workload("shop", "Deployment", "cart")
 
 
 def message(entry: Entry, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b"") -> bytes:
@@ -73,18 +73,18 @@ def entry(request: int | None, response: int = 0, *, client: bytes = CLIENT, ser
     return Entry(client, server, 80, request, response)
 
 
-def rounds(ledger: Ledger, *live: Entry, now_s: float = 0.0) -> dict[Edge, tuple[int, int]]:
-    ledger.begin_round(now_s, READ_AT_S)
+def rounds(edges: EdgeTotals, *live: Entry, now_s: float = 0.0) -> dict[Edge, tuple[int, int]]:
+    edges.begin_round(now_s, READ_AT_S)
     for one in live:
-        ledger.take_live(one)
-    ledger.end_round()
-    return {edge: (request, response) for edge, request, response in ledger.reading.totals}
+        edges.add_live(one)
+    edges.end_round()
+    return {edge: (request, response) for edge, request, response in edges.reading.totals}
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    found = Ledger()
-    found.follow({CLIENT: WEB}, 0)
+def edges() -> EdgeTotals:
+    found = EdgeTotals()
+    found.set_pods({CLIENT: WEB}, 0)
     rounds(found)
     return found
 
@@ -93,77 +93,77 @@ EDGE = Edge(WEB, "10.9.1.2", 80)
 
 
 def test_what_moved_before_the_agent_started_is_not_counted_and_what_moves_then_is() -> None:
-    ledger = Ledger()
-    ledger.follow({CLIENT: WEB}, 0)
-    assert rounds(ledger, entry(1000, 9000)) == {EDGE: (0, 0)}
-    assert rounds(ledger, entry(1300, 9500)) == {EDGE: (300, 500)}
+    edges = EdgeTotals()
+    edges.set_pods({CLIENT: WEB}, 0)
+    assert rounds(edges, entry(1000, 9000)) == {EDGE: (0, 0)}
+    assert rounds(edges, entry(1300, 9500)) == {EDGE: (300, 500)}
 
 
-def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(ledger: Ledger) -> None:
-    assert rounds(ledger, entry(100)) == {EDGE: (100, 0)}
-    ledger.take_ended(entry(150))  # told after the dump
-    assert rounds(ledger) == {EDGE: (150, 0)}
-    ledger.take_ended(entry(70))  # lived between two dumps
-    assert rounds(ledger, entry(1)) == {EDGE: (221, 0)}
+def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(edges: EdgeTotals) -> None:
+    assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
+    edges.add_ended(entry(150))  # told after the dump
+    assert rounds(edges) == {EDGE: (150, 0)}
+    edges.add_ended(entry(70))  # lived between two dumps
+    assert rounds(edges, entry(1)) == {EDGE: (221, 0)}
 
 
-def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(ledger: Ledger) -> None:
-    assert rounds(ledger, entry(100), entry(5))[EDGE] == (105, 0)
-    ledger.begin_round(1, READ_AT_S)
-    ledger.take_live(entry(5))
-    ledger.take_ended(entry(100))  # gone before the dump came to it: neither live nor ended in this round
-    ledger.end_round()
-    assert ledger.reading.totals[0][1] == 105
-    assert rounds(ledger, entry(9))[EDGE] == (109, 0)
+def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges: EdgeTotals) -> None:
+    assert rounds(edges, entry(100), entry(5))[EDGE] == (105, 0)
+    edges.begin_round(1, READ_AT_S)
+    edges.add_live(entry(5))
+    edges.add_ended(entry(100))  # gone before the dump came to it: neither live nor ended in this round
+    edges.end_round()
+    assert edges.reading.totals[0][1] == 105
+    assert rounds(edges, entry(9))[EDGE] == (109, 0)
 
 
-def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(ledger: Ledger) -> None:
-    assert rounds(ledger, entry(1000), entry(10))[EDGE] == (1010, 0)
-    assert rounds(ledger, entry(20))[EDGE] == (1010, 0)
-    assert rounds(ledger, entry(50))[EDGE] == (1040, 0)
-    assert ledger.untold_bytes == 990
-    assert rounds(ledger, entry(60))[EDGE] == (1050, 0)
+def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(edges: EdgeTotals) -> None:
+    assert rounds(edges, entry(1000), entry(10))[EDGE] == (1010, 0)
+    assert rounds(edges, entry(20))[EDGE] == (1010, 0)
+    assert rounds(edges, entry(50))[EDGE] == (1040, 0)
+    assert edges.unreported_bytes == 990
+    assert rounds(edges, entry(60))[EDGE] == (1050, 0)
 
 
-def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(ledger: Ledger) -> None:
-    server = Ledger()
-    server.follow({SERVER: CART}, 0)
+def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(edges: EdgeTotals) -> None:
+    server = EdgeTotals()
+    server.set_pods({SERVER: CART}, 0)
     assert rounds(server, entry(100)) == {}
     assert server.servers == {SERVER}
-    assert rounds(ledger, entry(100)) == {EDGE: (100, 0)}
-    assert ledger.servers == set()
+    assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
+    assert edges.servers == set()
 
 
-def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(ledger: Ledger) -> None:
+def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: EdgeTotals) -> None:
     abroad = [entry(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
-    assert rounds(ledger, *abroad) == {Edge(WEB, OUTSIDE, 0): (200, 0)}
+    assert rounds(edges, *abroad) == {Edge(WEB, OUTSIDE, 0): (200, 0)}
     many = [entry(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
-    found = rounds(ledger, *many)
+    found = rounds(edges, *many)
     assert len(found) == MAX_EDGES + 1
     assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
 
 
-def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(ledger: Ledger) -> None:
-    ledger.follow({}, 10)
-    ledger.take_ended(entry(70))
-    assert rounds(ledger, now_s=10) == {EDGE: (70, 0)}
-    ledger.follow({CLIENT: CART}, 20)
-    assert rounds(ledger, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
-    ledger.follow({}, 30)
-    ledger.follow({}, 31 + KEEP_GONE_S)
-    assert CLIENT not in ledger.pods
+def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(edges: EdgeTotals) -> None:
+    edges.set_pods({}, 10)
+    edges.add_ended(entry(70))
+    assert rounds(edges, now_s=10) == {EDGE: (70, 0)}
+    edges.set_pods({CLIENT: CART}, 20)
+    assert rounds(edges, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
+    edges.set_pods({}, 30)
+    edges.set_pods({}, 31 + KEEP_GONE_S)
+    assert CLIENT not in edges.pods
 
 
-def test_an_edge_that_was_quiet_for_an_hour_goes(ledger: Ledger) -> None:
-    ledger.take_ended(entry(70))
-    assert rounds(ledger, now_s=0)
-    assert rounds(ledger, now_s=3600)
-    assert not rounds(ledger, now_s=3601)
+def test_an_edge_that_was_quiet_for_an_hour_goes(edges: EdgeTotals) -> None:
+    edges.add_ended(entry(70))
+    assert rounds(edges, now_s=0)
+    assert rounds(edges, now_s=3600)
+    assert not rounds(edges, now_s=3601)
 
 
-def test_connections_without_counters_are_told(ledger: Ledger) -> None:
-    rounds(ledger, entry(None), entry(None), entry(3))
-    assert ledger.uncounted == 2
+def test_connections_without_counters_are_told(edges: EdgeTotals) -> None:
+    rounds(edges, entry(None), entry(None), entry(3))
+    assert edges.uncounted == 2
 
 
 def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are_nobodys() -> None:
@@ -180,7 +180,7 @@ def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are
         {"metadata": {"namespace": "x", "name": "new"}},
         {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
     ]
-    found = ends_of([msgspec.convert(pod, Pod) for pod in pods])
+    found = workloads_by_address([msgspec.convert(pod, Pod) for pod in pods])
     assert found == {CLIENT: WEB, socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB}
 
 
@@ -203,13 +203,13 @@ def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
 
 @pytest.fixture
 def seen(tmp_path: Path) -> tuple[Counting, Callable[[float], dict[str, Sample]]]:
-    """Counting with one call in its ledger; and bytes by direction as a scrape sees them so many seconds after they were read."""
+    """Counting with one call in its totals; and bytes by direction as a scrape sees them so many seconds after they were read."""
     clock = [READ_AT_S]
     counting = Counting(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
-    counting.ledger.follow({CLIENT: WEB, SERVER: CART}, 0)
-    rounds(counting.ledger)
-    counting.take_ended(message(entry(100, 900), 0x102))
-    rounds(counting.ledger)
+    counting.edges.set_pods({CLIENT: WEB, SERVER: CART}, 0)
+    rounds(counting.edges)
+    counting.add_ended(message(entry(100, 900), 0x102))
+    rounds(counting.edges)
 
     def scrape(after_s: float) -> dict[str, Sample]:
         clock[0] = READ_AT_S + after_s
@@ -249,8 +249,8 @@ def test_a_scrape_in_the_middle_of_a_round_sees_the_one_before(
     seen: tuple[Counting, Callable[[float], dict[str, Sample]]],
 ) -> None:
     counting, scrape = seen
-    counting.ledger.begin_round(30, READ_AT_S + 30)
-    counting.ledger.take_live(entry(5000, 5000))
+    counting.edges.begin_round(30, READ_AT_S + 30)
+    counting.edges.add_live(entry(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S, 100), (READ_AT_S, 900)]
-    counting.ledger.end_round()
+    counting.edges.end_round()
     assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

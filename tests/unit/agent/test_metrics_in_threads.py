@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
 from agent.traffic.conntrack import Entry
-from agent.traffic.ledger import KEEP_GONE_S, PodEnd
+from agent.traffic.edges import KEEP_GONE_S, Workload
 from agent.traffic.manager import Counting
 from tests.unit.agent.probing import THERE, outcome, plan
 
@@ -56,17 +56,17 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
 
 
 def counting() -> tuple[Collector, Step]:
-    found, end = Counting(lambda: "z1", Path("/proc"), lambda: 0.0), PodEnd("shop", "Deployment", "cart")
+    found, end = Counting(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
 
     def step(number: int) -> None:
         now_s = number * 2 * KEEP_GONE_S
         pods = {bytes([10, number % 256, 0, host]): end for host in range(1, 40)}
-        found.ledger.follow(pods, now_s)
-        found.ledger.begin_round(now_s, now_s)
+        found.edges.set_pods(pods, now_s)
+        found.edges.begin_round(now_s, now_s)
         for client in pods:
             for server in pods:
-                found.ledger.take_live(Entry(client, server, 80, 1, 1))
-        found.ledger.end_round()
+                found.edges.add_live(Entry(client, server, 80, 1, 1))
+        found.edges.end_round()
 
     return found, step
 

@@ -65,7 +65,9 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
 
 def test_of_the_filters_only_the_one_that_matches_and_redirects_is_left() -> None:
     found = [one for m in recorded("filters") if (one := parse_filter(m, HEADER, len(m))) is not None]
-    assert found == [Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB, swallows=True)]
+    assert found == [
+        Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB, loses_packets=True)
+    ]
 
 
 def test_default_routes_of_the_main_table_with_every_next_hop() -> None:

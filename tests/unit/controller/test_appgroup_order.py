@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.order import ALGORITHMS, Algorithm, connected_parts, order
+from controller.appgroups.order import ALGORITHMS, Algorithm, order, strong_components
 
 BOUTIQUE_NEEDS = {"P1": "P2 P3 P4 P6 P8 P9 P10", "P2": "P11", "P8": "P2 P3 P4 P5 P6 P7", "P9": "P3"}
 BOUTIQUE = [f"P{i}" for i in range(1, 12)]
@@ -61,7 +61,7 @@ def test_a_cyclic_graph_is_ordered_all_the_same_with_its_parts_together(
 ) -> None:
     found = order(children, algorithm)
     assert sorted(found.sequence) == list(range(len(children)))
-    parts = connected_parts(children)
+    parts = strong_components(children)
     if not algorithm.startswith("Alternate"):
         place = {node: i for i, node in enumerate(found.sequence)}
         for part in parts:
@@ -77,7 +77,7 @@ def test_a_cyclic_graph_is_ordered_all_the_same_with_its_parts_together(
 @given(graphs(acyclic=False))
 def test_every_cycle_is_told_by_a_path_that_exists(children: list[list[int]]) -> None:
     found = order(children, "KahnSort")
-    assert len(found.cycles) == sum(len(part) > 1 for part in connected_parts(children))
+    assert len(found.cycles) == sum(len(part) > 1 for part in strong_components(children))
     for cycle in found.cycles:
         assert cycle[0] == cycle[-1]
         assert len(set(cycle)) == len(cycle) - 1
@@ -87,7 +87,7 @@ def test_every_cycle_is_told_by_a_path_that_exists(children: list[list[int]]) ->
 @given(graphs(acyclic=False))
 def test_parts_are_the_classes_of_mutual_reachability(children: list[list[int]]) -> None:
     reach = [_reachable(children, node) for node in range(len(children))]
-    parts = connected_parts(children)
+    parts = strong_components(children)
     assert sorted(node for part in parts for node in part) == list(range(len(children)))
     for part in parts:
         for a in part:

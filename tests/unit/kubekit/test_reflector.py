@@ -181,7 +181,7 @@ async def test_a_resource_that_is_not_installed_settles_and_is_mirrored_once_it_
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
         async with asyncio.timeout(60):
-            await store.reflector.settled.wait()
+            await store.reflector.ready.wait()
         assert not store.reflector.synced.is_set()
         await wait_synced(store.reflector, timeout_s=60)
         assert store.data == {"a": "1"}

@@ -60,7 +60,7 @@ def test_a_section_knows_where_it_stands() -> None:
 
 
 def test_a_field_written_twice_is_an_error_with_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 2: the field a is there twice"):
+    with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 2: the field a appears twice"):
         parse_yaml("a: 1\na: 2\n", "--config", "f.yaml")
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kubekit.tls import trust
+from kubekit.tls import client_context
 
 HERE = Path(__file__).parent
 PYTHONS = subprocess.run(
@@ -66,7 +66,7 @@ def test_on_every_python_of_this_machine_servers_are_verified_but_not_for_key_id
 
 
 def test_only_the_strict_flag_is_cleared() -> None:
-    ours, shipped = trust(), ssl.create_default_context()
+    ours, shipped = client_context(), ssl.create_default_context()
     assert ours.check_hostname
     assert ours.verify_mode is ssl.CERT_REQUIRED
     assert ours.verify_flags == shipped.verify_flags & ~ssl.VERIFY_X509_STRICT
@@ -75,10 +75,10 @@ def test_only_the_strict_flag_is_cleared() -> None:
 def test_authorities_come_as_a_bundle_with_comments_in_any_language(tmp_path: Path) -> None:
     first, second = bare_authority(tmp_path / "a"), bare_authority(tmp_path / "b")
     parts = [first.authority.read_bytes(), second.authority.read_bytes()]
-    assert len(trust("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
+    assert len(client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
 
 
 @pytest.mark.parametrize("content", [b"MIIB", b"-----BEGIN CERTIFICATE-----\n&&&\n-----END CERTIFICATE-----\n"])
 def test_authorities_that_cannot_be_read_are_refused(content: bytes) -> None:
     with pytest.raises(ssl.SSLError):
-        trust(content)
+        client_context(content)

@@ -37,7 +37,7 @@ def handshake(client: ssl.SSLContext, certificate: Path, key: Path, host: str) -
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from kubekit.tls import trust
+    from kubekit.tls import client_context
 
     authority, certificate, key, host = sys.argv[1:]
-    print(handshake(trust(Path(authority).read_bytes()), Path(certificate), Path(key), host))
+    print(handshake(client_context(Path(authority).read_bytes()), Path(certificate), Path(key), host))

@@ -119,7 +119,7 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
         ("between: [z1, z2]", "between: [z1, z1]", "links[0].between: names z1 twice"),
         ("name: n2", "name: n1", "two nodes named n1"),
         ("name: z2", "name: z1", "two zones named z1"),
-        ("name: two", "name: two\nname: two", "is not YAML: line 2: the field name is there twice"),
+        ("name: two", "name: two\nname: two", "is not YAML: line 2: the field name appears twice"),
         ("cpu: 2", "cpu: lots", "regions[0].zones[1].nodes[0].cpu: "),
         ("cpu: 2", "memory: 0", "regions[0].zones[1].nodes[0].memory: "),
         ("cpu: 2", "pods: -1", "regions[0].zones[1].nodes[0].pods: "),

@@ -55,11 +55,11 @@ def test_cost_never_falls_as_latency_grows(one: float, other: float, unit_us: fl
 
 @given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
 def test_neither_does_a_held_cost(
-    in_force: int | None, one: float, other: float, noise_us: float, hysteresis: float
+    current_cost: int | None, one: float, other: float, noise_us: float, hysteresis: float
 ) -> None:
     policy = CostPolicy(hysteresis=hysteresis)
     low, high = sorted((one, other))
-    assert held_cost(in_force, low, noise_us, policy) <= held_cost(in_force, high, noise_us, policy)
+    assert held_cost(current_cost, low, noise_us, policy) <= held_cost(current_cost, high, noise_us, policy)
 
 
 @given(

@@ -28,7 +28,7 @@ def peer_with(**fields: object) -> object:
 
 def test_a_plan_is_read_as_it_was_written() -> None:
     for plan in PLANS.values():
-        decoded = decode_plan(encode_plan(plan), zone=plan.zone, in_force=plan)
+        decoded = decode_plan(encode_plan(plan), zone=plan.zone, current=plan)
         assert decoded.plan == plan
         assert decoded.refusals == ()
 
@@ -52,7 +52,7 @@ def test_a_plan_is_read_as_it_was_written() -> None:
 )
 def test_a_plan_that_cannot_be_used_is_refused_by_name(data: dict[str, str] | None, reason: str) -> None:
     with pytest.raises(PlanRefusedError) as caught:
-        decode_plan(data, zone=PLAN.zone, in_force=PLAN)
+        decode_plan(data, zone=PLAN.zone, current=PLAN)
     assert caught.value.reason == reason
 
 

@@ -1,9 +1,8 @@
-"""Bytes by client and server, from dumps of live connections and from the ends of others. Pure.
+"""Byte counters by client workload and server, from dumps of live connections and from events of ended ones. Pure.
 
-A total is what ended connections moved plus what live ones have moved so far, so nothing is remembered of a single
-connection: memory goes with who talks to whom, not with 100,000 connections. A connection that ends while a dump is being read
-is taken into the next one, so that it never counts twice; a total that is lower for once is therefore not believed, and one
-that is lower twice means that ends were not told (`Total.settle`).
+A total is the bytes of ended connections plus the bytes so far of live ones. No single connection is remembered, so memory grows
+with the number of client-server pairs only. A connection that ends during a dump counts from the next one on, so a total may be too
+low once; if it is too low twice, the kernel dropped events (`Total.update`).
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import NamedTuple
 from agent.traffic.conntrack import Entry
 
 MAX_EDGES = 2000
-"""Of one node; a node with 110 pods that each call 15 others has 1,650. What is beyond is counted together."""
+"""Most edges of a node; 110 pods that each call 15 others have 1,650. Further ones share `OVERFLOW_EDGE`."""
 FORGET_S = 3600.0
 KEEP_GONE_S = 600.0
-"""A pod's connections end in the table some time after the pod; until then they are still its own."""
+"""How long an address still counts for its deleted pod, whose connections may end later than the pod."""
 OUTSIDE = "outside"
 
 
-class PodEnd(NamedTuple):
-    """Whose pod an address of this node is."""
+class Workload(NamedTuple):
+    """A workload by namespace, kind and name."""
 
     namespace: str
     kind: str
@@ -31,23 +30,23 @@ class PodEnd(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A client workload of this node, the address that answers, and the port there; `OUTSIDE` and 0 beyond private addresses."""
+    """A client workload of this node, the server's address, and its port; `OUTSIDE` and 0 for public addresses."""
 
-    client: PodEnd
+    client: Workload
     server: str
     port: int
 
 
-OVERFLOW_EDGE = Edge(PodEnd("", "", ""), "", 0)
-"""All edges after the first `MAX_EDGES`."""
+OVERFLOW_EDGE = Edge(Workload("", "", ""), "", 0)
+"""Stands for all edges after the first `MAX_EDGES`."""
 
 
 class Reading(NamedTuple):
-    """What one round found, whole: never a part of one round with a part of the next.
+    """The result of one complete round.
 
     Attributes:
         read_at_s: when the table was read, seconds since the epoch.
-        totals: edge, bytes from client to server, and back, since the agent started or the edge appeared.
+        totals: edge, bytes from client to server, bytes back, since the agent started or the edge appeared.
     """
 
     read_at_s: float
@@ -57,30 +56,30 @@ class Reading(NamedTuple):
 class Total:
     """One direction of an edge, as a counter that never falls."""
 
-    __slots__ = ("ended", "live", "low", "offset", "shown")
+    __slots__ = ("ended", "exported", "live", "low", "offset")
 
     def __init__(self) -> None:
-        self.ended = self.live = self.offset = self.shown = 0
+        self.ended = self.live = self.offset = self.exported = 0
         self.low: int | None = None
 
-    def begin(self) -> None:
-        """What was moved before anyone looked is not counted."""
+    def reset(self) -> None:
+        """Start counting from here: bytes moved before are not counted."""
         self.offset = -(self.ended + self.live)
 
-    def settle(self) -> int:
-        """Show what was read. Gives the bytes by which a second low reading shows that ends were not told, else 0."""
+    def update(self) -> int:
+        """Export the new total, which never falls. Returns the bytes lost by dropped events: 0, or after a second low reading the gap."""
         value = self.ended + self.live + self.offset
         lost = 0
-        if value < self.shown and self.low is not None:
-            lost = self.shown - self.low
+        if value < self.exported and self.low is not None:
+            lost = self.exported - self.low
             self.offset += lost
             value += lost
             self.low = None
-        elif value < self.shown:
+        elif value < self.exported:
             self.low = value
         else:
             self.low = None
-        self.shown = max(self.shown, value)
+        self.exported = max(self.exported, value)
         return lost
 
 
@@ -92,21 +91,21 @@ class _State:
         self.changed_s, self.alive = now_s, True
 
 
-class Ledger:
-    """All edges of one node. ``begin_round``, ``take_live`` for each connection, ``end_round``; ``take_ended`` at any time.
+class EdgeTotals:
+    """Byte totals of all edges of a node. Call ``begin_round``, ``add_live`` for each connection, ``end_round``; ``add_ended`` at any time.
 
     Attributes:
-        pods: address -> whose it is; of pods with a network of their own, on this node.
-        servers: addresses of this node that answered somebody.
+        pods: address -> workload, of this node's pods that have a network of their own.
+        servers: addresses of this node that answered a call.
         uncounted: live connections of pods that the kernel counts no bytes for, in the last round.
-        untold_bytes: of connections whose end was not told; they are in no total any more when a counter goes on.
-        reading: of the last round that was ended.
+        unreported_bytes: of connections whose end the kernel did not report.
+        reading: of the last complete round.
     """
 
     def __init__(self) -> None:
-        self.pods: dict[bytes, PodEnd] = {}
+        self.pods: dict[bytes, Workload] = {}
         self.servers: set[bytes] = set()
-        self.uncounted = self.untold_bytes = 0
+        self.uncounted = self.unreported_bytes = 0
         self.reading = Reading(0.0, ())
         self._gone: dict[bytes, float] = {}
         self._states: dict[Edge, _State] = {}
@@ -116,8 +115,8 @@ class Ledger:
         self._now_s = self._read_at_s = 0.0
         self._counting_uncounted = 0
 
-    def follow(self, pods: Mapping[bytes, PodEnd], now_s: float) -> None:
-        """Take the node's pods; addresses that are gone stay known for a while unless another pod has them."""
+    def set_pods(self, pods: Mapping[bytes, Workload], now_s: float) -> None:
+        """Set the node's pods. Addresses that are gone stay known for `KEEP_GONE_S` unless another pod gets them."""
         for address in self.pods.keys() - pods.keys():
             if now_s - self._gone.setdefault(address, now_s) > KEEP_GONE_S:
                 del self.pods[address], self._gone[address]
@@ -126,14 +125,14 @@ class Ledger:
             self._gone.pop(address, None)
             self.pods[address] = end
 
-    def take_ended(self, entry: Entry) -> None:
-        """A connection ended; counts from the next round on."""
+    def add_ended(self, entry: Entry) -> None:
+        """Add an ended connection; it counts from the next round on."""
         edge = self._edge(entry)
         if edge is not None and entry.request_bytes is not None:
             self._pending.append((edge, entry.request_bytes, entry.response_bytes or 0))
 
     def begin_round(self, now_s: float, read_at_s: float) -> None:
-        """Before a dump: what ended until now will not be in it. ``read_at_s`` is the same moment in seconds since the epoch."""
+        """Call before a dump. ``read_at_s`` is ``now_s`` in seconds since the epoch."""
         self._now_s, self._read_at_s, self._counting_uncounted = now_s, read_at_s, 0
         for state in self._states.values():
             state.request.live = state.response.live = 0
@@ -144,8 +143,8 @@ class Ledger:
             state.response.ended += response
         self._pending.clear()
 
-    def take_live(self, entry: Entry) -> None:
-        """One connection of the dump."""
+    def add_live(self, entry: Entry) -> None:
+        """Add a connection of the dump."""
         edge = self._edge(entry)
         if edge is None:
             return
@@ -158,28 +157,28 @@ class Ledger:
         state.response.live += entry.response_bytes or 0
 
     def end_round(self) -> None:
-        """After a dump: totals move on, and edges that were quiet for an hour go."""
+        """Call after a dump: updates totals, and forgets edges without traffic for an hour."""
         self.uncounted = self._counting_uncounted
         for edge, state in list(self._states.items()):
-            before = state.request.shown + state.response.shown
+            before = state.request.exported + state.response.exported
             for total in (state.request, state.response):
                 if self._first:
-                    total.begin()
-                self.untold_bytes += total.settle()
-            if state.alive or state.request.shown + state.response.shown != before:
+                    total.reset()
+                self.unreported_bytes += total.update()
+            if state.alive or state.request.exported + state.response.exported != before:
                 state.changed_s = self._now_s
             elif self._now_s - state.changed_s > FORGET_S:
                 del self._states[edge]
         self._first = False
-        totals = [(edge, state.request.shown, state.response.shown) for edge, state in self._states.items()]
+        totals = [(edge, state.request.exported, state.response.exported) for edge, state in self._states.items()]
         self.reading = Reading(self._read_at_s, totals)
         if len(self._names) > 4 * MAX_EDGES:
             self._names.clear()
 
-    def answering(self) -> Iterator[tuple[bytes, PodEnd]]:
-        """Addresses of this node that answered somebody, of pods that are still there.
+    def responding_servers(self) -> Iterator[tuple[bytes, Workload]]:
+        """Addresses of this node that answered a call, with their workloads; only of pods that still exist.
 
-        Of a copy: metrics are collected in a thread, while a round goes on.
+        Iterates over a copy, because a thread collects metrics during a round.
         """
         for address in self.servers.copy():
             end = self.pods.get(address)
@@ -195,7 +194,7 @@ class Ledger:
         return found
 
     def _edge(self, entry: Entry) -> Edge | None:
-        """None unless a pod of this node asks: its node counts the connection, so two nodes never both do."""
+        """The edge of a connection; None unless the client is on this node, because only its node counts the connection."""
         if entry.server in self.pods:
             self.servers.add(entry.server)
         client = self.pods.get(entry.client)
@@ -208,6 +207,6 @@ class Ledger:
 
 
 def _name(address: bytes) -> str:
-    """As text; public addresses, of which there is no end, all together."""
+    """The address as text; `OUTSIDE` for all public ones, whose number has no bound."""
     found = ipaddress.ip_address(address)
     return OUTSIDE if found.is_global else str(found)

@@ -1,4 +1,4 @@
-"""The kernel's state, indexed, and whose work each part of it is."""
+"""The snapshot's kernel state, indexed by device, with the owner of each qdisc, filter and program."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agent.bandwidth.state import (
 from agent.bandwidth.tbf import TbfParams
 
 PLUGIN_PREFIX = "bwp"
-"""Of the CNI bandwidth plugin's intermediate devices, and of ours."""
+"""Name prefix of intermediate devices, both the CNI bandwidth plugin's and ours."""
 _UPLINKS = frozenset({"", "bond", "team", "vlan"})
 
 
-def pod_ends(devices: Iterable[Device]) -> dict[int, list[Device]]:
-    """Devices that lead to pods, by the number of the network namespace at their other end."""
+def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
+    """Veth and netkit devices by the id of the network namespace at their other end."""
     found: dict[int, list[Device]] = {}
     for device in devices:
         if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
@@ -32,15 +32,15 @@ def pod_ends(devices: Iterable[Device]) -> dict[int, list[Device]]:
     return found
 
 
-class View:
-    """A snapshot, indexed."""
+class TcIndex:
+    """Devices, qdiscs, filters and programs of a snapshot, by device."""
 
     def __init__(self, snapshot: BandwidthSnapshot) -> None:
         kernel = snapshot.kernel
         self.network = snapshot.network
         self.devices = {device.index: device for device in kernel.devices}
         self.by_name = {device.name: device for device in kernel.devices}
-        self.ends = pod_ends(kernel.devices)
+        self.pod_devices = devices_by_namespace(kernel.devices)
         self.roots = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.parent == ROOT}
         self._below: dict[int, list[str]] = {}
         for qdisc in kernel.qdiscs:
@@ -61,10 +61,10 @@ class View:
             for qdisc in kernel.qdiscs
             if qdisc.device in self.devices
         )
-        self.hooked = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
+        self.with_ingress_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
     def params_at(self, device: int) -> TbfParams | None:
-        """Of the token bucket, or of the plugin's HTB class, at a device's root."""
+        """Parameters of the token bucket (or the plugin's HTB class) at a device's root; None without one."""
         root = self.roots.get(device)
         return root.params if root is not None else None
 
@@ -78,36 +78,36 @@ class View:
         return self._below.get(device, [])
 
     def redirect_of(self, device: int) -> Filter | None:
-        """The filter by which everything from a pod goes elsewhere."""
+        """The filter that redirects everything a pod sends."""
         return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
 
     def redirect_target(self, device: int) -> Device | None:
-        """The device that everything from a pod goes to, by `redirect_of`; None without one, or when it is gone."""
+        """The device that `redirect_of` redirects to; None if there is no redirect or the device is gone."""
         redirect = self.redirect_of(device)
         return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
 
     def filters(self, device: int, hook: Hook = "ingress") -> list[Filter]:
-        """Those at a device's hook, in the order in which they see packets."""
+        """Filters at a device's hook, in the order in which they see packets."""
         return self._filters.get((device, hook), [])
 
-    def used(self) -> set[int | None]:
-        """Indexes of the devices that something is redirected to."""
+    def redirect_targets(self) -> set[int | None]:
+        """Indexes of the devices that filters redirect to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
     def foreign_attachments(self, device: Device, hook: Hook) -> list[Filter | BpfAttachment]:
-        """Filters and programs on a device that are neither the plugin's nor ours."""
+        """Filters and programs on a device that are neither ours nor the CNI bandwidth plugin's."""
         filters = [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
         return [*self._programs.get((device.index, hook), ()), *filters]
 
     def _leads_to_limit(self, one: Filter) -> bool:
-        """Whether a filter leads to a limit of the plugin's structure, or did before the intermediate device was deleted."""
+        """Whether a filter redirects to an intermediate device with a limit, or did before that device was deleted."""
         if one.kind not in {"u32", "matchall"} or one.redirects_to is None:
             return False
         target = self.devices.get(one.redirects_to)
         return is_limit_device(target) if target is not None else one.matches_all
 
-    def filters_passed_over(self, device: Device) -> list[Filter | BpfAttachment]:
-        """Filters of others that no longer see what a pod sends, because a filter of ours takes it before them."""
+    def bypassed_filters(self, device: Device) -> list[Filter | BpfAttachment]:
+        """Foreign filters that no longer see what a pod sends, because our filter has a smaller preference."""
         ours, through = self.redirect_of(device.index), self.redirect_target(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
@@ -116,22 +116,22 @@ class View:
 
 
 def is_limit_device(device: Device) -> bool:
-    """Whether a device is an intermediate one of the plugin's or of ours."""
+    """Whether a device is an intermediate device of the CNI bandwidth plugin or of ours."""
     return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_ours(device))
 
 
 def is_ours(device: Device) -> bool:
-    """Whether we made an intermediate device."""
+    """Whether a device is an intermediate device that we created."""
     return device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX)
 
 
-def owner_of(device: Device) -> str:
-    """Uid of the pod that we made an intermediate device for."""
+def pod_uid_of(device: Device) -> str:
+    """Uid of the pod that our intermediate device was created for."""
     return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
 
 
 def describe(device: Device, foreign_attachments: list[Filter | BpfAttachment]) -> str:
-    """What is attached to a device, for a person who looks for it with ``tc`` and ``bpftool``."""
+    """Names what is attached to a device, so that a person finds it with ``tc`` and ``bpftool``."""
     parts = []
     for one in foreign_attachments:
         if isinstance(one, BpfAttachment):
