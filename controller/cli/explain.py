@@ -15,8 +15,8 @@ from controller.cli.explain_group import (
     ExplainedGroup,
     explain_group,
     show_group,
-    standing_survival,
     survival_lines,
+    survival_of_placed,
 )
 from controller.cli.session import Session
 from controller.cli.shared import state_of, verdict_on
@@ -24,7 +24,7 @@ from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.reading import read_facts
 from controller.scheduler.balance import placed_group
-from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
+from controller.scheduler.explain import CandidateLine, Cell, Explanation, explain
 from controller.scheduler.placement.survival import Survival
 from kubekit.text import counted
 
@@ -33,13 +33,12 @@ SHOWN_BONDS = 6
 
 
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
-    """What holds now, what was decided when the pod was released (null where nobody kept it), and why it still waits.
+    """What holds now, and why the pod still waits.
 
     ``at`` is unix seconds; ``survival`` is that of its group as it stands.
     """
 
     now: Explanation
-    decision: Decision | None
     verdict: PodVerdict | None = None
     at: float = 0.0
     survival: Survival | None = None
@@ -57,8 +56,8 @@ class Explain(Command):
         "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
         "its maxNetworkCost), the score among those that pass, and what decided. Columns are the workloads it depends on, and "
         "in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
-        "running controller's configuration, from what holds now. For a group: what the loss of each zone would take, what surviving "
-        "one costs a call (against a plan with spread none), and what would route its calls better."
+        "running controller's configuration, from what holds now. For a group: what the loss of each zone would take, and what would "
+        "route its calls better."
     )
     completes = "pods"
 
@@ -80,8 +79,8 @@ class Explain(Command):
         verdict = verdict_on(pod, read_facts(snapshot, pod))
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)
-        survival = standing_survival(placed_group(state, now.group)) if now.group else None
-        return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival)
+        survival = survival_of_placed(placed_group(state, now.group)) if now.group else None
+        return Explained(now, verdict, snapshot.now_s, survival)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""
@@ -96,8 +95,6 @@ class Explain(Command):
         # Where the rule would put a pod says nothing about one that the rule is not asked about.
         if verdict is None or verdict.kind in {"placed", "waiting"}:
             parts.append(Text(now.decided))
-        if answer.decision is not None:
-            parts.append(_then(answer.decision))
         if answer.survival is not None:
             parts += survival_lines(answer.survival)
         if now.peers:
@@ -128,18 +125,6 @@ def _headline(now: Explanation) -> Text:
         text.append(f"  {now.workload} of AppGroup {now.group}")
     if now.topology:
         text.append(f"  costs: {now.topology} {now.weight}".rstrip(), style=FAINT)
-    return text
-
-
-def _then(decision: Decision) -> Text:
-    text = Text(f"released {decision.at} by the {decision.by}", style=FAINT)
-    if decision.zones:
-        zones = ", ".join(
-            f"{zone} {cost}{'' if passes else ' refused'}" for zone, (cost, passes) in decision.zones.items()
-        )
-        text.append(f"; costs then: {zones}")
-    if decision.refused:
-        text.append(f"; {counted(decision.refused, 'node')} refused")
     return text
 
 

@@ -8,7 +8,7 @@ makes kube-proxy ignore the zones of all; a node without a replica in its zone c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -26,7 +26,6 @@ from controller.scheduler.placement.preferences import dependencies_of, spread_o
 from controller.scheduler.placement.problem import CallEdge, Problem
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
 from controller.scheduler.state import State
-from controller.traffic.weights import measured_traffic
 from kubekit.conditions import condition
 from kubekit.wire import Condition
 
@@ -75,7 +74,6 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
         traffic_distribution: in force, empty for any replica.
         advised: what to set instead; empty for none, the same where replicas and not the field should change.
         latency_us: expected of a call to it as it is; ``advised_us`` as advised.
-        crossing_bytes_per_s: what less would cross zones; None where the traffic is not measured.
         hottest: load of the busiest replica over its fair share as it is.
         zones: of callers without a replica.
         text: for people.
@@ -88,15 +86,9 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
     advised: str
     latency_us: float
     advised_us: float
-    crossing_bytes_per_s: float | None
     hottest: float
     zones: tuple[str, ...]
     text: str
-
-    @property
-    def gain_us(self) -> float:
-        """Of a call; below 0 where an even load costs time."""
-        return self.latency_us - self.advised_us
 
 
 def placed_group(state: State, key: str) -> PlacedGroup:
@@ -123,17 +115,10 @@ def placed_group(state: State, key: str) -> PlacedGroup:
 
 
 class RoutingEstimate(NamedTuple):
-    """How calls to one Service fare.
-
-    Attributes:
-        latency_us: expected, over its callers by their weights.
-        hottest: load of the busiest replica over its fair share.
-        crossing: bytes per second across zones; None where the traffic is not measured.
-    """
+    """Expected latency of calls to one Service, over its callers by their weights, and load of the busiest replica over its fair share."""
 
     latency_us: float
     hottest: float
-    crossing: float | None
 
 
 class _PlacedArrays:
@@ -162,17 +147,10 @@ class _PlacedArrays:
         self.problem: Problem = compile_problem(request).problem
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
         self.zone_names = [location.zone for location in request.free_capacity.locations]
-        known = measured_traffic(current.group, [])
-        selectors = current.graph.selectors
-        self._bytes = {(e.caller, e.callee): known.get((selectors[e.caller], selectors[e.callee])) for e in self.edges}
-
-    @property
-    def edges(self) -> Sequence[CallEdge]:
-        return self.problem.edges
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload with pods at both ends."""
-        found = [e for e in self.edges if e.callee == callee]
+        found = [e for e in self.problem.edges if e.callee == callee]
         return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
 
     def unlabelled(self, callee: int) -> bool:
@@ -183,27 +161,22 @@ class _PlacedArrays:
     def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
         """As if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
-        latency = hottest = crossing = 0.0
+        latency = hottest = 0.0
         for edge in edges:
             routed = msgspec.structs.replace(edge, routing=routing)
             found = judge_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
             latency += edge.weight * found.latency
             hottest += edge.weight * found.hottest
-            crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * (1.0 - found.in_zone)
-        return RoutingEstimate(latency / weight, hottest / weight, crossing if self.is_measured(edges) else None)
+        return RoutingEstimate(latency / weight, hottest / weight)
 
-    def is_measured(self, edges: Iterable[CallEdge]) -> bool:
-        """Whether traffic of any of these dependencies is."""
-        return any(self._bytes[edge.caller, edge.callee] is not None for edge in edges)
-
-    def missing(self, edges: Sequence[CallEdge]) -> tuple[tuple[str, ...], float, float]:
-        """Zones of callers without a replica; what one in each would spare of a call, and of bytes across zones."""
+    def missing(self, edges: Sequence[CallEdge]) -> tuple[tuple[str, ...], float]:
+        """Zones of callers without a replica, and what one in each would save of a call."""
         problem, callee = self.problem, edges[0].callee
         ends = np.array(list(self.hosts_of[callee]), np.int64)
         counts = np.array(list(self.hosts_of[callee].values()), np.float64)
         served = set(problem.zone_of[ends].tolist())
         zones: set[int] = set()
-        spared = crossing = 0.0
+        saved = 0.0
         for edge in edges:
             total = sum(self.hosts_of[edge.caller].values())
             for host, count in self.hosts_of[edge.caller].items():
@@ -213,17 +186,16 @@ class _PlacedArrays:
                 zones.add(zone)
                 table = problem.tables[edge.table].latency
                 far = float(table[zone, problem.zone_of[ends]] @ counts) / counts.sum()
-                spared += edge.weight * count / total * max(far - float(table[zone, zone]), 0.0)
-                crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * count / total
+                saved += edge.weight * count / total * max(far - float(table[zone, zone]), 0.0)
         names = tuple(sorted(self.zone_names[zone] for zone in zones))
-        return names, spared / sum(edge.weight for edge in edges), crossing
+        return names, saved / sum(edge.weight for edge in edges)
 
 
 def advise(current: PlacedGroup) -> list[Advice]:
     """What would route the calls within a group better, the greatest gains first."""
     arrays = _PlacedArrays(current)
     found = [advice for callee in range(len(current.members)) for advice in _advise(arrays, callee)]
-    return sorted(found, key=lambda a: (-a.gain_us, a.service, a.reason))
+    return sorted(found, key=lambda a: (a.advised_us - a.latency_us, a.service, a.reason))
 
 
 def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
@@ -236,8 +208,6 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
     now = arrays.estimate(edges, routing)
 
     def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str, zones: tuple[str, ...] = ()) -> Advice:
-        spared = None if now.crossing is None or then.crossing is None else now.crossing - then.crossing
-        more = f", and {_rate(spared)} less would cross zones" if spared and spared > 0 else ""
         return Advice(
             service=name,
             workload=workload,
@@ -246,10 +216,9 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
             advised=_FIELD[advised],
             latency_us=round(now.latency_us, 1),
             advised_us=round(then.latency_us, 1),
-            crossing_bytes_per_s=None if spared is None else round(spared, 1),
             hottest=round(now.hottest, 2),
             zones=zones,
-            text=f"Service {name} {text}{more}",
+            text=f"Service {name} {text}",
         )
 
     if routing is Routing.ANY:
@@ -277,11 +246,9 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
             f"{then.hottest:.1f} times, at {_us(then)} a call instead of {_us(now)}; or more replicas where its callers are"
         )
         yield make("HotReplica", advised, then, text)
-    zones, spared_us, crossing = arrays.missing(edges)
-    if zones and _is_gain(spared_us, now):
-        then = RoutingEstimate(
-            now.latency_us - spared_us, now.hottest, None if now.crossing is None else now.crossing - crossing
-        )
+    zones, saved_us = arrays.missing(edges)
+    if zones and _is_gain(saved_us, now):
+        then = RoutingEstimate(now.latency_us - saved_us, now.hottest)
         text = (
             f"has no replica in {', '.join(zones[:SHOWN])}, where callers are: with one there a call would take {_us(then)} "
             f"instead of {_us(now)}"
@@ -311,13 +278,6 @@ def _us(estimate: RoutingEstimate) -> str:
     return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
 
-def _rate(bytes_per_s: float) -> str:
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_s >= size:
-            return f"{float(f'{bytes_per_s / size:.2g}'):g} {unit}"
-    return f"{bytes_per_s:.0f} B/s"
-
-
 def routed_near(current: PlacedGroup) -> Condition:
     """The condition of that name: False where a Service could be routed better, and how."""
     generation = current.group.metadata.generation
@@ -334,13 +294,8 @@ def routed_near(current: PlacedGroup) -> Condition:
     return condition(ROUTED_NEAR, holds=True, reason="AsNearAsCanBe", message=message, generation=generation)
 
 
-def balanced(current: PlacedGroup, before: Mapping[str, int]) -> Condition:
-    """The condition of that name: False where replicas that should be in several zones are in one, or one is hot.
-
-    Args:
-        current: the group.
-        before: workload -> placed replicas when it was last balanced; a smaller number now is a scale-in.
-    """
+def balanced(current: PlacedGroup) -> Condition:
+    """The condition of that name: False where replicas that should be in several zones are in one, or one is hot."""
     generation, selectors = current.group.metadata.generation, current.graph.selectors
     alone = list(in_one_zone(current))
     arrays = _PlacedArrays(current)
@@ -352,17 +307,11 @@ def balanced(current: PlacedGroup, before: Mapping[str, int]) -> Condition:
             if hottest > HOT:
                 hot.append((callee, hottest))
 
-    def since(workload: int) -> str:
-        now, then = sum(current.members[workload].values()), before.get(selectors[workload], 0)
-        return f" since it was scaled in from {then} to {now}" if now < then else ""
-
     texts = [
-        f"all {sum(current.members[w].values())} replicas of {selectors[w]} are in {zone}{since(w)}, and it is to survive a zone"
+        f"all {sum(current.members[w].values())} replicas of {selectors[w]} are in {zone}, and it is to survive a zone"
         for w, zone in alone
     ]
-    texts += [
-        f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls{since(w)}" for w, times in hot
-    ]
+    texts += [f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls" for w, times in hot]
     if texts:
         reason = "OneZone" if alone else "HotReplica"
         more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""

@@ -15,10 +15,7 @@ from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, PlaceScore, ScoreTable, normalise, weigh
 from controller.scheduler.state import State
-from kubekit.wire import DECODE_ERRORS, format_time
 
-DECISION_ANNOTATION = "netaware.io/decision"
-"""On a pod: the `Decision` it was released with, as JSON."""
 SHOWN = 5
 
 
@@ -101,27 +98,6 @@ class Explanation(Struct, frozen=True):
     candidates: tuple[CandidateLine, ...]
     target: Target | None
     decided: str
-
-
-class Decision(Struct, frozen=True, omit_defaults=True):
-    """What was decided when a pod was released; kept on the pod, so it stays small.
-
-    Attributes:
-        at: RFC 3339 time.
-        by: ``plan`` or ``rule``.
-        costs: NetworkTopology and weight that were used.
-        zones: zone -> cost and whether the filter let it through, the cheapest ones.
-        refused: how many nodes were refused.
-    """
-
-    at: str = ""
-    by: str = ""
-    costs: str = ""
-    zones: Mapping[str, tuple[int, bool]] = {}
-    refused: int = 0
-
-
-_decode_decision = msgspec.json.Decoder(Decision).decode
 
 
 def explain(state: State, pod: GroupPod) -> Explanation:
@@ -234,15 +210,6 @@ class _Table:
         return Cell(cost, verdicts["satisfied"], verdicts["violated"], verdicts["unknown"])
 
 
-def decision_of(pod: GroupPod) -> Decision | None:
-    """What was decided when the pod was released, if it says so and can be read."""
-    text = pod.metadata.annotation(DECISION_ANNOTATION)
-    try:
-        return _decode_decision(text) if text else None
-    except DECODE_ERRORS:
-        return None
-
-
 def conclude(explanation: Explanation) -> str:
     """One sentence on what decided, fit for an event."""
     return _placed(explanation) if explanation.node else _waiting(explanation)
@@ -296,18 +263,3 @@ def _against(chosen: CandidateLine, explanation: Explanation) -> str:
     refused = sum(line.nodes for line in explanation.candidates if not line.passes)
     tail = f"; next best zone {_name(others[0])} costs {others[0].cost}" if others else ""
     return tail + (f"; {refused} nodes refused" if refused else "")
-
-
-def decide(explanation: Explanation, target: Target | None, now: float) -> Decision:
-    """What to keep on a pod that is released now; the cheapest places only."""
-    zones: dict[str, tuple[int, bool]] = {}
-    for line in explanation.candidates:
-        if line.zone and len(zones) < SHOWN * 2:
-            zones.setdefault(line.zone, (line.cost, line.passes))
-    return Decision(
-        at=format_time(now),
-        by="plan" if target is not None else "rule",
-        costs=f"{explanation.topology}/{explanation.weight}" if explanation.topology else "",
-        zones=zones,
-        refused=sum(line.nodes for line in explanation.candidates if not line.passes),
-    )

@@ -28,12 +28,6 @@ class ExtenderMetrics:
         self.errors = Counter(
             "netaware_extender_errors", "Requests that could not be answered.", ["verb", "status"], registry=registry
         )
-        self.fallbacks = Counter(
-            "netaware_extender_fallbacks",
-            "Decisions by the plain rule although plans are on.",
-            ["cause"],
-            registry=registry,
-        )
 
     def count_preemption(self, refused: int) -> None:
         """Count one preempt answer."""
@@ -72,12 +66,6 @@ class GateMetrics:
             ["result"],
             registry=registry,
         )
-        self.fallbacks = Counter(
-            "netaware_gate_fallbacks",
-            "Pods released without a target, by cause: off, no-group, unplaced.",
-            ["cause"],
-            registry=registry,
-        )
         self.retried = Counter(
             "netaware_pod_retries",
             "Pending pods handed to the scheduler again, by cause: costs, plan, rule (shown all nodes after the planned one).",
@@ -88,12 +76,6 @@ class GateMetrics:
             "netaware_pod_replacements",
             "Pending pods with a stale node affinity that were to be deleted, by result.",
             ["result"],
-            registry=registry,
-        )
-        self.dependencies = Counter(
-            "netaware_placed_dependencies",
-            "Dependencies of pods at the moment they were placed, by verdict: satisfied, violated.",
-            ["verdict"],
             registry=registry,
         )
         self.placed = Counter(

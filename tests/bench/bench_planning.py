@@ -59,8 +59,8 @@ async def _measure() -> dict[str, Figure]:
     gc.collect()
     gc.freeze()  # as the manager does once it knows the cluster
 
-    async def solve(snapshot: GroupSnapshot, priced: bool, _: float) -> Plan:
-        return await process.solve(snapshot, priced)
+    async def solve(snapshot: GroupSnapshot, _: float) -> Plan:
+        return await process.solve(snapshot)
 
     world.plans._solve = solve
     watch = Watch()

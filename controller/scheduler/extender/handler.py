@@ -172,8 +172,6 @@ class Extender:
         target = None if foreign else self._target(question.pod)
         result = "planned" if target is not None else "neutral" if score_table.neutral else "ruled"
         self._metrics.decisions.labels("prioritize", result).inc()
-        if target is None and not score_table.neutral:
-            self._metrics.fallbacks.labels("no-plan").inc(self._config.plans)
         return self._answers.prioritize(
             names, score_table, target, allocatable=not foreign or score_table.neutral == NO_GROUP_LABEL
         )

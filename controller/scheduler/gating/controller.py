@@ -100,9 +100,8 @@ class GatingController:
         )
         self._stuck = StuckPods(config)
         self._waiting_events = WaitingEvents()
-        self._writer = PodWriter(client, self._pods)
         self._updater = PodUpdater(
-            self._writer,
+            PodWriter(client, self._pods),
             self.state,
             self.node_cache,
             self._stuck,
@@ -111,13 +110,10 @@ class GatingController:
             recorder=recorder,
             clock=clock,
         )
-        self._placements = PlacementEvents(
-            self.state, self.node_cache, self._writer, recorder, config=config, metrics=self.metrics, clock=clock
-        )
+        self._placements = PlacementEvents(self.state, self.node_cache, recorder, config, self.metrics)
         self._burst: asyncio.TimerHandle | None = None
         self._leading = False
         self._seen_versions = (0, 0, 0)
-        self._balanced_at: dict[str, dict[str, int]] = {}
         self._follow(caches)
         self.metrics.gated.set_function(self._pods.gated)
 
@@ -142,9 +138,9 @@ class GatingController:
             caches.topologies,
             caches.namespaces,
             caches.services,
+            caches.app_groups,
         ):
             store.subscribe(lambda *_: self._on_surroundings())
-        caches.app_groups.subscribe(self._on_group)
         self._declared.subscribe(lambda *_: self._wake_waiting())
 
     def stores(self) -> dict[str, Awaitable[None]]:
@@ -157,13 +153,9 @@ class GatingController:
         found = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):
             return found
-        current, before = placed_group(self.state, group), self._balanced_at.get(group, {})
+        current = placed_group(self.state, group)
         # Hundreds of dependencies take tens of milliseconds, which the event loop does not have.
-        near, even = await asyncio.to_thread(lambda: (routed_near(current), balanced(current, before)))
-        if even.status != "False":
-            counts = zip(current.graph.selectors, current.members, strict=True)
-            self._balanced_at[group] = {selector: sum(nodes.values()) for selector, nodes in counts}
-        return [*found, near, even]
+        return await asyncio.to_thread(lambda: [*found, routed_near(current), balanced(current)])
 
     async def run(self) -> None:
         """Work while leading, until cancelled."""
@@ -177,7 +169,6 @@ class GatingController:
             await supervise({**workers, "plans": self.plans.run(), "rights": self._follow_rights()})
         finally:
             self._leading = False
-            self._placements.clear()
             await self._process.stop()
 
     async def _follow_rights(self) -> None:
@@ -193,7 +184,6 @@ class GatingController:
         if new is None:
             self._stuck.forget(key)
             self._waiting_events.forget(key)
-            self._placements.forget(key)
             self.plans.assumed.forget(key)
         elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
             # Of a PodGroup, all pods are refused when one is: that says nothing of the hosts of the others.
@@ -202,17 +192,12 @@ class GatingController:
             if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.assumed.refuse(new, target.node)
         if self._leading and old is not None and new is not None and old.waiting and new.bound:
-            self._placements.on_bound(key)
+            self._placements.report(new)
         self._wake(group)
 
     def _wake(self, group: str) -> None:
         if self._leading:
             self._queue.add(group)
-
-    def _on_group(self, key: str, _: AppGroup | None, new: AppGroup | None) -> None:
-        if new is None:
-            self._balanced_at.pop(key, None)
-        self._on_surroundings()
 
     def _on_surroundings(self) -> None:
         """Nodes, costs, groups or volumes changed; heartbeats and our own status writes did not."""
@@ -235,7 +220,6 @@ class GatingController:
         pods, now = self._pods.of(group), self._clock()
         if not any(pod.waiting for pod in pods):
             self.plans.drop(group, pods)
-            await self._placements.report(pods)
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now) <= 0
@@ -251,7 +235,6 @@ class GatingController:
         await self._updater.see_to(actions)
         if actions:
             self._wake(group)
-        await self._placements.report(pods)
         stale_s = (
             UNPLACED_FOR_S if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced else None
         )

@@ -42,14 +42,12 @@ from kubekit.workqueue import WorkQueue
 log = logs.get("controller.scheduler.gating.group_plans")
 
 PLANNED = "Planned"
-MAX_PODS, MAX_PODS_PER_NAMESPACE = 10_000, 20_000
-"""Of a group, and of all groups of a namespace that wait at a time; declared pods count."""
+MAX_PODS = 10_000
+"""Of a group; declared pods count."""
 SHARE = 3.0
 """A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 SHOWN = 3
-UNPRICED_FROM = 2
-"""So many groups that wait for a plan do not wait for the price of somebody else's."""
 AT_A_TIME = 1000
 """Pods whose requests are worked out in one turn of the event loop: some 5 ms."""
 
@@ -68,8 +66,8 @@ class PlanState(msgspec.Struct, frozen=True):
     crowded: frozenset[str] = frozenset()
 
 
-Solve = Callable[[GroupSnapshot, bool, float], Awaitable[Plan]]
-"""Makes a plan, with the price of surviving a zone where the second argument says so, with a search of at most so many seconds."""
+Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
+"""Makes a plan, with a search of at most so many seconds."""
 
 
 class GroupPlans:
@@ -108,7 +106,6 @@ class GroupPlans:
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._order)
         self._cached: dict[str, CachedPlan] = {}
-        self._slots: dict[str, int] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
         self._expected = ExpectedReplacements()
@@ -175,7 +172,6 @@ class GroupPlans:
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
         """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""
         self._cached.pop(group, None)
-        self._slots.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.pop(group, None)
         self.assumed.stands(group, begun=False, whole=True)
@@ -205,7 +201,7 @@ class GroupPlans:
         before = self._cached.get(group)
         self._stands(group, before.plan if before is not None else None, pods)
         try:
-            self._check_limits(group, known, pods, replicas)
+            _check_size(pods, replicas)
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
@@ -239,12 +235,12 @@ class GroupPlans:
 
     async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
-        priced, search_s = len(self._queue) <= UNPRICED_FROM, self._planner_time.search_s(group.partition("/")[0])
-        plan = await self._solve(snapshot, priced, search_s)
+        search_s = self._planner_time.search_s(group.partition("/")[0])
+        plan = await self._solve(snapshot, search_s)
         second = self._inputs.with_evictions(snapshot, plan)
         if second is None:
             return plan, None
-        evicting = await self._solve(second.snapshot, priced, search_s)
+        evicting = await self._solve(second.snapshot, search_s)
         return second.choose(plan, evicting)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
@@ -264,7 +260,7 @@ class GroupPlans:
         question = without(self._snapshot(group, pods), key)
         previous = {k: target for k, target in question.previous.items() if k != key}
         question = msgspec.structs.replace(question, previous=previous, turn=turn)
-        plan = await self._solve(question, False, SEARCH_S)  # noqa: FBT003
+        plan = await self._solve(question, SEARCH_S)
         return plan.targets.get(key)
 
     def expect(
@@ -348,24 +344,6 @@ class GroupPlans:
         begun = any(pod.bound for pod in pods)
         self.assumed.stands(group, begun=begun, whole=plan is None or not plan.unplaced)
 
-    def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
-        live = Counter(pod.workload for pod in pods if not pod.over)
-        count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
-        namespace = known.metadata.namespace
-        self._slots.pop(group, None)
-        if count > MAX_PODS:
-            raise PlanningError(
-                "TooManyPods", f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
-            )
-        beside = sum(n for key, n in self._slots.items() if key.partition("/")[0] == namespace)
-        if count + beside > MAX_PODS_PER_NAMESPACE:
-            raise PlanningError(
-                "TooManyPodsInNamespace",
-                f"{count} pods beside {beside} of the namespace's other groups that wait; at most "
-                f"{MAX_PODS_PER_NAMESPACE} are planned at a time",
-            )
-        self._slots[group] = count
-
     def _snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
         return msgspec.structs.replace(
             self._inputs.snapshot(group, pods),
@@ -407,8 +385,7 @@ class GroupPlans:
             )
             self._report(group, known, "MoreDeclared", message, holds=True)
         else:
-            paid = "" if plan.survival_us is None else f"; to survive a zone, a call pays {plan.survival_us:.0f} µs"
-            self._report(group, known, "Complete", f"every waiting pod has a place{paid}", holds=True)
+            self._report(group, known, "Complete", "every waiting pod has a place", holds=True)
 
     def _report(self, group: str, known: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
         generation = known.metadata.generation
@@ -416,3 +393,12 @@ class GroupPlans:
         if self._reports.get(group) != report:
             self._reports[group] = report
             self._say(group)
+
+
+def _check_size(pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
+    live = Counter(pod.workload for pod in pods if not pod.over)
+    count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
+    if count > MAX_PODS:
+        raise PlanningError(
+            "TooManyPods", f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
+        )

@@ -19,7 +19,6 @@ from controller.scheduler.affinity import (
     zone_verdicts,
 )
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.explain import DECISION_ANNOTATION, Decision, decide, explain
 from controller.scheduler.state import State
 
 RETRY_ANNOTATION = "netaware.io/retry"
@@ -60,7 +59,6 @@ def release_patch(
     config: SchedulerConfig,
     pod: GroupPod,
     target: Target | None,
-    now: float,
     *,
     handover: Handover = FULL,
 ) -> PodPatch:
@@ -71,11 +69,10 @@ def release_patch(
         config: the section ``scheduler``.
         pod: gated.
         target: where the plan wants it, None without a plan.
-        now: wall clock.
         handover: how the decision is put.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
-    annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
+    annotations = _target_annotation(target)
     if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_daemon_pod(pod):
         verdicts = zone_verdicts(state.score_table_of(pod), state.places, sorted(state.population))
         ours = requirement(verdicts, target) if handover.demands else None
@@ -100,24 +97,11 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
         target: its new target, None to leave the old one.
         reason: what has changed; must differ from the last one.
     """
-    annotations = {RETRY_ANNOTATION: reason}
-    if target is not None:
-        annotations[TARGET_ANNOTATION] = msgspec.json.encode(target).decode()
-    return _patch(pod, annotations, {})
+    return _patch(pod, {RETRY_ANNOTATION: reason, **_target_annotation(target)}, {})
 
 
-def decision_patch(pod: GroupPod, decision: Decision) -> PodPatch:
-    """Keep a decision on a pod that was placed without us opening a gate."""
-    return _patch(pod, {DECISION_ANNOTATION: msgspec.json.encode(decision).decode()}, {})
-
-
-def _annotations(state: State, pod: GroupPod, target: Target | None, now: float) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if target is not None:
-        found[TARGET_ANNOTATION] = msgspec.json.encode(target).decode()
-    decision = decide(explain(state, pod), target, now)
-    found[DECISION_ANNOTATION] = msgspec.json.encode(decision).decode()
-    return found
+def _target_annotation(target: Target | None) -> dict[str, str]:
+    return {} if target is None else {TARGET_ANNOTATION: msgspec.json.encode(target).decode()}
 
 
 def _patch(pod: GroupPod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:

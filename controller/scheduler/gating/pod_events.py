@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, serves, target_of
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.explain import Explanation, decide, decision_of, explain
-from controller.scheduler.gating.patches import decision_patch
-from controller.scheduler.gating.pod_updater import PodWriter, run_all
+from controller.scheduler.explain import explain
 from controller.scheduler.gating.release import PENDING
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.state import DeletedNodeError, State
@@ -73,80 +71,36 @@ class WaitingEvents:
 
 
 class PlacementEvents:
-    """One event on each pod that was placed: why it landed there; kept until everything about it is written.
+    """One event on each pod that was placed: why it landed there.
 
     Args:
         state: the cluster in the rules' eyes.
         node_cache: the hosts.
-        writer: patches pods.
         recorder: for events on pods.
         config: the section ``scheduler``.
         metrics: where to count.
-        clock: seconds since 1970.
     """
 
     def __init__(
         self,
         state: State,
         node_cache: NodeCache,
-        writer: PodWriter,
         recorder: EventRecorder,
-        *,
         config: SchedulerConfig,
         metrics: GateMetrics,
-        clock: Callable[[], float],
     ) -> None:
-        self._state, self._node_cache, self._writer, self._recorder = state, node_cache, writer, recorder
-        self._config, self._metrics, self._clock = config, metrics, clock
-        self._unreported: set[str] = set()
+        self._state, self._node_cache, self._recorder = state, node_cache, recorder
+        self._config, self._metrics = config, metrics
 
-    def on_bound(self, key: str) -> None:
-        """A pod was bound while we lead."""
-        self._unreported.add(key)
-
-    def forget(self, key: str) -> None:
-        """A pod is gone."""
-        self._unreported.discard(key)
-
-    def clear(self) -> None:
-        """A leadership ends; the next leader reports what is bound from then on."""
-        self._unreported.clear()
-
-    async def report(self, pods: Sequence[GroupPod]) -> None:
-        """Report those of a group's pods that were bound since.
-
-        Raises:
-            ApiError: of the first decision that could not be written; that pod is reported later.
-        """
-        if self._unreported:
-            await run_all([self._report(pod) for pod in pods if pod.metadata.key in self._unreported])
-
-    async def _report(self, pod: GroupPod) -> None:
-        explanation = self._explain(pod)
-        if explanation is not None and self._config.parity != "upstream" and decision_of(pod) is None:
-            # Nobody opened a gate for it, so nobody has kept the decision yet.
-            patch = decision_patch(pod, decide(explanation, None, self._clock()))
-            if await self._writer.patch(pod, patch) is None:
-                return  # it has changed, and is looked at again, or is gone
-        self._unreported.discard(pod.metadata.key)
-        if explanation is not None:
-            self._record(pod, explanation)
-
-    def _explain(self, pod: GroupPod) -> Explanation | None:
-        ours = serves(pod.spec.scheduler_name, self._config.scheduler_names) or target_of(pod) is not None
-        if not pod.bound or not ours:
-            return None
+    def report(self, pod: GroupPod) -> None:
+        """A pod was bound."""
+        if not serves(pod.spec.scheduler_name, self._config.scheduler_names) and target_of(pod) is None:
+            return
         try:
-            return explain(self._state, pod)
+            explanation = explain(self._state, pod)
         except DeletedNodeError:
-            return None  # upstream parity has no answer then
-
-    def _record(self, pod: GroupPod, explanation: Explanation) -> None:
+            return  # upstream parity has no answer then
         self._recorder.normal(reference(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
-        chosen = next((line for line in explanation.candidates if line.chosen), None)
-        if chosen is not None:
-            self._metrics.dependencies.labels("satisfied").inc(chosen.satisfied)
-            self._metrics.dependencies.labels("violated").inc(chosen.violated)
         self._metrics.placed.labels(self._how(pod)).inc()
 
     def _how(self, pod: GroupPod) -> str:

@@ -183,26 +183,23 @@ class PodUpdater:
         as_asked = release.cause == "unplaced"
         handover = Handover(self._hostname(target), demands=self._stuck.may_demand(pod), as_asked=as_asked)
         try:
-            patch = release_patch(self._state, self._config, pod, target, self._clock(), handover=handover)
+            patch = release_patch(self._state, self._config, pod, target, handover=handover)
             after = await self._writer.patch(pod, patch)
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in CHANGED_SINCE:
                 raise
             # Whatever it is that may not be written, and whoever forbids it: the gate opens all the same.
             log.change(f"release/{group}", error.message, "decision refused by the API server", error=error)
-            target, after = None, await self._writer.patch(pod, opening_patch(pod))
+            after = await self._writer.patch(pod, opening_patch(pod))
         if after is not None:
-            self._count(group, release, planned=plan is not None, placed=target is not None)
+            self._count(group, release)
 
     def _hostname(self, target: Target | None) -> str:
         host = self._node_cache.hosts.get(target.node) if target is not None else None
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
-    def _count(self, group: str, release: Release, *, planned: bool, placed: bool) -> None:
+    def _count(self, group: str, release: Release) -> None:
         pod, metrics = release.pod, self._metrics
-        if not placed:
-            cause = "unplaced" if planned else "off" if not self._config.plans else "no-group"
-            metrics.fallbacks.labels(cause).inc()
         metrics.released.labels(release.cause).inc()
         waited_s = pod.age_s(self._clock())
         metrics.waited.observe(waited_s)

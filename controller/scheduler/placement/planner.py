@@ -39,7 +39,6 @@ from controller.scheduler.placement.problem_builder import (
     total_cost,
 )
 from controller.scheduler.placement.solve import solve
-from controller.scheduler.placement.survival import pays, price_us
 from controller.scheduler.placement.unplaced import why_unplaced
 from controller.traffic.prices import PriceTable
 from kubekit.errors import KubekitError
@@ -117,7 +116,6 @@ class Plan(msgspec.Struct, frozen=True):
         violations: pairs of a caller and a replica that may answer it beyond their maxNetworkCost; all pairs in parity.
         latency_us: expected time of a call on the network.
         traffic: weight of the dependencies that have replicas at both ends.
-        survival_us: of it, what is paid for surviving a zone; None where nobody asked, or nothing is to survive.
         why: unplaced pod -> what every node lacks.
         problems: annotations that could not be read.
     """
@@ -130,18 +128,16 @@ class Plan(msgspec.Struct, frozen=True):
     traffic: float = 0.0
     why: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
-    survival_us: float | None = None
 
 
-def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S, priced: bool = False) -> Plan:
+def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S) -> Plan:
     """Plan a group. The same snapshot gives the same plan, unless the deadline cuts the search short.
 
     Args:
         snapshot: the group and the cluster.
         deadline_s: what is found by then is the plan, seconds.
-        priced: also work out what surviving a zone costs, by a second plan.
     """
-    return _Reading(snapshot).plan(deadline_s, priced=priced)
+    return _Reading(snapshot).plan(deadline_s)
 
 
 def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
@@ -279,7 +275,7 @@ class _Reading:
             allocatable=snapshot.allocatable,
         )
 
-    def plan(self, deadline_s: float, *, priced: bool) -> Plan:
+    def plan(self, deadline_s: float) -> Plan:
         """Search, and give the places found to the pods."""
         request = self._request()
         ends_at = time.monotonic() + deadline_s
@@ -315,10 +311,6 @@ class _Reading:
         unplaced += self._whole_pod_groups(targets, why)
         judged, by_time = judge(compiled.problem, at), timed(request, compiled.problem)
         timing = judge(by_time, at)
-        paid_us = None
-        if priced and pays(request):
-            left_s = max(ends_at - time.monotonic(), 0.0)
-            paid_us = price_us(request, compiled, at, seed=seed, deadline_s=left_s)
         return Plan(
             targets=targets,
             unplaced=tuple(unplaced),
@@ -328,7 +320,6 @@ class _Reading:
             traffic=sum(e.weight for e, found in zip(by_time.edges, timing.edges, strict=True) if found.answered),
             why=why,
             problems=tuple(dict.fromkeys(self.problems)),
-            survival_us=paid_us,
         )
 
     def _whole_pod_groups(self, targets: dict[str, Target], why: dict[str, str]) -> list[str]:

@@ -1,7 +1,4 @@
-"""What the loss of a zone would take from a group, and what its plan pays for surviving one. Pure.
-
-Plans, `explain`, `simulate` and the page ask here, so that they say the same.
-"""
+"""What the loss of a zone would take from a group, for `explain`, `graph` and the page. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +8,6 @@ import msgspec
 
 from controller.cluster.costs import Location, count_by_location
 from controller.cluster.graph import Edge
-from controller.scheduler.placement.judge import judge
-from controller.scheduler.placement.problem import Ints
-from controller.scheduler.placement.problem_builder import CompiledProblem, PlacementRequest, compile_problem
-from controller.scheduler.placement.solve import solve
 
 SHOWN = 5
 
@@ -48,12 +41,9 @@ class Survival(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         losses: one per zone that holds a replica, sorted.
-        price_us: what an expected call pays in microseconds for surviving, against a plan with ``spread: none``; None where
-            nobody has worked it out.
     """
 
     losses: tuple[ZoneLoss, ...] = ()
-    price_us: float | None = None
 
     @property
     def survives(self) -> bool:
@@ -66,7 +56,6 @@ def survival_of(
     members: Sequence[Mapping[str, int]],
     locations: Mapping[str, Location],
     calls: Sequence[Edge] = (),
-    price_us: float | None = None,
 ) -> Survival:
     """What the loss of each zone would take.
 
@@ -75,7 +64,6 @@ def survival_of(
         members: per workload, node -> replicas there; nodes that are gone count nowhere.
         locations: node -> where it is; nodes without a zone are no zone that could be lost.
         calls: who calls whom, by position.
-        price_us: see `Survival`.
     """
     found = [count_by_location(nodes, locations) for nodes in members]
     totals = [counts.total() for counts in found]
@@ -93,7 +81,7 @@ def survival_of(
                 {workloads[w]: Kept(n, totals[w]) for w, n in enumerate(left) if 0 < n < totals[w]},
             )
         )
-    return Survival(tuple(losses), price_us)
+    return Survival(tuple(losses))
 
 
 def describe(loss: ZoneLoss) -> str:
@@ -110,29 +98,3 @@ def describe(loss: ZoneLoss) -> str:
 def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-def pays(request: PlacementRequest) -> bool:
-    """Whether there is anything to pay: some workload asked to survive a zone, and calls are timed."""
-    return "zone" in request.spreads and request.objective == "time" and bool(request.dependencies)
-
-
-def price_us(
-    request: PlacementRequest, compiled: CompiledProblem, at: Ints, *, seed: int, deadline_s: float
-) -> float | None:
-    """What an expected call pays for surviving, in microseconds: a plan against the one without spreading. None where no call
-    has both its ends placed.
-
-    Args:
-        request: what was planned.
-        compiled: its arrays.
-        at: [replica] host, the plan.
-        seed: of the search.
-        deadline_s: for the other plan.
-    """
-    free = compile_problem(msgspec.structs.replace(request, spreads=["none"] * len(request.spreads))).problem
-    alone = solve(free, at, seed=seed, deadline_s=deadline_s)
-    spread, packed = judge(compiled.problem, at), judge(free, alone)
-    if not any(edge.answered for edge in spread.edges) or not any(edge.answered for edge in packed.edges):
-        return None
-    return max(spread.latency - packed.latency, 0.0)

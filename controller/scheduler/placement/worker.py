@@ -75,7 +75,7 @@ class PlanningProcess:
     def _mark_changed(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
         self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
-    async def solve(self, snapshot: GroupSnapshot, priced: bool = False, search_s: float = math.inf) -> Plan:
+    async def solve(self, snapshot: GroupSnapshot, search_s: float = math.inf) -> Plan:
         """Have a plan made, see `plan_group`. The search ends after ``search_s`` with what it has found.
 
         Raises:
@@ -83,7 +83,7 @@ class PlanningProcess:
         """
         async with self._lock:
             try:
-                return await self._ask(snapshot, priced=priced, search_s=search_s)
+                return await self._ask(snapshot, search_s)
             except TimeoutError:
                 await self.stop()
                 raise PlanningError(
@@ -98,7 +98,7 @@ class PlanningProcess:
                 await self.stop()
                 raise
 
-    async def _ask(self, snapshot: GroupSnapshot, *, priced: bool, search_s: float) -> Plan:
+    async def _ask(self, snapshot: GroupSnapshot, search_s: float) -> Plan:
         fresh = self._process is None or self._process.returncode is not None
         process = await self._running()
         assert process.stdin is not None
@@ -118,7 +118,7 @@ class PlanningProcess:
             for name, value in fields.items():
                 for piece in _pieces(value):
                     await self._send(process.stdin, ("field", (name, piece)))
-            await self._send(process.stdin, ("plan", (min(SEARCH_SHARE * self._deadline_s, search_s), priced)))
+            await self._send(process.stdin, ("plan", min(SEARCH_SHARE * self._deadline_s, search_s)))
             kind, answer = await _receive(process.stdout)
         if kind == "failed":
             log.error("a plan failed", error=answer)
@@ -215,7 +215,7 @@ class PlanningWorker:
             case "field":
                 _join(self._fields, *content)
             case "plan":
-                return self._plan(*content)
+                return self._plan(content)
         return ()
 
     def _take_hosts(self, batch: Iterable[tuple[str, Host | None, Amounts]]) -> None:
@@ -236,12 +236,12 @@ class PlanningWorker:
                 )
             self._used[name] = used
 
-    def _plan(self, deadline_s: float, priced: bool) -> Iterable[tuple[str, Any]]:
+    def _plan(self, deadline_s: float) -> Iterable[tuple[str, Any]]:
         # Costs are sent when they are other than those of the question before.
         self._costs = self._fields.get("costs", self._costs)
         fields, self._fields = self._fields | {"costs": self._costs}, {}
         snapshot = self._among(GroupSnapshot(**fields, hosts=self._hosts, used=self._used))
-        plan = plan_group(snapshot, deadline_s=deadline_s, priced=priced)
+        plan = plan_group(snapshot, deadline_s=deadline_s)
         answers = [(n, piece) for n in plan.__struct_fields__ for piece in _pieces(getattr(plan, n))]
         return [("plan", len(answers)), *answers]
 

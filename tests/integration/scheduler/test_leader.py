@@ -17,7 +17,6 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LAB
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import ApiError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
 from tests.integration.scheduler.conftest import (
     PATIENT,
@@ -39,23 +38,6 @@ FAR = {("a", "b"): 40, ("b", "a"): 40}
 NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
 FOREIGN = "somebodys.example/gate"
 ALONE: dict[str, list[tuple[str, int]]] = {"P0": [], "P1": []}
-
-
-class FailingOnce:
-    """Refuses the first patch of each of these pods as an API server does that has too much to do."""
-
-    def __init__(self, client: Client, *names: str) -> None:
-        self._client, self._left, self.refused = client, set(names), set[str]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def patch(self, resource: Any, name: str, *args: Any, **options: Any) -> Any:
-        if resource == PODS and name in self._left:
-            self._left.discard(name)
-            self.refused.add(name)
-            raise ApiError(500, "InternalError", "the API server is busy")
-        return await self._client.patch(resource, name, *args, **options)
 
 
 class Powerless:
@@ -99,30 +81,6 @@ async def until_leads(client: Client, namespace: str) -> None:
 async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
     found = [await events_of(client, namespace, pod) for pod in pods]
     return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
-
-
-async def test_a_failed_write_loses_neither_decisions_nor_events(
-    client: Client, namespace: str, lead: Lead, zones: MakeZones
-) -> None:
-    """Pods that nobody of ours opened the gate of: each gets its decision and its event, whatever failed in between."""
-    await zones("a")
-    await create_group(client, namespace, ALONE)
-    names = ("one", "two", "three")
-    failing = FailingOnce(client, *names)
-    async with lead(NO_WAIT, writer=cast("Client", failing)):
-        await until_leads(client, namespace)
-        for name in names:
-            await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
-            await open_gate(client, namespace, name)
-            await bind(client, namespace, name, "n-a")
-
-        async def told() -> bool:
-            pods = [await read_pod(client, namespace, name) for name in names]
-            decided = all(pod.metadata.annotation("netaware.io/decision") for pod in pods)
-            return decided and await placements(client, namespace, *names) == [1, 1, 1]
-
-        await until(told)
-    assert failing.refused == set(names)
 
 
 async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(

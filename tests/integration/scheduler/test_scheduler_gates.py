@@ -15,7 +15,6 @@ import yaml
 from controller.cluster.pods import GATE, GroupPod, target_of
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.explain import decision_of
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
@@ -113,11 +112,9 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert placed["y"] == placed["z"]
         assert {placed["w"], placed["y"]} == {"n-a", "n-c"}
         pod = await read_pod(client, namespace, "w")
-        target, decision = target_of(pod), decision_of(pod)
+        target = target_of(pod)
         assert target is not None
         assert target.node == placed["w"]
-        assert decision is not None
-        assert decision.by == "plan"
         has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
         assert has_affinity == (mode == "affinity")
         async with asyncio.timeout(DEADLINE_S):
@@ -331,7 +328,7 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
     bindings = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "", namespaced=False)
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    expression = "!has(object.metadata.annotations) || !('netaware.io/decision' in object.metadata.annotations)"
+    expression = "!has(object.metadata.annotations) || !('netaware.io/target' in object.metadata.annotations)"
     spec = {
         "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
         "validations": [{"expression": expression, "message": "not here"}],
@@ -342,7 +339,7 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
     try:
         await ready_node("n-a", zone="a", region="r")
         await create_pod(client, namespace, "probe", nodeName="n-a")
-        annotated = {"metadata": {"annotations": {"netaware.io/decision": "x"}}}
+        annotated = {"metadata": {"annotations": {"netaware.io/target": "x"}}}
         with pytest.raises(ApiError, match=r"^422 .*not here"):
             await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), DEADLINE_S)
         await create_group(client, namespace, {"A": []})

@@ -129,7 +129,7 @@ class World:
         namespace, _, label = group.partition("/")
         return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
 
-    async def solve(self, snapshot: GroupSnapshot, _: bool, search_s: float) -> Plan:
+    async def solve(self, snapshot: GroupSnapshot, search_s: float) -> Plan:
         if self.failure is not None:
             raise self.failure
         self.now += self.plan_takes_s

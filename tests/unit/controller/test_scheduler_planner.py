@@ -17,8 +17,6 @@ from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group, without
-from controller.scheduler.placement.solve import solve
-from controller.scheduler.placement.survival import price_us
 from kubekit.wire import Node, ResourceRequirements
 from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
@@ -174,24 +172,6 @@ def test_a_dependency_weighs_as_much_as_it_has_callers() -> None:
 
     assert placed(3) == {"w1-0": "z2"}
     assert placed(2) == {"w1-0": "z3"}
-
-
-def test_a_search_has_what_is_left_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[float] = []
-
-    def noting(original: Any) -> Any:
-        def call(*args: Any, deadline_s: float, **more: Any) -> Any:
-            left.append(deadline_s)
-            return original(*args, deadline_s=deadline_s, **more)
-
-        return call
-
-    monkeypatch.setattr("controller.scheduler.placement.planner.solve", noting(solve))
-    monkeypatch.setattr("controller.scheduler.placement.planner.price_us", noting(price_us))
-    asked = snapshot(line((2, 2)), [node("a", "z0"), node("b", "z1")], objective="time", spread="zone")
-    plan_group(asked, deadline_s=500.0, priced=True)
-    assert len(left) == 2
-    assert all(0 < seconds <= 500 for seconds in left)
 
 
 def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:

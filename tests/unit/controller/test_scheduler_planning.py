@@ -12,7 +12,6 @@ import pytest
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.gating import group_plans
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
 from controller.scheduler.placement.worker import PlanningProcess
@@ -226,24 +225,6 @@ async def test_a_quota_limits_what_is_planned_for_too() -> None:
     assert world.plans._cached["d/g1"].replicas == {"P1": 3}
 
 
-async def test_a_namespace_has_a_limit_over_all_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_plans, "MAX_PODS", 10)
-    monkeypatch.setattr(group_plans, "MAX_PODS_PER_NAMESPACE", 12)
-    world = World(3, 4)
-    world.declared.by_workload = {"P1": 10}
-    for group in ("d/g1", "d/g2", "e/g3"):
-        world.add_group(group, 10)
-        world.add_pod(group, f"{group[2:]}-0", "P1", 1)
-        await world.plans.make(group)
-    reports = {group: world.plans.report(group) for group in ("d/g1", "d/g2", "e/g3")}
-    reasons = {group: report.reason for group, report in reports.items() if report is not None}
-    assert reasons == {"d/g1": "Complete", "d/g2": "TooManyPodsInNamespace", "e/g3": "Complete"}
-    world.plans.drop("d/g1", world.of("d/g1"))
-    world.now += FIRST_PAUSE_S
-    await world.plans.make("d/g2")
-    assert world.plans.get_or_request("d/g2", world.of("d/g2")).plan is not None
-
-
 async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> None:
     world = World(3, 4)
     world.add_group("d/g1", 1)
@@ -454,9 +435,9 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
         world.add_pod("e/g3", f"b{i}", "P1", 2)
     process, asked = PlanningProcess(world.node_cache, deadline_s=60.0), []
 
-    async def solve(snapshot: GroupSnapshot, priced: bool, _: float) -> Plan:
+    async def solve(snapshot: GroupSnapshot, _: float) -> Plan:
         asked.append(sum(snapshot.replicas.values()))
-        return await process.solve(snapshot, priced)
+        return await process.solve(snapshot)
 
     world.plans._solve = solve
     working = asyncio.create_task(world.plans.run())
