@@ -282,7 +282,7 @@ def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int)
     if origin.node == destination.node:
         return False
     here, there = (Location(place.region, place.zone) for place in (origin, destination))
-    return costs.judge(here, there, limit)[0] == "violated"
+    return costs.check_limit(here, there, limit)[0] == "violated"
 
 
 def pod_cpu(lab: Lab) -> str:

@@ -227,7 +227,7 @@ class AppGroupMetrics(Collector):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
             pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
-            verdicts = Tally(found.verdict for found in facts.judged)
+            verdicts = Tally(found.verdict for found in facts.checks)
             for verdict in ("met", "violated", "unknown", "idle"):
                 edges.add_metric([key, verdict], verdicts[verdict])
             for problem, count in Tally(fault.problem for fault in facts.graph.faults).items():

@@ -31,28 +31,28 @@ from kubekit.wire import Condition, format_time, parse_time
 ORDERED, COMPLETE, COSTS_MET, SPEC_VALID = "Ordered", "Complete", "CostsMet", "SpecValid"
 ADMITTED = "Admitted"
 ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
-"""Written here, worked out by the scheduler's room, which knows who answers whom."""
+"""Written here, computed by `controller.scheduler.balance`."""
 SHOWN = 3
 
-Verdict = Literal["met", "violated", "unknown", "idle"]
+DependencyState = Literal["met", "violated", "unknown", "idle"]
 
 
-class Judged(msgspec.Struct, frozen=True, gc=False):
-    """How one dependency fares; of several pairs of places the worst, with its cost."""
+class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
+    """The state of one dependency: that of its worst pair of locations, with its cost."""
 
     edge: Edge
-    verdict: Verdict
+    verdict: DependencyState
     cost: int = 0
     origin: Location = NOWHERE
     destination: Location = NOWHERE
 
 
 class GroupFacts(msgspec.Struct, frozen=True):
-    """What is true of a group now.
+    """The state of a group.
 
     Attributes:
         members: per workload of the graph, placed pods by node.
-        judged: one entry per edge of the graph.
+        checks: one entry per edge of the graph.
         running: pods in phase Running.
         started: RFC 3339 time at which the first of its pods was created, None without pods.
     """
@@ -60,7 +60,7 @@ class GroupFacts(msgspec.Struct, frozen=True):
     graph: Graph
     order: Order
     members: tuple[Mapping[str, int], ...]
-    judged: tuple[Judged, ...]
+    checks: tuple[DependencyCheck, ...]
     running: int
     started: str | None
 
@@ -74,13 +74,13 @@ def gather(
     *,
     services: ServiceIndex | None = None,
 ) -> GroupFacts:
-    """Look at a group.
+    """Compute the state of a group.
 
     Args:
         group: the AppGroup.
         pods: pods with the AppGroup label, of whatever group and namespace.
         locations: node name -> location; pods on nodes that are gone count nowhere.
-        costs: the costs by which dependencies are judged.
+        costs: the costs that dependencies are checked against.
         membership: tells which of the pods belong to the group.
         services: tell who answers calls; without them, as in upstream parity, every replica may.
     """
@@ -106,13 +106,15 @@ def gather(
                 found = services.routing_to(meta.namespace, meta.labels or {})
                 routings[position] = min(found, routings.get(position, found))
     hosts = [hosts_by_location(nodes, locations) for nodes in members]
-    judged = tuple(
-        judge(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings.get(edge.dependency, Routing.ANY))
+    checks = tuple(
+        check_dependency(
+            edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings.get(edge.dependency, Routing.ANY)
+        )
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
     started = min((c for c in created if c), key=parse_time, default=None)
-    return GroupFacts(graph, ordered, tuple(members), judged, running, started)
+    return GroupFacts(graph, ordered, tuple(members), checks, running, started)
 
 
 Hosts = Mapping[Location, frozenset[str]]
@@ -127,34 +129,38 @@ def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -
     return {location: frozenset(names) for location, names in found.items()}
 
 
-def judge(edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY) -> Judged:
+def check_dependency(
+    edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY
+) -> DependencyCheck:
     """Judge a dependency by the worst pair of a caller and a replica that may answer it: violated before unknown before met,
     then by cost.
     """
-    worst = Judged(edge, "idle")
+    worst = DependencyCheck(edge, "idle")
     hinted = has_zone_hints(routing, (location.zone for location in called))
     for origin in sorted(callers):
         near = {origin} & called.keys() if hinted else set()
         calling = callers[origin]
         if routing is Routing.NODE and calling & called.get(origin, frozenset()):
-            worst = max(worst, Judged(edge, "met", SAME_HOST_COST, origin, origin), key=_badness)
+            worst = max(worst, DependencyCheck(edge, "met", SAME_HOST_COST, origin, origin), key=_severity)
             calling = calling - called[origin]
         for destination in sorted(near or called.keys()) if calling else ():
             one_host = len(calling | called[destination]) == 1
-            found = _judge_pair(edge, origin, destination, costs, one_host=one_host)
-            if _badness(found) > _badness(worst):
+            found = _check_pair(edge, origin, destination, costs, one_host=one_host)
+            if _severity(found) > _severity(worst):
                 worst = found
     return worst
 
 
-def _judge_pair(edge: Edge, origin: Location, destination: Location, costs: CostTable, *, one_host: bool) -> Judged:
+def _check_pair(
+    edge: Edge, origin: Location, destination: Location, costs: CostTable, *, one_host: bool
+) -> DependencyCheck:
     if one_host:
-        return Judged(edge, "met", SAME_HOST_COST, origin, destination)
-    verdict, cost = costs.judge(origin, destination, edge.max_network_cost)
-    return Judged(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
+        return DependencyCheck(edge, "met", SAME_HOST_COST, origin, destination)
+    verdict, cost = costs.check_limit(origin, destination, edge.max_network_cost)
+    return DependencyCheck(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
 
 
-def _badness(found: Judged) -> tuple[int, int]:
+def _severity(found: DependencyCheck) -> tuple[int, int]:
     return ("idle", "met", "unknown", "violated").index(found.verdict), found.cost - found.edge.max_network_cost
 
 
@@ -244,14 +250,14 @@ def _complete(group: AppGroup, facts: GroupFacts, generation: int) -> Condition:
 
 
 def _costs_met(facts: GroupFacts, generation: int) -> Condition:
-    counts = Counter(found.verdict for found in facts.judged)
-    placed = len(facts.judged) - counts["idle"]
+    counts = Counter(found.verdict for found in facts.checks)
+    placed = len(facts.checks) - counts["idle"]
     if not placed:
-        message = f"{len(facts.judged)} dependencies, none with pods placed at both ends"
+        message = f"{len(facts.checks)} dependencies, none with pods placed at both ends"
         return condition(COSTS_MET, holds=None, reason="NothingPlaced", message=message, generation=generation)
     head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
     bad = sorted(
-        (j for j in facts.judged if j.verdict in {"violated", "unknown"}),
+        (j for j in facts.checks if j.verdict in {"violated", "unknown"}),
         key=lambda j: (_reverse(j), j.edge.dependant, j.edge.dependency),
     )
     if not bad:
@@ -263,12 +269,12 @@ def _costs_met(facts: GroupFacts, generation: int) -> Condition:
     return condition(COSTS_MET, holds=holds, reason=reason, message=message, generation=generation)
 
 
-def _reverse(found: Judged) -> tuple[int, int]:
-    severity, excess = _badness(found)
+def _reverse(found: DependencyCheck) -> tuple[int, int]:
+    severity, excess = _severity(found)
     return -severity, -excess
 
 
-def _described(found: Judged, graph: Graph) -> str:
+def _described(found: DependencyCheck, graph: Graph) -> str:
     names = graph.selectors
     arrow = f"{names[found.edge.dependant]} to {names[found.edge.dependency]}"
     way = f"{_place(found.origin)} to {_place(found.destination)}"

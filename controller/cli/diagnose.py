@@ -11,11 +11,11 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import read_facts_of, verdict_on
+from controller.cli.shared import pod_diagnosis, read_facts_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import STOPS_ALL, Finding
-from controller.diagnosis.pods import PodVerdict
+from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.rules import diagnose
 
 SHOWN_AFFECTED = 4
@@ -27,7 +27,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     at: float
     findings: tuple[Finding, ...]
-    pod: PodVerdict | None = None
+    pod: PodDiagnosis | None = None
 
 
 class Diagnose(Command):
@@ -58,7 +58,7 @@ class Diagnose(Command):
         await session.ask_controllers()
         facts = await read_facts_of(session, pod)
         found = about(options.kind, options.name, namespace, facts) if options.name else diagnose(facts)
-        return Diagnosis(facts.now, found, verdict_on(pod, facts))
+        return Diagnosis(facts.now, found, pod_diagnosis(pod, facts))
 
     def show(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The verdict, then the findings."""
@@ -77,7 +77,7 @@ class Diagnose(Command):
         return any(finding.severity != "info" for finding in answer.findings)
 
 
-def describe_verdict(verdict: PodVerdict, at: float) -> list[RenderableType]:
+def describe_verdict(verdict: PodDiagnosis, at: float) -> list[RenderableType]:
     """Why a pod waits, for a person."""
     head = Text(verdict.summary, style=STRONG)
     if verdict.since is not None and verdict.kind != "placed":

@@ -19,9 +19,9 @@ from controller.cli.explain_group import (
     survival_of_placed,
 )
 from controller.cli.session import Session
-from controller.cli.shared import state_of, verdict_on
+from controller.cli.shared import pod_diagnosis, state_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
-from controller.diagnosis.pods import PodVerdict
+from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.scheduler.balance import placed_group
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, explain
@@ -39,7 +39,7 @@ class Explained(msgspec.Struct, frozen=True, rename="camel"):
     """
 
     now: Explanation
-    verdict: PodVerdict | None = None
+    verdict: PodDiagnosis | None = None
     at: float = 0.0
     survival: Survival | None = None
 
@@ -76,7 +76,7 @@ class Explain(Command):
         # The pod itself is to be judged as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
         state = state_of(snapshot, others)
-        verdict = verdict_on(pod, read_facts(snapshot, pod))
+        verdict = pod_diagnosis(pod, read_facts(snapshot, pod))
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)
         survival = survival_of_placed(placed_group(state, now.group)) if now.group else None

@@ -23,7 +23,7 @@ from controller.cluster.volumes import (
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import has_leader
 from controller.diagnosis.model import NetworkView, PairBasis
-from controller.diagnosis.pods import PodVerdict, judge_pod
+from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -60,12 +60,12 @@ async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
     return read_facts(snapshot, pod)
 
 
-def verdict_on(pod: GroupPod | None, facts: Facts) -> PodVerdict | None:
+def pod_diagnosis(pod: GroupPod | None, facts: Facts) -> PodDiagnosis | None:
     """Why a pod of these facts is where it is, or is pending; None for none. Pure."""
     if pod is None:
         return None
     fact = next(fact for fact in facts.pods if fact.key == pod.metadata.key)
-    return judge_pod(fact, facts, has_leader=has_leader(diagnose(facts)))
+    return diagnose_pod(fact, facts, has_leader=has_leader(diagnose(facts)))
 
 
 def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.appgroups.status import Verdict, hosts_by_location, judge
+from controller.appgroups.status import DependencyState, check_dependency, hosts_by_location
 from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
@@ -78,8 +78,8 @@ class Compared(View, frozen=True):
     max_cost: int
     default_cost: int | None
     network_aware_cost: int | None
-    default_verdict: Verdict = "idle"
-    network_aware_verdict: Verdict = "idle"
+    default_verdict: DependencyState = "idle"
+    network_aware_verdict: DependencyState = "idle"
 
 
 class Simulation(View, frozen=True):
@@ -261,16 +261,18 @@ def _compared(snapshot: GroupSnapshot, default: Outcome, ours: Outcome) -> Itera
     for edge in snapshot.graph.edges:
         caller, called = selectors[edge.dependant], selectors[edge.dependency]
         routing = snapshot.routings.get(called, Routing.ANY)
-        judged = [judge(edge, at.get(caller, {}), at.get(called, {}), snapshot.costs, routing) for at in placed]
-        default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
+        checks = [
+            check_dependency(edge, at.get(caller, {}), at.get(called, {}), snapshot.costs, routing) for at in placed
+        ]
+        default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in checks)
         yield Compared(
             dependant=caller,
             dependency=called,
             max_cost=edge.max_network_cost,
             default_cost=default_cost,
             network_aware_cost=our_cost,
-            default_verdict=judged[0].verdict,
-            network_aware_verdict=judged[1].verdict,
+            default_verdict=checks[0].verdict,
+            network_aware_verdict=checks[1].verdict,
         )
 
 

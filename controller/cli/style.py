@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from controller.appgroups.status import Verdict
+from controller.appgroups.status import DependencyState
 
 RAMP = ("#eff3ff", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
 _DARK_FROM = 4
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
-SIGNS: Mapping[Verdict, tuple[str, str]] = {
+SIGNS: Mapping[DependencyState, tuple[str, str]] = {
     "met": ("✓", GOOD),
     "violated": ("✗", BAD),
     "unknown": ("?", ""),

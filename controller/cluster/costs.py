@@ -21,7 +21,7 @@ from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_la
 
 SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
 
-Verdict = Literal["satisfied", "violated", "unknown"]
+LimitCheck = Literal["satisfied", "violated", "unknown"]
 
 
 class Location(NamedTuple):
@@ -113,7 +113,7 @@ class CostTable:
             return None
         return self._latencies.latency_us(origin.zone, destination.zone)
 
-    def judge(self, candidate: Location, peer: Location, max_cost: int) -> tuple[Verdict, int]:
+    def check_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitCheck, int]:
         """The contract's table for two different nodes, from ``candidate`` to the node of ``peer``."""
         if peer == NOWHERE and not self.one_zone:
             return "violated", UNKNOWN_COST
@@ -143,12 +143,12 @@ class CostTable:
         by_location = count_by_location(called, locations)
         for origin, count in count_by_location(callers, locations).items():
             for destination, others in by_location.items():
-                verdict, cost = self.judge(origin, destination, max_cost)
+                verdict, cost = self.check_limit(origin, destination, max_cost)
                 total += count * others * cost
                 violations += count * others * (verdict == "violated")
         # Those on one host were taken for neighbours.
         for node in callers.keys() & called.keys() & locations.keys():
-            verdict, cost = self.judge(locations[node], locations[node], max_cost)
+            verdict, cost = self.check_limit(locations[node], locations[node], max_cost)
             total += callers[node] * called[node] * (SAME_HOST_COST - cost)
             violations -= callers[node] * called[node] * (verdict == "violated")
         return total, violations

@@ -40,7 +40,7 @@ _NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so that their depend
 _OPEN = [{"op": "remove", "path": "/spec/schedulingGates"}]
 
 
-class PodVerdict(msgspec.Struct, frozen=True):
+class PodDiagnosis(msgspec.Struct, frozen=True):
     """Why a pod is where it is, or why it is pending.
 
     Attributes:
@@ -57,7 +57,7 @@ class PodVerdict(msgspec.Struct, frozen=True):
     fix: tuple[str, ...] = ()
 
 
-def judge_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodVerdict:
+def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodDiagnosis:
     """The verdict on one pod.
 
     Args:
@@ -78,26 +78,26 @@ def judge_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodVerd
         kind: Kind = "refused" if reason.code in {"max-cost", "pair-bandwidth"} else "unschedulable"
         since = seconds(pod.scheduled.last_transition_time) or pod.created
         summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *limits_of(pod, surveys)))
-        return PodVerdict(kind, summary, since, fix=reason.fix)
+        return PodDiagnosis(kind, summary, since, fix=reason.fix)
     if pod.group and not _asks_us(pod, facts):
         summary = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} names a scheduler that does not ask us"
-        return PodVerdict("other-scheduler", summary, pod.created, fix=(_use_ours(facts),))
-    return PodVerdict("waiting", f"{by} has not answered yet", pod.created, fix=(describe,))
+        return PodDiagnosis("other-scheduler", summary, pod.created, fix=(_use_ours(facts),))
+    return PodDiagnosis("waiting", f"{by} has not answered yet", pod.created, fix=(describe,))
 
 
 def _asks_us(pod: PodFact, facts: Facts) -> bool:
     return pod.has_placement or serves(pod.scheduler, facts.our_schedulers)
 
 
-def _not_pending(pod: PodFact, facts: Facts, describe: str) -> PodVerdict:
+def _not_pending(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
     if pod.phase in FINISHED:
-        return PodVerdict("finished", f"it has ended ({pod.phase})", fix=(describe,))
+        return PodDiagnosis("finished", f"it has ended ({pod.phase})", fix=(describe,))
     if pod.terminating:
-        return PodVerdict("terminating", "it is being deleted", fix=(describe,))
+        return PodDiagnosis("terminating", "it is being deleted", fix=(describe,))
     wrong = unknown_workload(pod, _by_key(facts)) if pod.group else ""
     if wrong:
-        return PodVerdict("placed", f"it is on {pod.node}, {_ALONE}: {wrong}", fix=_fix_label(pod))
-    return PodVerdict("placed", f"it is on {pod.node}")
+        return PodDiagnosis("placed", f"it is on {pod.node}, {_ALONE}: {wrong}", fix=_fix_label(pod))
+    return PodDiagnosis("placed", f"it is on {pod.node}")
 
 
 def _use_ours(facts: Facts) -> str:
@@ -105,25 +105,25 @@ def _use_ours(facts: Facts) -> str:
     return f"set schedulerName: {name} in its template"
 
 
-def _gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodVerdict:
+def _gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
     foreign = _foreign_gates(pod)
     if foreign:
         summary = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which another controller opens"
-        return PodVerdict("foreign-gate", summary, pod.created, fix=(describe,))
+        return PodDiagnosis("foreign-gate", summary, pod.created, fix=(describe,))
     if not has_leader:
         summary = "it waits at its gate, and no controller leads to open it"
-        return PodVerdict("gated", summary, pod.created, fix=("kubectl netaware diagnose",))
+        return PodDiagnosis("gated", summary, pod.created, fix=("kubectl netaware diagnose",))
     until = None if pod.created is None else pod.created + facts.max_wait_s
     wrong = unknown_workload(pod, _by_key(facts))
     if wrong:
-        return PodVerdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod))
+        return PodDiagnosis("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod))
     held = limits_of(pod, NodeSurveys(facts.nodes))
     tail = f"; {held[0]}" if held else ""
     fix = (_on_group("describe", pod.group_key),)
     if pod.target:
         summary = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
-        return PodVerdict("planned", summary, pod.created, until, fix)
-    return PodVerdict("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, fix)
+        return PodDiagnosis("planned", summary, pod.created, until, fix)
+    return PodDiagnosis("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, fix)
 
 
 def _foreign_gates(pod: PodFact) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneVie
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
 from controller.topology.results import results_named_by, results_of_agents
-from controller.topology.status import tally
+from controller.topology.status import group_pairs
 from controller.traffic.prices import per_month
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -172,7 +172,7 @@ def _pairs(
     now_s: float,
 ) -> tuple[PairView, ...]:
     """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
-    old = set(tally(decision.table, decision.policy, round_s).stale)
+    old = set(group_pairs(decision.table, decision.policy, round_s).stale)
     chosen = _representatives(decision.results.samples.values(), decision.state)
     names = in_order(zone_map.zones)
     pairs = []

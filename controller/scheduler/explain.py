@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
+from controller.cluster.costs import SAME_HOST_COST, CostTable, LimitCheck
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, PlaceScore, ScoreTable, normalise, weigh
 from controller.scheduler.state import State
@@ -200,9 +200,9 @@ class _Table:
             place_score = self._weighed[number].place_score(node, place)
             return Cell(place_score.cost, place_score.satisfied, place_score.violated, place_score.unknown)
         here, cost = self._state.places[place], 0
-        verdicts: Counter[Verdict] = Counter()
+        verdicts: Counter[LimitCheck] = Counter()
         for peer, count in bond.pods.items():
-            verdict, each = self._costs.judge(self._state.places[self._state.place_of[peer]], here, bond.max_cost)
+            verdict, each = self._costs.check_limit(self._state.places[self._state.place_of[peer]], here, bond.max_cost)
             if peer == node:
                 verdict, each = "satisfied", SAME_HOST_COST
             verdicts[verdict] += count

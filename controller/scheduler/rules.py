@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, Location, Verdict
+from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, LimitCheck, Location
 from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
@@ -128,7 +128,7 @@ class _Sums:
             for i, candidate in enumerate(self._places):
                 if i in near:
                     continue
-                verdict, cost = self._costs.judge(candidate, peer, bond.max_cost)
+                verdict, cost = self._costs.check_limit(candidate, peer, bond.max_cost)
                 self._cost[i] += count * cost
                 self._satisfied[i] += count * (verdict == "satisfied")
                 self._violated[i] += count * (verdict == "violated")
@@ -166,7 +166,7 @@ class _Sums:
             here[2] -= total * saved
         else:
             for peer, others in by_place.items():
-                verdict, cost = self._costs.judge(self._places[place], self._places[peer], bond.max_cost)
+                verdict, cost = self._costs.check_limit(self._places[place], self._places[peer], bond.max_cost)
                 here[0] -= others * (verdict == "satisfied")
                 here[1] -= others * (verdict == "violated")
                 here[2] -= others * cost
@@ -177,7 +177,7 @@ class _Sums:
         for place, count in self._by_place(bond).items():
             origin = self._places[place]
             for i, candidate in enumerate(self._places):
-                verdict, cost = self._costs.judge(origin, candidate, bond.max_cost)
+                verdict, cost = self._costs.check_limit(origin, candidate, bond.max_cost)
                 self._cost[i] += count * cost
                 self._unknown[i] += count * (verdict == "unknown")
         for node, count in bond.pods.items():
@@ -212,10 +212,10 @@ class _Sums:
             if way is not None and way.free_bps is not None and way.free_bps < bond.min_bandwidth_bps:
                 self._starved[i] = True
 
-    def _correct(self, node: str, count: int) -> tuple[list[int], Verdict]:
+    def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:
         """The node's place took its own pods for those of neighbours, with this verdict; they are on the same host."""
         place, here = self._places[self._place_of[node]], self._here[node]
-        verdict, cost = self._costs.judge(place, place, 0)
+        verdict, cost = self._costs.check_limit(place, place, 0)
         here[2] += count * (SAME_HOST_COST - cost)
         return here, verdict
 

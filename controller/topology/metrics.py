@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from controller.cluster.zones import ZoneMap
 from controller.topology.bandwidth import Quantity
-from controller.topology.status import PairTally, count_bases
+from controller.topology.status import PairsByBasis, count_bases
 from controller.topology.weights import Bandwidths
 from kubekit import quantity
 from netperf.costs import ZoneCosts
@@ -30,7 +30,7 @@ class MetricsView(msgspec.Struct, frozen=True):
     """What there is to show of one topology."""
 
     table: ZoneCosts
-    counts: PairTally
+    counts: PairsByBasis
     bandwidths: Bandwidths
     results: Results
     zone_map: ZoneMap

@@ -54,7 +54,7 @@ class PendingWrites(msgspec.Struct, frozen=True):
     """What a decision comes to: the patch of the object, None where nothing is to be written, and what costs rest on."""
 
     operations: list[Operation] | None
-    counts: status.PairTally
+    counts: status.PairsByBasis
 
 
 class TopologyController:
@@ -201,7 +201,9 @@ class TopologyController:
         )
         weight = build_weight(decision.table, decision.bandwidths)
         operations = patch_topology(snapshot.topology, weight, decision.latencies)
-        return decision, PendingWrites(operations, status.tally(decision.table, decision.policy, snapshot.interval_s))
+        return decision, PendingWrites(
+            operations, status.group_pairs(decision.table, decision.policy, snapshot.interval_s)
+        )
 
     def _is_ours(self, topology: NetworkTopology) -> bool:
         return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces

@@ -53,7 +53,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     zone_map: ZoneMap = ZoneMap({}, {})
 
 
-class PairTally(msgspec.Struct, frozen=True):
+class PairsByBasis(msgspec.Struct, frozen=True):
     """Directed zone pairs by what their cost rests on; each in one list, worst first."""
 
     measured: tuple[ZonePair, ...]
@@ -69,7 +69,7 @@ class PairTally(msgspec.Struct, frozen=True):
         return sum(map(len, lists))
 
 
-def tally(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairTally:
+def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
     """Sort pairs by basis. A last good value counts as measured until it is old: a pair that moved to another node misses a
     round, which is no news.
     """
@@ -81,7 +81,7 @@ def tally(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairTally:
     measured = [p for p, e in table.zones.items() if e.basis not in {"inferred", "unreachable"} and not is_old(e)]
     stale = [p for p, e in table.zones.items() if is_old(e)]
     inferred = [p for p, e in table.zones.items() if e.basis == "inferred"]
-    return PairTally(
+    return PairsByBasis(
         measured=tuple(sorted(measured, key=lambda p: (-table.zones[p].cost, p))),
         stale=tuple(sorted(stale, key=lambda p: (-table.zones[p].age_s, p))),
         inferred=tuple(sorted(inferred, key=lambda p: (-table.zones[p].cost, p))),
@@ -90,7 +90,7 @@ def tally(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairTally:
     )
 
 
-def conditions_of(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> list[Condition]:
+def conditions_of(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> list[Condition]:
     """The conditions, without times."""
     return [
         _measured(counts, table, faults, generation),
@@ -102,7 +102,7 @@ def conditions_of(counts: PairTally, table: ZoneCosts, faults: InputFaults, gene
     ]
 
 
-def _measured(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
+def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     zones = len(faults.zone_map.zones)
     if counts.total == 0:
         message = f"{zones} zones: there is no pair of zones to measure"
@@ -120,7 +120,7 @@ def _measured(counts: PairTally, table: ZoneCosts, faults: InputFaults, generati
     return condition(MEASURED, holds=False, reason=reason, message=message, generation=generation)
 
 
-def _stale(counts: PairTally, generation: int) -> Condition:
+def _stale(counts: PairsByBasis, generation: int) -> Condition:
     if not counts.stale:
         return condition(
             STALE, holds=False, reason="Fresh", message="no cost rests on an old value", generation=generation
@@ -132,7 +132,7 @@ def _stale(counts: PairTally, generation: int) -> Condition:
     return condition(STALE, holds=True, reason="MeasurementsOld", message=message, generation=generation)
 
 
-def _incomplete(counts: PairTally, generation: int) -> Condition:
+def _incomplete(counts: PairsByBasis, generation: int) -> Condition:
     if not counts.inferred and not counts.absent:
         return condition(
             INCOMPLETE, holds=False, reason="Complete", message="every pair has a cost", generation=generation
@@ -146,7 +146,7 @@ def _incomplete(counts: PairTally, generation: int) -> Condition:
     return condition(INCOMPLETE, holds=True, reason=reason, message="; ".join(parts), generation=generation)
 
 
-def _unreachable(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
+def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     dead = counts.unreachable
     if not dead:
         message = "no path is known to be dead"
@@ -275,7 +275,7 @@ def is_bad(found: Condition) -> bool:
     return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, OUTLIER_NODES} else "False")
 
 
-def count_bases(counts: PairTally, table: ZoneCosts) -> dict[str, int]:
+def count_bases(counts: PairsByBasis, table: ZoneCosts) -> dict[str, int]:
     """Pairs by basis, for metrics; ``mirrored`` ones apart from those measured themselves."""
     mirrored = sum(table.zones[p].basis == "mirrored" for p in counts.measured)
     return {

@@ -67,7 +67,7 @@ class Seen(msgspec.Struct, frozen=True):
     weights: Mapping[str, Weights]
 
 
-def judge(
+def compare(
     flows: Iterable[Flow],
     workloads: Workloads,
     groups: Sequence[AppGroup],
@@ -176,7 +176,7 @@ class TrafficController:
         log.change("sources", names, f"other sources are there too: {names}" if names else "one source is there")
         groups, namespaces = list(self._caches.app_groups), list(self._caches.namespaces)
         self._seen = await asyncio.to_thread(
-            judge, flows, workloads, groups, self._prices, namespaces=namespaces, rules=self._rules
+            compare, flows, workloads, groups, self._prices, namespaces=namespaces, rules=self._rules
         )
         self._read_at = time.time()
         for group in groups:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.appgroups.status import GroupFacts, Judged, gather
+from controller.appgroups.status import DependencyCheck, GroupFacts, gather
 from controller.cluster.costs import NOWHERE, CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
@@ -32,8 +32,8 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
     Args:
         snapshot: what there is.
         network: for the latencies.
-        asked_for: judge every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
-            is judged by the costs that the scheduler uses for it.
+        asked_for: check every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
+            is checked against the costs that the scheduler uses for it.
     """
     pairs, locations = by_pair(network.pairs), build_zone_map(snapshot.nodes).locations
     membership = snapshot.membership
@@ -85,18 +85,18 @@ def build_group(
         group: the object.
         pods: its pods that have not finished, in all its namespaces.
         locations: of all nodes, so made once for all groups.
-        costs: by which dependencies are judged.
+        costs: by which dependencies are checked.
         pairs: for the latencies behind the costs.
         membership: tells which pods belong to which group.
         services: tell which replica answers a call.
-        by_answer: whether dependencies are judged by that replica; where traffic goes is told by it in any case.
+        by_answer: whether dependencies are checked by that replica; where traffic goes is told by it in any case.
         prices: of bytes between zones.
     """
     facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)
     weights, selectors = measured_traffic(group, []), facts.graph.selectors
     near = near_of(pods, services)
     placed = _placed(facts, locations)
-    edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
+    edges = tuple(_with_money(_edge(check, facts, pairs, weights), placed, near, prices) for check in facts.checks)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
@@ -147,17 +147,17 @@ def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     )
 
 
-def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Edges) -> EdgeView:
-    edge, zones = judged.edge, (judged.origin.zone, judged.destination.zone)
+def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Edges) -> EdgeView:
+    edge, zones = check.edge, (check.origin.zone, check.destination.zone)
     dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
     measured = weights.get((dependant, dependency))
-    cost = judged.cost if judged.verdict in {"met", "violated"} else None
+    cost = check.cost if check.verdict in {"met", "violated"} else None
     return EdgeView(
         dependant=dependant,
         dependency=dependency,
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,
-        verdict=judged.verdict,
+        verdict=check.verdict,
         cost=cost,
         origin=zones[0],
         destination=zones[1],

@@ -5,7 +5,7 @@ Names are camelCase on the wire. Units are in the names. A value that is not kno
 
 from __future__ import annotations
 
-from controller.appgroups.status import Verdict
+from controller.appgroups.status import DependencyState
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
 from controller.scheduler.balance import Advice
@@ -49,7 +49,7 @@ class EdgeView(View, frozen=True):
     dependency: str
     max_cost: int
     min_bandwidth_bps: int
-    verdict: Verdict
+    verdict: DependencyState
     cost: int | None
     origin: str
     destination: str

@@ -27,7 +27,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.events import event_reason, has_event, objects_of
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.pods import judge_pod
+from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -452,7 +452,7 @@ class Bench:
         for known in facts.pods:
             stuck = finding.code.startswith("no-node-") and known.found_no_node
             if known.key in finding.affects and stuck:
-                verdict = judge_pod(known, facts)
+                verdict = diagnose_pod(known, facts)
                 assert verdict.fix[-1] == finding.fix[-1], (finding, verdict)
         if ahead:
             return

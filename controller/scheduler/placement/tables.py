@@ -29,7 +29,7 @@ _TABLES = 64
 def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: bool, parity: bool) -> Floats:
     """[zone, zone] what a call between two different hosts costs: whole costs in parity, else microseconds. Not to be written to."""
     if parity:
-        flat = [float(costs.judge(a, b, 0)[1]) for a in locations for b in locations]
+        flat = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
     else:
         one_zone = is_one_zone(locations)
         flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
@@ -83,7 +83,7 @@ def latency_us(
 @lru_cache(_TABLES)
 def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
     """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
-    flat = [costs.judge(a, b, limit)[0] == "violated" for a in locations for b in locations]
+    flat = [costs.check_limit(a, b, limit)[0] == "violated" for a in locations for b in locations]
     return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
 
 

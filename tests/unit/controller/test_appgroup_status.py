@@ -110,13 +110,13 @@ def test_dependencies_are_judged_by_the_rule_of_network_overhead(
     caller: str, called: str, verdict: str, cost: int
 ) -> None:
     facts = look(group(CHAIN), pod("P1", caller), pod("P2", called))
-    assert (facts.judged[0].verdict, facts.judged[0].cost) == (verdict, cost)
+    assert (facts.checks[0].verdict, facts.checks[0].cost) == (verdict, cost)
 
 
 def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
     facts = look(found, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
-    assert facts.judged[0].verdict == "unknown"
+    assert facts.checks[0].verdict == "unknown"
     held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
     assert held is not None
     assert (held.status, held.reason) == ("Unknown", "CostsUnknown")
@@ -143,7 +143,7 @@ def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
 def test_pods_that_finished_leave_or_sit_on_a_node_that_is_gone_are_nobodys_peers() -> None:
     for away in (pod("P2", "n5", phase="Succeeded"), pod("P2", "n5", leaving=True), pod("P2", "gone"), pod("P2", "")):
         facts = look(group(CHAIN), pod("P1", "n1"), away)
-        assert facts.judged[0].verdict == "idle"
+        assert facts.checks[0].verdict == "idle"
 
 
 def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
@@ -200,7 +200,7 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
     def verdict(distribution: str, *which: GroupPod) -> tuple[str, int]:
         services = ServiceIndex.among([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
         facts = look(found, *which, services=services)
-        return facts.judged[0].verdict, facts.judged[0].cost
+        return facts.checks[0].verdict, facts.checks[0].cost
 
     assert verdict("", *pods) == ("violated", 5)
     assert verdict("PreferSameZone", *pods) == ("met", 1)
@@ -221,7 +221,7 @@ def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_
     pods = [pod("P1", "n1"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s", namespace="more")]
     for order in (pods, pods[::-1]):
         facts = look(found, *order, rules=rules, services=services)
-        assert (facts.judged[0].verdict, facts.judged[0].cost) == ("violated", 5)
+        assert (facts.checks[0].verdict, facts.checks[0].cost) == ("violated", 5)
 
 
 def test_a_changed_service_is_told_only_where_it_changes_an_answer() -> None:

@@ -20,7 +20,7 @@ from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts, NodeFact
 from controller.diagnosis.findings import LEADERLESS, has_leader
 from controller.diagnosis.model import AgentView
-from controller.diagnosis.pods import judge_pod
+from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.reading import ProgramPodObject, read_facts, read_pod, read_programs
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, Program, ProgramPod
@@ -257,16 +257,16 @@ REFUSED = unscheduled(
     ],
 )
 def test_the_verdict_on_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
-    verdict = judge_pod(pod(**fields), facts())
+    verdict = diagnose_pod(pod(**fields), facts())
     assert (verdict.kind, words in verdict.summary) == (kind, True), verdict.summary
 
 
 def test_taints_are_honoured_and_tolerations_as_well() -> None:
     gated = pod(gates=(GATE,))
     tainted: Facts = facts(nodes=TAINTED)
-    assert "tolerates the taints of none of 4 nodes" in judge_pod(gated, tainted).summary
+    assert "tolerates the taints of none of 4 nodes" in diagnose_pod(gated, tainted).summary
     bears = msgspec.structs.replace(gated, spec=BORNE)
-    assert "taints" not in judge_pod(bears, tainted).summary
+    assert "taints" not in diagnose_pod(bears, tainted).summary
 
 
 @pytest.mark.parametrize("scheduler", [SCHEDULER, "default-scheduler"])
@@ -275,7 +275,7 @@ def test_where_every_scheduler_is_ours_nothing_tells_pods_to_change_theirs(sched
     new, old = (pod(name, scheduler=scheduler, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
     now = facts(pods=(new, old, pod("other", node="n1", scheduler="another")), our_schedulers=())
     assert [finding.code for finding in diagnose(now)] == ["no-scheduler"]
-    assert judge_pod(new, now).kind == "waiting"
+    assert diagnose_pod(new, now).kind == "waiting"
 
 
 @pytest.mark.parametrize(("ago_s", "by", "told"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)])
@@ -315,7 +315,7 @@ def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str
     for one in (read, msgspec.structs.replace(read, scheduled=tainted)):
         view = facts(pods=(one,), nodes=TAINTED)
         lines = [line for finding in diagnose(view) for line in (finding.summary, *finding.cause, *finding.fix)]
-        verdict = judge_pod(one, view)
+        verdict = diagnose_pod(one, view)
         assert lines
         for line in (*lines, verdict.summary, *verdict.fix):
             assert line.isprintable()
@@ -435,6 +435,6 @@ def test_the_last_line_names_what_is_to_be_changed(now: Facts, line: str) -> Non
 
 def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured_and_without_a_leader_at_no_time() -> None:
     gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
-    led = judge_pod(gated, facts(max_wait_s=300.0))
+    led = diagnose_pod(gated, facts(max_wait_s=300.0))
     assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
-    assert judge_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None
+    assert diagnose_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None

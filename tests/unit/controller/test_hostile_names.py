@@ -21,7 +21,7 @@ from controller.cli.output import open_screen
 from controller.cli.parser import FORMATS
 from controller.cli.status import ShowStatus
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.pods import judge_pod
+from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.rules import diagnose
 from controller.views.model import Overview
 from controller.views.overview import build
@@ -66,7 +66,7 @@ def lines_of(facts: Facts) -> Iterator[str]:
     for finding in diagnose(facts):
         yield from finding.fix
     for pod in facts.pods:
-        yield from judge_pod(pod, facts).fix
+        yield from diagnose_pod(pod, facts).fix
 
 
 def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:

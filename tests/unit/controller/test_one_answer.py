@@ -20,7 +20,7 @@ from controller.cli.graph import GraphOf
 from controller.cli.offline import Given, _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
-from controller.cli.shared import inputs_of, state_of, verdict_on
+from controller.cli.shared import inputs_of, pod_diagnosis, state_of
 from controller.cli.status import ShowStatus
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
@@ -452,7 +452,7 @@ async def test_why_a_pod_waits_is_told_by_the_group_that_the_scheduler_takes_it_
     objects: tuple[dict[str, Any], ...], wrong: str
 ) -> None:
     snapshot = await World(*NODES, gated("web"), *objects).page()
-    verdict = verdict_on(snapshot.pods[0], led(snapshot))
+    verdict = pod_diagnosis(snapshot.pods[0], led(snapshot))
     assert verdict is not None
     assert wrong in verdict.summary
 

@@ -507,12 +507,12 @@ def expected_tally(
             total += len(replicas) - round(len(replicas) * len(local) / len(near))
         else:
             for node in replicas:
-                verdict, cost = ("satisfied", 0) if node == name else costs.judge(me, where[node], bond.max_cost)
+                verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(me, where[node], bond.max_cost)
                 satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
                 total, unknown = total + cost, unknown + (verdict == "unknown")
     for bond in dependants:
         for node, count in bond.pods.items():
-            verdict, cost = ("satisfied", 0) if node == name else costs.judge(where[node], me, bond.max_cost)
+            verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(where[node], me, bond.max_cost)
             total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
     return satisfied, violated, total, unknown
 

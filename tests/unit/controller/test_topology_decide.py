@@ -170,8 +170,8 @@ def test_planning_after_applying_finds_nothing_to_do(
             wall_s=START_S + 30,
         )
         assert write(after, second) is None
-        counts = status.tally(first.table, POLICY, 60)
-        again = status.tally(second.table, POLICY, 60)
+        counts = status.group_pairs(first.table, POLICY, 60)
+        again = status.group_pairs(second.table, POLICY, 60)
         assert status.conditions_of(counts, first.table, first.faults, 3) == status.conditions_of(
             again, second.table, second.faults, 3
         )
@@ -206,7 +206,7 @@ def test_when_measuring_stops_the_last_good_value_stays_stale_and_then_goes_but_
     assert after is not None
     stale = run(after, data, at_s=START_S + 400, state=first.state)
     assert write(after, stale) is None, "the last good value is kept"
-    counts = status.tally(stale.table, POLICY, 60)
+    counts = status.group_pairs(stale.table, POLICY, 60)
     assert len(counts.stale) == 6
     conditions = {c.type: c for c in status.conditions_of(counts, stale.table, stale.faults, 3)}
     assert conditions["Stale"].status == "True"
@@ -223,7 +223,7 @@ def test_a_restart_with_old_samples_is_stale_from_the_start() -> None:
     after = write(found, run(found, results(ALL)))
     assert after is not None
     restarted = run(after, results(ALL), at_s=START_S + 400)
-    assert len(status.tally(restarted.table, POLICY, 60).stale) == 6
+    assert len(status.group_pairs(restarted.table, POLICY, 60).stale) == 6
     assert write(after, restarted) is None
 
 
@@ -233,7 +233,7 @@ def test_a_restart_that_finds_no_results_at_all_keeps_what_was_written_as_stale(
     assert after is not None
     restarted = decide(snapshot(after, {}, missing=("shop/netperf-metrics",)), None, POLICY, now_s=50.0, wall_s=START_S)
     assert write(after, restarted) is None
-    counts = status.tally(restarted.table, POLICY, 60)
+    counts = status.group_pairs(restarted.table, POLICY, 60)
     assert len(counts.stale) == 6
     later = decide(snapshot(after, {}), restarted.state, POLICY, now_s=50.0 + 3600, wall_s=START_S + 3600)
     assert later.table.zones == {}
@@ -245,7 +245,9 @@ def test_a_hole_is_filled_over_other_zones_and_marked() -> None:
     assert (entry.basis, entry.cost) == ("inferred", 12)
     conditions = {
         c.type: c
-        for c in status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+        for c in status.conditions_of(
+            status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1
+        )
     }
     assert (conditions["Incomplete"].status, conditions["Incomplete"].reason) == ("True", "PairsInferred")
     assert "z1 to z3" in conditions["Incomplete"].message
@@ -264,7 +266,7 @@ def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
     assert policy == POLICY
     assert "costPolicy" in fault
     decision = run(found, results(ALL))
-    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)[-1]
+    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)[-1]
     assert (held.type, held.status, held.reason) == ("InputValid", "False", "BadCostPolicy")
 
 
@@ -321,7 +323,9 @@ def test_capacity_comes_from_the_user_and_allocation_stands_beside_it_at_both_le
 
 def test_the_calculation_time_moves_only_with_the_weights() -> None:
     decision = run(topology(), results(ALL))
-    conditions = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 3)
+    conditions = status.conditions_of(
+        status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 3
+    )
 
     def plan(before: NetworkTopologyStatus, *, changed: bool, now: float) -> NetworkTopologyStatus:
         return status.plan_status(before, conditions, node_count=3, generation=3, weights_changed=changed, now=now)
@@ -349,7 +353,7 @@ def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_o
 
 
 def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too() -> None:
-    counts = status.PairTally((), (), (), ())
+    counts = status.PairsByBasis((), (), (), ())
     held = status.conditions_of(counts, ZoneCosts(zones={}, regions={}, absent=()), status.InputFaults(), 7)
 
     def wanted(before: NetworkTopologyStatus, node_count: int) -> NetworkTopologyStatus:
@@ -366,7 +370,7 @@ def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
     lonely = ZoneMap({"z1": "west"}, {"n-z1": Place("n-z1", "z1", "west")})
     decision = decide(snapshot(topology(), {}, zone_map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
-    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)
     assert (held[0].status, held[0].reason) == ("True", "NoPairs")
     assert [status.is_bad(c) for c in held] == [False] * 6
 
@@ -374,7 +378,7 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
     def told(offset_us: float) -> list[str]:
         table = ZoneCosts(zones={}, regions={}, absent=(), outliers_us={"n2": offset_us})
-        counts = status.tally(table, POLICY, 60.0)
+        counts = status.group_pairs(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 
     assert told(8049.0) == told(8051.0) == told(9800.0)
@@ -386,8 +390,8 @@ def test_a_pair_on_which_netperf_fails_again_and_again_is_named_though_datagrams
     (key, text), *others = results(ALL).items()
     fails = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}'}
     decision = run(topology(), {**dict(others), **fails})
-    assert len(status.tally(decision.table, POLICY, 60).measured) == 6
-    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+    assert len(status.group_pairs(decision.table, POLICY, 60).measured) == 6
+    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)
     (found,) = [condition for condition in held if condition.type == "OutlierNodes"]
     assert (found.status, found.reason) == ("True", "NetperfFails")
     assert "netperf fails (reset)" in found.message

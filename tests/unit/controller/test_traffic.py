@@ -35,7 +35,7 @@ from controller.traffic.proposals import (
     propose,
     round_up,
 )
-from controller.traffic.reconciler import describe, is_worth_writing, judge
+from controller.traffic.reconciler import compare, describe, is_worth_writing
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
 from kubekit.errors import ConfigError
@@ -582,7 +582,7 @@ def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> No
     group = declaring({"frontend": "cart", "cart": ""})
     other = boutique({}, "empty", "else")
     flows = [flow(*edge) for edge in SHOP]
-    seen = judge(
+    seen = compare(
         flows,
         world(["frontend", "cart", "redis", "catalog"]),
         [group, other],
