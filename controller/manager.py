@@ -132,11 +132,8 @@ class Manager:
             config.descheduler,
             self._recorder,
             registry,
-            namespace=config.namespace,
-            network=self._scheduling.state,
-            volumes=self._scheduling.volumes,
+            inputs=self._scheduling.inputs,
             planner=self._scheduling.plans,
-            set_hot_nodes=self._scheduling.node_cache.set_hot_nodes,
         )
         self._traffic = TrafficController(
             fenced,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -13,15 +14,47 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
+from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, STRONG, grid
+from controller.cluster.pods import Target
 from controller.config import load_config
+from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import Move, NodeState, Skip
-from controller.descheduler.preview import ConditionState, Preview, preview
-from kubekit.errors import ConfigError
+from controller.descheduler.decide import RoundState, decide
+from controller.descheduler.decision import Answer, Move, NodeState, RoundPlan, Skip
+from controller.descheduler.history import History, HistoryStore
+from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
+from controller.descheduler.sources import UsageReader
+from controller.descheduler.usage import UsageSmoother
+from controller.scheduler.placement.planner import plan_group, without
+from kubekit.errors import ApiError, ConfigError
 from kubekit.settings import load_yaml
+from kubekit.wire import PODS
 
 SHOWN_SKIPS = 20
+
+
+class ConditionState(Answer, frozen=True):
+    """A condition of a move, and how many pods it keeps; see `controller.descheduler.conditions`."""
+
+    name: str
+    requires: str
+    keeps: int
+
+
+class Preview(Answer, frozen=True):
+    """One round of descheduling.
+
+    Attributes:
+        conditions: all of them, in the order in which they are asked.
+        faults: usage that could not be read.
+        refused: usage readings that were not believed, by reason.
+    """
+
+    plan: RoundPlan
+    conditions: tuple[ConditionState, ...] = ()
+    faults: tuple[str, ...] = ()
+    refused: dict[str, int] = {}
 
 
 class Deschedule(Command):
@@ -51,7 +84,7 @@ class Deschedule(Command):
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
         if options.config:
             session.given = await asyncio.to_thread(load_config, options.config)
-        config = await session.configuration()
+        session.given = config = await session.configuration()
         section = config.descheduler
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
@@ -60,20 +93,14 @@ class Deschedule(Command):
             section = msgspec.structs.replace(section, policy=policy)
         if session.prometheus is not None:
             section = _with_prometheus(section, session.prometheus.address)
-        answer = await preview(
-            session.client,
-            section,
-            namespace=session.home,
-            scheduler=config.scheduler,
-            prices=config.traffic.prices.table(),
-            now=session.clock(),
-        )
+        answer = await preview(session, section)
         for fault in answer.faults:
             session.notes[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
         if not section.enabled:
             session.notes["descheduler"] = "it is not enabled, so nothing of this will happen"
-        for i, note in enumerate(answer.notes):
-            session.notes[f"plan {i + 1}" if i else "plan"] = note
+        session.notes["plan"] = (
+            "hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted"
+        )
         return answer
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -91,6 +118,55 @@ class Deschedule(Command):
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
+
+
+async def preview(session: Session, config: DeschedulerConfig) -> Preview:
+    """Decide one round by the function of the live loop, without evicting anybody.
+
+    Raises:
+        ConfigError: the configuration makes no sense.
+        KubekitError: nodes, pods or disruption budgets cannot be read.
+    """
+    settings, now = config.compiled(), session.clock()
+    snapshot, budgets, history, batch = await asyncio.gather(
+        session.snapshot(groups=True, measurements=False),
+        session.client.list(BUDGETS, Budget),
+        _history(session),
+        UsageReader(config.usage, session.client).read(),
+    )
+    inputs, pods = await read_inputs(session, snapshot)
+    session.require(PODS)
+    usage, cluster = UsageSmoother(0, settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
+    refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
+    seen = dataclasses.replace(cluster, usage=usage.view(now))
+    unconfirmed = decide(seen, history, RoundState(), settings, now, confirmed=True)
+    hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "over")
+    inputs.node_cache.set_hot_nodes(frozenset(hot))
+
+    async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
+        """By the planner of the controller; its promises to other groups and replicas to come are not known here."""
+        members = [pod.wire for pod in pods if pod.wire is not None and belongs_to(inputs.state, group)(pod)]
+        question = msgspec.structs.replace(without(inputs.snapshot(group, members), key), turn=turn)
+        return (await asyncio.to_thread(plan_group, question)).targets.get(key)
+
+    plan = (await unconfirmed.confirm(simulate_replacement)).plan
+    counts = {str(reason): count for reason, count in sorted(refused.items())}
+    return Preview(plan, states_of(plan), batch.faults, counts)
+
+
+def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
+    """Every condition, in order, with the pods that it keeps."""
+    return tuple(ConditionState(c.name, c.requires, plan.skipped.get(c.name, 0)) for c in CONDITIONS)
+
+
+async def _history(session: Session) -> History:
+    try:
+        return await HistoryStore(session.client, session.home).load()
+    except ApiError as error:
+        if not error.forbidden:
+            raise
+        session.notes["history"] = "not allowed to read it, so back-off and the hourly budget are not counted"
+        return History()
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:

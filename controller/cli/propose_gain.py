@@ -75,7 +75,7 @@ async def gain_of(
     templates = {(c.kind, c.metadata.name): c for c in await session.controllers(namespace)}
     known = {ref.selector: templates[which] for which, ref in named.items() if which in templates}
     own = {f"{namespace}/{kind}/{name}" for kind, name in named}
-    inputs = await read_inputs(session, traffic.snapshot)
+    inputs, _ = await read_inputs(session, traffic.snapshot)
     inputs = inputs._replace(prices=prices or inputs.prices)
     inputs.node_cache.drop(lambda pod: pod.workload in own)
     planned = await asyncio.to_thread(simulate, inputs, group, known)

@@ -107,15 +107,15 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
     return PlanInputs(state_of(snapshot, snapshot.pods), node_cache, volumes, snapshot.prices)
 
 
-async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> PlanInputs:
-    """The same of the cluster, read with the snapshot."""
+async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:
+    """The same of the cluster, read with the snapshot; and all pods that are not finished."""
     pods, volumes, claims, classes = await asyncio.gather(
         session.unfinished_pods(),
         session.list_all(VOLUMES, PersistentVolume),
         session.list_all(CLAIMS, PersistentVolumeClaim),
         session.list_all(CLASSES, StorageClass),
     )
-    return inputs_of(snapshot, pods, Volumes.among(volumes, claims, classes))
+    return inputs_of(snapshot, pods, Volumes.among(volumes, claims, classes)), pods
 
 
 def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:

@@ -162,7 +162,7 @@ class Simulate(Command):
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
         snapshot = await session.snapshot(groups=True)
         templates = {c.workload: c for c in (*await session.controllers(namespace), *given)}
-        inputs = await read_inputs(session, snapshot)
+        inputs, _ = await read_inputs(session, snapshot)
         if options.topology or options.weights:
             inputs.state.judge_by(snapshot.costs(topology=options.topology, weights=options.weights))
         costs = inputs.state.costs(namespace)

@@ -6,8 +6,7 @@ planner that places them, with the same groups, costs, promises and heat; what i
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +15,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.conditions import PLANNER, Candidate, check
-from controller.descheduler.config import Settings
+from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decision import Move, RoundPlan
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import History, PendingMove, back_off, mark_of
@@ -25,11 +24,13 @@ from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.node_load import Detector
 from controller.descheduler.predictor import is_planned
 from controller.descheduler.round import Round
-from controller.descheduler.snapshot import LoadSnapshot, World
-from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
 TURNS = 2
+
+AskPlanner = Callable[[str, str, int], Awaitable[Target | None]]
+"""Group, pod and turn -> where the planner would put the pod."""
 
 
 class RoundState(msgspec.Struct, frozen=True):
@@ -44,45 +45,114 @@ class RoundState(msgspec.Struct, frozen=True):
     better_since: Mapping[str, float] = {}
 
 
+class PlanQuestion(NamedTuple):
+    """A planned move of a pod that our plans placed.
+
+    Attributes:
+        group: key of its AppGroup.
+        workload: its selector there.
+    """
+
+    pod: PodInfo
+    group: str
+    workload: str
+
+
 class RoundDecision(msgspec.Struct, frozen=True):
-    """A plan, the state for the next round, and the plan's moves with what to follow them by."""
+    """What a round comes to.
+
+    Attributes:
+        state: for the next round.
+        history: with what became of pending moves, and a back-off of each replica that the planner would not move.
+        pending: the plan's moves with what to follow them by.
+        ended: moves of before whose outcome is known now.
+        promises: uid of a pod -> the question about it, and the target that its replacement is promised.
+    """
 
     plan: RoundPlan
     state: RoundState
+    history: History
     pending: tuple[PendingMove, ...] = ()
+    ended: tuple[EndedMove, ...] = ()
+    promises: Mapping[str, tuple[PlanQuestion, Target]] = {}
 
 
-class UnconfirmedDecision:
-    """A decision that the planner was not asked about yet.
+class UnconfirmedRound:
+    """A round that is decided, but for the planner's answers.
 
     Attributes:
-        decision: who moves, what was skipped, what the next round has to know.
+        questions: uid of a pod -> what the planner is to be asked before it is moved.
     """
 
     def __init__(
-        self, state: RoundState, base: Round, load: LoadRound | None, misplacement: MisplacementRound | None
+        self,
+        base: Round,
+        state: RoundState,
+        ended: Iterable[EndedMove],
+        load: LoadRound | None,
+        misplacement: MisplacementRound | None,
     ) -> None:
-        self.base, self._state, self._load, self._misplacement = base, state, load, misplacement
-        self._free_before = {} if load is None else load.free_before
-        self._nodes = () if load is None else load.states()
-        self._free_after = {} if load is None else load.free_now()
-        self.decision = self.decide(base.moves)
+        self._base, self._state, self._ended, self._load = base, state, tuple(ended), load
+        self._strategies: dict[Strategy, LoadRound | MisplacementRound | None] = {
+            "LowNodeLoad": load,
+            "NetworkMisplacement": misplacement,
+            "ZoneSurvival": misplacement,
+        }
+        self.questions = {p.move.uid: found for p in base.moves if (found := self._question(p.move)) is not None}
 
-    def decide(self, moves: Iterable[PendingMove]) -> RoundDecision:
-        """The decision with these moves."""
-        moves = tuple(moves)
+    def _question(self, move: Move) -> PlanQuestion | None:
+        snapshot = self._base.snapshot
+        pod = snapshot.pods.by_key[move.pod]
+        if pod.wire is None or not is_planned(pod):
+            return None
+        group = snapshot.network.group_of(pod.namespace, pod.wire.group)
+        return PlanQuestion(pod, group, pod.labels.get(WORKLOAD_LABEL, "")) if group else None
+
+    @property
+    def decision(self) -> RoundDecision:
+        """As it stands before the planner is asked."""
+        return self._decide(self._base.moves, self._base.history)
+
+    def _decide(
+        self,
+        moves: Sequence[PendingMove],
+        history: History,
+        promises: Mapping[str, tuple[PlanQuestion, Target]] = {},
+    ) -> RoundDecision:
+        base, load = self._base, self._load
         plan = RoundPlan(
             moves=tuple(pending.move for pending in moves),
-            skips=tuple(self.base.skips),
-            nodes=self._nodes,
-            notes=tuple(self.base.notes),
-            skipped=dict(sorted(self.base.skipped.items())),
-            free_before=self._free_before,
-            free_after=self._free_after,
+            skips=tuple(base.skips),
+            nodes=() if load is None else load.states(),
+            notes=tuple(base.notes),
+            skipped=dict(sorted(base.skipped.items())),
+            free_before={} if load is None else load.free_before,
+            free_after={} if load is None else load.free_now(),
         )
-        return RoundDecision(plan, self._state, moves)
+        return RoundDecision(plan, self._state, history, tuple(moves), self._ended, promises)
 
-    async def ask(
+    async def confirm(self, place: AskPlanner) -> RoundDecision:
+        """The decision without the moves that the planner would undo."""
+        base, history, kept = self._base, self._base.history, list[PendingMove]()
+        limits = base.settings.limits
+        promises: dict[str, tuple[PlanQuestion, Target]] = {}
+        for pending in base.moves:
+            move, question = pending.move, self.questions.get(pending.move.uid)
+            if question is None:
+                kept.append(pending)
+                continue
+            confirmed, answer = await self._ask(pending, question, place)
+            if not isinstance(answer, str):
+                promises[move.uid] = question, answer
+                kept.append(confirmed)
+                continue
+            # While a zone is filled, each pod that goes there changes the answers about those that talk to it.
+            first_s = base.settings.interval_s if move.strategy == "ZoneSurvival" else limits.workload_backoff_s
+            mark = mark_of(move.uid)
+            history = back_off(history, mark, answer, first_s, base.now, most_s=limits.failure_backoff_s)
+        return self._decide(kept, history, promises)
+
+    async def _ask(
         self, pending: PendingMove, question: PlanQuestion, place: AskPlanner
     ) -> tuple[PendingMove, Target | str]:
         """A move, to where the planner puts the pod; or why that is no gain, which is reported.
@@ -90,13 +160,13 @@ class UnconfirmedDecision:
         What the planner says counts from here on, also for the moves after this one: two may not count on the same room.
         """
         move, pod, strategy = pending.move, question.pod, self._strategy_of(pending.move)
-        self.base.withdraw(pod, move)
+        self._base.withdraw(pod, move)
         targets, why = await self._targets(move, question, place)
-        if check(self.base, Candidate(pod, move.strategy, strategy, move.used, planner=why), (PLANNER,)):
+        if check(self._base, Candidate(pod, move.strategy, strategy, move.used, planner=why), (PLANNER,)):
             return pending, why
         node = targets[0].node
         moved = strategy.redirected(move, pod, node)
-        self.base.redirect(pod, move, node)
+        self._base.redirect(pod, move, node)
         marks = tuple(dict.fromkeys(mark_of(target.node) for target in targets))
         return msgspec.structs.replace(pending, move=moved, expected=marks), targets[0]
 
@@ -118,16 +188,16 @@ class UnconfirmedDecision:
 
     def _objection(self, move: Move, pod: PodInfo, name: str) -> str:
         """Why a withdrawn move would be no gain if it went to this node; empty when it would be one."""
-        node = self.base.snapshot.nodes.get(name)
+        node = self._base.snapshot.nodes.get(name)
         if node is None or name == move.node:
             return "the node is gone" if node is None else "it would come back"
-        lacks = self.base.fit.insufficient(node, pod)
+        lacks = self._base.fit.insufficient(node, pod)
         if lacks:
             return f"with what else is planned, it has too little room ({lacks})"
         return self._strategy_of(move).objection(move, pod, node)
 
     def _strategy_of(self, move: Move) -> LoadRound | MisplacementRound:
-        found = self._load if move.strategy == "LowNodeLoad" else self._misplacement
+        found = self._strategies[move.strategy]
         assert found is not None, "it planned the move"
         return found
 
@@ -141,15 +211,15 @@ def decide(
     *,
     confirmed: bool = False,
     survival_only: bool = False,
-) -> UnconfirmedDecision:
-    """Decide who should move.
+) -> UnconfirmedRound:
+    """Follow moves up and decide who should move; waits for nothing, and takes seconds with thousands of nodes.
 
     Load comes first: a hot node harms all of its pods. Misplacement then sees what load has planned, and both draw on the same
     limits and disruption budgets.
 
     Args:
         snapshot: the cluster.
-        history: back-off, pending moves and evictions; not changed here.
+        history: back-off, pending moves and evictions, as the last round left them.
         state: detectors and since when gains have lasted, as the last round left them.
         settings: checked configuration.
         now: unix seconds.
@@ -161,6 +231,7 @@ def decide(
     Returns:
         The same for the same arguments, always.
     """
+    history, ended = follow_up(snapshot, history, settings.limits, now)
     base = Round(snapshot, history, settings, now)
     load = None if settings.load is None else LoadRound(base, settings.load)
     paused = settings.load is not None and settings.load.paused
@@ -171,130 +242,7 @@ def decide(
         detectors = load.plan(detectors, confirmed=confirmed)
     base.hot = frozenset() if load is None else frozenset(one.name for one in load.loads if one.kind == "over")
     misplacement = None
-    if settings.misplacement.enabled and snapshot.network is not None and not paused:
-        misplacement = MisplacementRound(base, snapshot.network, () if load is None else load.loads)
+    if settings.misplacement.enabled and not paused:
+        misplacement = MisplacementRound(base, () if load is None else load.loads)
         better_since = misplacement.plan(state.better_since, confirmed=confirmed, survival_only=survival_only)
-    return UnconfirmedDecision(RoundState(detectors, better_since), base, load, misplacement)
-
-
-class Evaluation(NamedTuple):
-    """What a round comes to before the planner is asked or anybody is evicted.
-
-    Attributes:
-        refused: readings that were not believed, by reason.
-        history: with what became of pending moves.
-        ended: moves whose outcome is known now.
-    """
-
-    snapshot: LoadSnapshot
-    refused: Counter[Refusal]
-    history: History
-    ended: list[EndedMove]
-    unconfirmed: UnconfirmedDecision
-
-
-def evaluate(
-    world: World,
-    usage: UsageSmoother,
-    batch: UsageBatch,
-    history: History,
-    state: RoundState,
-    *,
-    settings: Settings,
-    now: float,
-    confirmed: bool = False,
-    survival_only: bool = False,
-) -> Evaluation:
-    """Update usage, follow moves up, and decide; waits for nothing, and takes seconds with thousands of nodes.
-
-    Args:
-        world: the cluster, and nobody changes it meanwhile.
-        usage: of before; takes the batch in.
-        batch: usage that was read now.
-        history: as the last round left it.
-        state: as the last round left it.
-        settings: checked configuration.
-        now: unix seconds.
-        confirmed: see `decide`.
-        survival_only: see `decide`.
-    """
-    refused = usage.update(batch, world.nodes, world.pods, now)
-    snapshot = world.snapshot(usage.view(now))
-    history, ended = follow_up(snapshot, history, settings.limits, now)
-    unconfirmed = decide(snapshot, history, state, settings, now, confirmed=confirmed, survival_only=survival_only)
-    return Evaluation(snapshot, refused, history, ended, unconfirmed)
-
-
-AskPlanner = Callable[[str, str, int], Awaitable[Target | None]]
-"""Group, pod and turn -> where the planner would put the pod."""
-
-
-class PlanQuestion(NamedTuple):
-    """A planned move of a pod that our plans placed.
-
-    Attributes:
-        group: key of its AppGroup.
-        workload: its selector there.
-    """
-
-    pod: PodInfo
-    group: str
-    workload: str
-
-
-class Confirmed(NamedTuple):
-    """What is left of a decision.
-
-    Attributes:
-        history: with a back-off of each replica that the planner would not move.
-        promises: uid of a pod -> the question about it, and the target that its replacement is promised.
-    """
-
-    decision: RoundDecision
-    history: History
-    promises: dict[str, tuple[PlanQuestion, Target]]
-
-
-def questions(snapshot: LoadSnapshot, moves: Iterable[Move]) -> dict[str, PlanQuestion]:
-    """Uid -> what to ask, for moves that need it; to be read before anything is awaited."""
-    network, found = snapshot.network, {}
-    for move in moves:
-        pod = snapshot.pods.by_key[move.pod]
-        if pod.wire is None or network is None or not is_planned(pod):
-            continue
-        group = network.group_of(pod.namespace, pod.wire.group)
-        if group:
-            found[move.uid] = PlanQuestion(pod, group, pod.labels.get(WORKLOAD_LABEL, ""))
-    return found
-
-
-async def confirm(
-    unconfirmed: UnconfirmedDecision, asked: dict[str, PlanQuestion], history: History, place: AskPlanner
-) -> Confirmed:
-    """The decision without the moves that the planner would undo.
-
-    Args:
-        unconfirmed: with what a move to another node would be worth.
-        asked: see `questions`.
-        history: as `evaluate` left it.
-        place: the planner.
-    """
-    base, moves = unconfirmed.base, list[PendingMove]()
-    limits = base.settings.limits
-    promises: dict[str, tuple[PlanQuestion, Target]] = {}
-    for pending in unconfirmed.decision.pending:
-        question = asked.get(pending.move.uid)
-        if question is None:
-            moves.append(pending)
-            continue
-        confirmed, answer = await unconfirmed.ask(pending, question, place)
-        if not isinstance(answer, str):
-            promises[pending.move.uid] = question, answer
-            moves.append(confirmed)
-            continue
-        # While a zone is filled, each pod that goes there changes the answers about those that talk to it.
-        survival = pending.move.strategy == "ZoneSurvival"
-        first_s = base.settings.interval_s if survival else limits.workload_backoff_s
-        mark = mark_of(pending.move.uid)
-        history = back_off(history, mark, answer, first_s, base.now, most_s=limits.failure_backoff_s)
-    return Confirmed(unconfirmed.decide(moves), history, promises)
+    return UnconfirmedRound(base, RoundState(detectors, better_since), ended, load, misplacement)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
 from controller.descheduler.decision import Move
-from controller.descheduler.snapshot import World
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
@@ -37,12 +39,12 @@ class Result(NamedTuple):
         return self.kind in {"forbidden", "refused"}
 
 
-def why_outdated(world: World, move: Move) -> str:
+def why_outdated(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Host]) -> str:
     """Why a move does not hold any more, since it was planned some time ago; empty when it does.
 
     Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
     """
-    pod, target = world.pods.get(move.pod), world.nodes.get(move.target)
+    pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or pod.going or pod.node != move.node:
         return "the pod is gone, or about to be"
     if move.target and (target is None or not target.takes_pods):

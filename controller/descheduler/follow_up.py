@@ -208,8 +208,7 @@ def _is_usage_missing(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 def _left_zone(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement is in another zone; of nodes that are gone nothing can be held against the move."""
-    places = snapshot.network.place_of if snapshot.network is not None else {}
-    node = pending.move.node
+    places, node = snapshot.network.place_of, pending.move.node
     return node not in places or places[node] != places.get(pending.landed)
 
 
@@ -233,13 +232,8 @@ def _cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
     """Network cost of the replacement where it is; None when it cannot be told."""
-    pod = snapshot.pods.by_key.get(pending.landed_pod)
-    network = snapshot.network
-    if pod is None or network is None or pod.node not in network.place_of:
+    pod, place_of = snapshot.pods.by_key.get(pending.landed_pod), snapshot.network.place_of
+    score_table = snapshot.score_table_of(pod) if pod is not None and pod.node in place_of else None
+    if pod is None or score_table is None or score_table.neutral:
         return None
-    score_table = snapshot.score_table_of(pod)
-    return (
-        None
-        if score_table is None or score_table.neutral
-        else score_table.place_score(pod.node, network.place_of[pod.node]).cost
-    )
+    return score_table.place_score(pod.node, place_of[pod.node]).cost

@@ -90,12 +90,12 @@ class MisplacementRound:
 
     Args:
         base: the round.
-        network: the scheduler's view of groups and costs.
         loads: of nodes as LowNodeLoad has them, empty where it is off: a node that is over, or would be, is no target.
     """
 
-    def __init__(self, base: Round, network: State, loads: Iterable[NodeLoad]) -> None:
-        self._base, self._network = base, network
+    def __init__(self, base: Round, loads: Iterable[NodeLoad]) -> None:
+        self._base = base
+        self._network = network = base.snapshot.network
         self._config = base.settings.misplacement
         self._loads = {load.name: load for load in loads}
         self._single_zone = SingleZoneWorkloads(network)

@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.volumes import Volumes
-from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import (
-    Confirmed,
-    Evaluation,
-    RoundDecision,
-    RoundState,
-    confirm,
-    evaluate,
-    questions,
-)
+from controller.descheduler.config import DeschedulerConfig
+from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
 from controller.descheduler.decision import Move
 from controller.descheduler.evict import Result, evict, why_outdated
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, back_off, remove_move
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
-from controller.descheduler.snapshot import BUDGETS, Budget, World
+from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader, UsageSource
 from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
-from controller.scheduler.state import State
+from controller.scheduler.placement.inputs import PlanInputs
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -60,13 +53,10 @@ class Descheduler:
 
     Args:
         client: fenced by the leadership.
-        caches: nodes, AppGroups and NetworkTopologies; the disruption budgets are watched here, and only while leading,
-            since nobody else needs them.
+        caches: nodes and pods; the disruption budgets are watched here, and only while leading, since nobody else needs them.
         config: its section, checked.
-        network: the scheduler's state, so that both judge misplacement alike.
-        volumes: from where the data of pods can be reached.
+        inputs: what plans are made from, so that both see one cluster; told which nodes are hot, so that plans avoid them.
         planner: places pods of AppGroups, and is asked before one of them is moved.
-        set_hot_nodes: told which nodes are hot, so that plans avoid them.
         source: of usage; by default what the configuration names.
     """
 
@@ -78,33 +68,26 @@ class Descheduler:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        namespace: str,
-        network: State,
-        volumes: Volumes,
+        inputs: PlanInputs,
         planner: GroupPlans,
-        set_hot_nodes: Callable[[frozenset[str]], None],
         source: UsageSource | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._caches, self._config, self._wall = client, caches, config, wall
-        self._settings: Settings = config.compiled()
+        self._client, self._caches, self._wall = client, caches, wall
+        self._enabled, self._settings = config.enabled, config.compiled()
         self._usage = UsageSmoother(self._settings.interval_s / 2, self._settings.expiry_s)
-        self._source, self._planner, self._set_hot_nodes = source, planner, set_hot_nodes
-        self._store = HistoryStore(client, namespace)
+        self._source = source or UsageReader(config.usage, client)
+        self._inputs, self._planner = inputs, planner
+        self._store = HistoryStore(client, caches.home)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = RoundReporter(recorder)
         self._history, self._state = History(), RoundState()
         self._thread = ThreadPoolExecutor(1, "descheduler")
-        self.world = World(network, volumes, feeds_network=False)
         self._budgets: Reflector[Budget] = Reflector(client, BUDGETS, Budget)
-        self._budgets.subscribe(self.world.take_budget)
-        if config.enabled:
-            caches.nodes.subscribe(self.world.take_node)
-            caches.pods.subscribe(self.world.take_pod)
 
     async def run(self) -> None:
         """Run rounds until cancelled; does nothing where the descheduler is not enabled."""
-        if not self._config.enabled:
+        if not self._enabled:
             await asyncio.Event().wait()
         self._metrics.count_from_zero()
         # What was listed while this replica led before may be hours old; rounds wait for a fresh list.
@@ -113,7 +96,7 @@ class Descheduler:
             await supervise({"budgets": self._budgets.run(), "rounds": self._rounds()})
         finally:
             self._metrics.clear()
-            self._set_hot_nodes(frozenset())
+            self._inputs.node_cache.set_hot_nodes(frozenset())
 
     async def _rounds(self) -> None:
         await self._caches.pods.synced.wait()
@@ -157,45 +140,43 @@ class Descheduler:
         """
         batch = await self._read_usage()
         now = self._wall()
-        found = await self._evaluate(batch, now, survival_only=survival_only)
-        self._history, self._state = found.history, found.unconfirmed.decision.state
-        self._report_refused(found.refused)
-        for end in found.ended:
+        unconfirmed, refused = await self._decide(batch, now, survival_only=survival_only)
+        decision = unconfirmed.decision
+        self._history, self._state = decision.history, decision.state
+        self._report_refused(refused)
+        for end in decision.ended:
             self._metrics.count_end(end)
             self._reporter.report_end(end)
-        self._set_hot_nodes(frozenset(n for n, detector in self._state.detectors.items() if detector.warm))
-        asked = questions(found.snapshot, found.unconfirmed.decision.plan.moves)
-        confirmed = await confirm(found.unconfirmed, asked, self._history, self._planner.simulate_replacement)
-        self._history, decision = confirmed.history, confirmed.decision
+        warm = frozenset(name for name, detector in self._state.detectors.items() if detector.warm)
+        self._inputs.node_cache.set_hot_nodes(warm)
+        decision = await unconfirmed.confirm(self._planner.simulate_replacement)
+        self._history = decision.history
         if not survival_only:
             self._metrics.show_round(decision)
             self._reporter.report_plan(decision.plan)
             await self._taint(decision)
-        self._promise(confirmed)
+        self._promise(decision)
         await self._execute(decision)
         self._metrics.show_history(self._history, self._settings, now)
         if not survival_only:
             self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
-    async def _evaluate(self, batch: UsageBatch, now: float, *, survival_only: bool) -> Evaluation:
-        """In a thread, of a copy of the world: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
+    async def _decide(
+        self, batch: UsageBatch, now: float, *, survival_only: bool
+    ) -> tuple[UnconfirmedRound, Counter[Refusal]]:
+        """In a thread, of a copy of the cluster: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
 
         The rounds of one process have one thread: one that a lost leadership left behind ends before the next begins.
         """
-        world, usage, history, state, settings = (
-            self.world.copy(),
-            self._usage,
-            self._history,
-            self._state,
-            self._settings,
-        )
+        snapshot = take_snapshot(self._inputs, self._caches.pods.items, self._budgets)
+        usage, history, state, settings = self._usage, self._history, self._state, self._settings
 
-        def work() -> Evaluation:
+        def work() -> tuple[UnconfirmedRound, Counter[Refusal]]:
             with self._metrics.plan_seconds.time():
-                return evaluate(
-                    world, usage, batch, history, state, settings=settings, now=now, survival_only=survival_only
-                )
+                refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
+                seen = replace(snapshot, usage=usage.view(now))
+                return decide(seen, history, state, settings, now, survival_only=survival_only), refused
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
@@ -207,7 +188,7 @@ class Descheduler:
         """
         if not self._settings.taint_hot_nodes or self._settings.is_dry("LowNodeLoad"):
             return
-        wanted = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self.world.nodes)
+        wanted = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
         for name, patch in taint_patches(self._caches.nodes.items, wanted).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, kind=JSON_PATCH)
@@ -215,12 +196,12 @@ class Descheduler:
                 if error.status not in CHANGED_SINCE:
                     raise
 
-    def _promise(self, confirmed: Confirmed) -> None:
+    def _promise(self, decision: RoundDecision) -> None:
         """Before the eviction: the replacement may be there before its answer."""
-        for move in confirmed.decision.plan.moves:
-            if move.uid in confirmed.promises and not self._is_dry(move) and not why_outdated(self.world, move):
-                question, target = confirmed.promises[move.uid]
-                known = {p.key for p in self.world.pods.values() if p.workload == question.pod.workload} - {move.pod}
+        for move in decision.plan.moves:
+            if move.uid in decision.promises and not self._is_dry(move) and not self._why_outdated(move):
+                question, target = decision.promises[move.uid]
+                known = {p.key for p in self._caches.pods if p.workload == question.pod.workload} - {move.pod}
                 self._planner.expect(
                     question.group,
                     question.workload,
@@ -231,10 +212,7 @@ class Descheduler:
                 )
 
     async def _read_usage(self) -> UsageBatch:
-        if self._source is None:
-            self._source = UsageReader(self._config.usage, self._client)
         batch = await self._source.read()
-        self._metrics.faults.inc(len(batch.faults))
         first = batch.faults[0] if batch.faults else ""
         what = "usage not read, nodes without it are left alone" if first else "usage is read again"
         log.change("usage", first.partition(":")[0], what, error=first)
@@ -255,7 +233,7 @@ class Descheduler:
             if stopped_by is not None:
                 self._history = remove_move(self._history, pending)
                 continue
-            why = why_outdated(self.world, pending.move)
+            why = self._why_outdated(pending.move)
             dry = self._is_dry(pending.move)
             result = Result("gone", why) if why else await evict(self._client, pending.move, dry_run=dry)
             self._record(pending, result)
@@ -264,6 +242,9 @@ class Descheduler:
             until_s = self._wall() + stopped_by.retry_after_s
             self._history = msgspec.structs.replace(self._history, hold_until_s=until_s)
         await self._store.save(self._history)
+
+    def _why_outdated(self, move: Move) -> str:
+        return why_outdated(move, self._caches.pods.items, self._inputs.node_cache.hosts)
 
     def _is_dry(self, move: Move) -> bool:
         return self._settings.is_dry(move.strategy)

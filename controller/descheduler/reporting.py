@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
+from collections import Counter as Counts
 from collections.abc import Mapping
 from typing import get_args
 
@@ -145,7 +145,6 @@ class DeschedulerMetrics:
         )
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         self.refused = counter("usage_refused", "Usage readings that were not believed.", "reason")
-        self.faults = counter("usage_faults", "Questions for usage that got no answer.")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
             "Time to decide one round.",
@@ -155,9 +154,7 @@ class DeschedulerMetrics:
         self._nodes = gauge("nodes", "Nodes by pool and load.", "pool", "load")
         self._hot = gauge("hot_nodes", "Nodes found hot for long enough.")
         self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round could not relieve as needed.")
-        self._planned = gauge("planned_moves", "Moves of the newest round.", "strategy")
         self._skipped = gauge("skipped_pods", "Pods that should go and stay, by condition.", "condition")
-        self._pending = gauge("pending_moves", "Moves whose outcome is not known yet.")
         self._backed_off = gauge("backed_off", "Workloads and replicas that are not moved for a while.", "kind")
         self._spent = gauge("hourly_budget_spent", "Evictions of the last hour.")
         self._limit = gauge("hourly_budget", "Evictions allowed in an hour.")
@@ -176,25 +173,19 @@ class DeschedulerMetrics:
         """Show what was decided."""
         plan = decision.plan
         self._nodes.clear()
-        by_pool: dict[str, Tally[str]] = {}
-        for state in plan.nodes:
-            by_pool.setdefault(state.pool, Tally())[state.kind] += 1
-        for pool, tally in by_pool.items():
+        counts = Counts((state.pool, state.kind) for state in plan.nodes)
+        for pool in {state.pool for state in plan.nodes}:
             for kind in KINDS:
-                self._nodes.labels(pool, kind).set(tally[kind])
+                self._nodes.labels(pool, kind).set(counts[pool, kind])
         self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.hot))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
-        strategies = Tally(move.strategy for move in plan.moves)
-        for strategy in STRATEGIES:
-            self._planned.labels(strategy).set(strategies[strategy])
         self._skipped.clear()
         for condition, count in plan.skipped.items():
             self._skipped.labels(condition).set(count)
 
     def show_history(self, history: History, settings: Settings, now: float) -> None:
         """Show what is remembered."""
-        self._pending.set(len(history.pending))
-        kinds = Tally("workload" if "/" in key else "replica" for key in history.backoffs if history.backoff(key, now))
+        kinds = Counts("workload" if "/" in key else "replica" for key in history.backoffs if history.backoff(key, now))
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
         self._spent.set(history.evictions_since(now - HOUR_S))
@@ -217,7 +208,7 @@ class DeschedulerMetrics:
 
     def clear(self) -> None:
         """Take back what only the leader knows."""
-        for labelled in (self._nodes, self._planned, self._skipped, self._stopped, self._backed_off):
+        for labelled in (self._nodes, self._skipped, self._stopped, self._backed_off):
             labelled.clear()
-        for plain in (self._hot, self._stuck, self._pending, self._spent):
+        for plain in (self._hot, self._stuck, self._spent):
             plain.set(0)

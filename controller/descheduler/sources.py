@@ -13,7 +13,7 @@ from controller.descheduler.config import UsageConfig
 from controller.descheduler.usage import CPU, MEMORY, UsageBatch, UsageReading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
-from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
+from kubekit.errors import ApiError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
 from netperf.contract import BANDWIDTH
 
@@ -47,27 +47,18 @@ class _PodMetrics(Object, frozen=True):
 
 
 class UsageReader:
-    """Asks the sources that are configured: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything.
-
-    Raises:
-        ConfigError: Prometheus is wanted, and its address is missing or none.
-    """
+    """Asks the sources that are configured: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything."""
 
     def __init__(self, config: UsageConfig, client: Client, wall: Callable[[], float] = time.time) -> None:
         self._config, self._client, self._wall = config, client, wall
-        if config.prometheus.url:
-            self._prometheus("")
-        elif config.source == "prometheus":
-            raise ConfigError(URL_FIELD, "is empty, and usage.source is prometheus")
-
-    def _prometheus(self, token: str) -> PrometheusClient:
-        return PrometheusClient(self._config.prometheus.url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD)
 
     async def read(self) -> UsageBatch:
         """Ask all at once."""
-        from_api = self._config.source == "metrics.k8s.io"
+        from_api, url = self._config.source == "metrics.k8s.io", self._config.prometheus.url
+        if not from_api and not url:
+            return UsageBatch(faults=(f"{URL_FIELD}: is empty, and usage.source is prometheus",))
         asked = [self._read_metrics_api()] if from_api else []
-        if self._config.prometheus.url:
+        if url:
             asked.append(self._read_prometheus((BANDWIDTH,) if from_api else (CPU, MEMORY, BANDWIDTH)))
         batches = await asyncio.gather(*asked)
         return UsageBatch(
@@ -116,7 +107,8 @@ class UsageReader:
                     found += _named(resource, series, labels[kind])
             return tuple(found)
 
-        async with self._prometheus(token) as client:
+        url = self._config.prometheus.url
+        async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
             nodes, pods = await asyncio.gather(ask(client, 0), ask(client, 1))
         return UsageBatch(nodes, pods, tuple(faults))
 

@@ -100,6 +100,9 @@ class UsageView(NamedTuple):
     expired: frozenset[str] = frozenset()
 
 
+NO_USAGE = UsageView({}, {})
+
+
 def refusal_of(reading: UsageReading, now: float, expiry_s: float) -> Refusal | None:
     """Why a reading must not be believed; None when it may be."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):

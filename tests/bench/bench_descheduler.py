@@ -11,6 +11,7 @@ import gc
 import resource
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +20,13 @@ import msgspec
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import Evaluation, RoundState, evaluate
+from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.history import History
-from controller.descheduler.snapshot import World
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.state import State
 from kubekit.runtime import compact_memory
 from kubekit.wire import Node, format_time
+from tests.support.descheduled import World
 
 SMALL, LARGE = (500, 10_000), (5_000, 100_000)
 NOW_S = 1_800_000_000.0
@@ -93,15 +93,15 @@ class _Holds(NamedTuple):
 
 class _Cluster:
     def __init__(self, nodes: int, pods: int) -> None:
-        self._world = World(State(SchedulerConfig(), "netaware-system"))
+        self._world = World()
         self._names = [f"node-{i:05}" for i in range(nodes)]
         for name in self._names:
-            self._world.take_node(name, None, msgspec.convert(_node(name), Node))
+            self._world.take_node(name, msgspec.convert(_node(name), Node))
         decoder, reader = msgspec.json.Decoder(GroupPod), PodReader()
         self._pods: list[tuple[str, int]] = []
         for i in range(pods):
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
-            self._world.take_pod(pod.metadata.key, None, reader.read(pod))
+            self._world.take_pod(pod.metadata.key, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
         self._book = UsageSmoother(30, 180)
         self._settings = _settings()
@@ -115,25 +115,25 @@ class _Cluster:
             now = NOW_S + 60 * i
             batch = self._batch(now)
             started = time.perf_counter()
-            decision = self._evaluate(self._world, batch, now).unconfirmed.decision
+            decision = self._decide(self._world.snapshot(), batch, now)
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
             hot = sum(1 for state in decision.plan.nodes if state.kind == "over")
         return _Rounds(min(seconds), moves, hot)
 
-    def _evaluate(self, world: World, batch: UsageBatch, now: float) -> Evaluation:
-        return evaluate(
-            world, self._book, batch, History(), RoundState(), settings=self._settings, now=now, confirmed=True
-        )
+    def _decide(self, snapshot: LoadSnapshot, batch: UsageBatch, now: float) -> RoundDecision:
+        self._book.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
+        seen = replace(snapshot, usage=self._book.view(now))
+        return decide(seen, History(), RoundState(), self._settings, now, confirmed=True).decision
 
     def holds(self) -> _Holds:
         """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""
 
         async def here(batch: UsageBatch, now: float) -> None:
-            self._evaluate(self._world, batch, now)
+            self._decide(self._world.snapshot(), batch, now)
 
         async def apart(batch: UsageBatch, now: float) -> None:
-            await asyncio.to_thread(self._evaluate, self._world.copy(), batch, now)
+            await asyncio.to_thread(self._decide, self._world.snapshot(), batch, now)
 
         found: list[float] = []
         for way in (here, apart, here, apart, here, apart):

@@ -32,13 +32,10 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundState, decide
-from controller.descheduler.follow_up import INEFFECTIVE, follow_up
+from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
 from controller.descheduler.history import History, add_moves
 from controller.descheduler.load import nodes_to_taint
-from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.state import State
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource, format_time
@@ -46,6 +43,7 @@ from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches
+from tests.support.descheduled import World
 
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 NODE_COUNT, ZONES, CORES, GIB = 30, 3, 8, 32
@@ -214,7 +212,7 @@ class Day:
             if bool(host.prefer_no_schedule_taints) != (name in names):
                 taints = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}] if name in names else None
                 body = {"spec": {"taints": taints}}
-                world.take_node(name, None, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))
+                world.take_node(name, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))
 
     def placed(self) -> Iterator[tuple[str, Workload, int, str]]:
         """Name, workload, replica and node of every bound pod."""
@@ -240,7 +238,7 @@ class Day:
                 self._slots[name] = workload, slot, body, pod.spec.node_name
         known = {f"{self.namespace}/{name}" for name in self._slots}
         for key in [key for key in world.pods if key not in known]:
-            world.take_pod(key, None, None)
+            world.take_pod(key, None)
         for name, (_, _, body, node) in self._slots.items():
             key = f"{self.namespace}/{name}"
             before = world.pods.get(key)
@@ -249,7 +247,7 @@ class Day:
                 if node:
                     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                 whole = {**body, "spec": {**body["spec"], "nodeName": node}, "status": status}
-                world.take_pod(key, None, self._reader.read(msgspec.convert(whole, GroupPod)))
+                world.take_pod(key, self._reader.read(msgspec.convert(whole, GroupPod)))
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -317,25 +315,24 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
     """Play one day."""
     async with day.ready():
         without = [heat_of(day, at_s)[0] for at_s in _rounds()]
-        world = World(State(SchedulerConfig(), "netaware-system"))
+        world = World()
         for node in nodes:
-            world.take_node(node.metadata.name, None, node)
+            world.take_node(node.metadata.name, node)
         history, state = History(), RoundState()
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
-        ends = []
+        ends = list[EndedMove]()
         for at_s in _rounds():
             now = BEGIN_S + at_s
             heat, view = heat_of(day, at_s)
             heats.append(heat)
             day.show(world)
             snapshot = world.snapshot(view)
-            history, ended = follow_up(snapshot, history, settings.limits, now)
-            ends += ended
             began = time.perf_counter()
             decision = decide(snapshot, history, state, settings, now).decision
             took.append(time.perf_counter() - began)
-            state, history = decision.state, add_moves(history, decision.pending)
+            ends += decision.ended
+            state, history = decision.state, add_moves(decision.history, decision.pending)
             if settings.taint_hot_nodes:
                 await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:

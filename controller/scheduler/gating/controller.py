@@ -89,8 +89,9 @@ class GatingController:
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, clock)
         self._process = PlanningProcess(self.node_cache)
+        self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared)
         self.plans = GroupPlans(
-            PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared),
+            self.inputs,
             self._pods.of,
             config=config.gates,
             metrics=self.metrics,

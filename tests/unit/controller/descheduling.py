@@ -12,17 +12,17 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import RoundDecision, RoundState, confirm, decide
+from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.decision import Move
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
 from controller.descheduler.node_load import Detector
-from controller.descheduler.snapshot import LoadSnapshot, PdbState, PodIndex, World, by_namespace
+from controller.descheduler.snapshot import Budget, LoadSnapshot
 from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
-from kubekit.selectors import parse
 from kubekit.wire import Node, format_time
+from tests.support.descheduled import World
 
 # Tests take what they build, read and answer with from here too: one place to change when the product renames it.
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "GI",
     "NOW_S",
     "BackOff",
+    "Budget",
     "Days",
     "DeschedulerConfig",
     "Detector",
@@ -38,10 +39,8 @@ __all__ = [
     "Host",
     "LoadSnapshot",
     "MoveResult",
-    "PdbState",
     "PendingMove",
     "PersistentVolume",
-    "PodIndex",
     "PodInfo",
     "RoundDecision",
     "RoundState",
@@ -58,8 +57,6 @@ __all__ = [
     "add_moves",
     "amounts",
     "budget",
-    "by_namespace",
-    "confirm",
     "decide",
     "decided",
     "follow_up",
@@ -183,19 +180,29 @@ def snapshot(
     node_usage: Mapping[str, Mapping[str, float]],
     pod_usage: Mapping[str, Mapping[str, float]] | None = None,
     *,
-    budgets: Iterable[PdbState] = (),
-    network: Any = None,
+    budgets: Iterable[Budget] = (),
     expired: Iterable[str] = (),
+    volumes: Volumes | None = None,
 ) -> LoadSnapshot:
     """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
+    world = World(volumes=volumes)
+    world.nodes.update((n.name, n) for n in nodes)
+    world.pods.update((p.key, p) for p in pods)
+    world.budgets += budgets
     used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
-    view = UsageView(node_usage, used, frozenset(expired))
-    return LoadSnapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(budgets), network)
+    return world.snapshot(UsageView(node_usage, used, frozenset(expired)))
 
 
-def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PdbState:
-    """A PodDisruptionBudget."""
-    return PdbState(f"{namespace}/{name}", namespace, parse(selector), allowed)
+def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> Budget:
+    """A PodDisruptionBudget of the pods that have a label, ``app`` or ``app=web``; of all where it names none."""
+    key, is_value, value = selector.partition("=")
+    has_label = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
+    body = {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": {"matchExpressions": [has_label] if selector else []}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+    return msgspec.convert(body, Budget)
 
 
 def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
@@ -286,11 +293,10 @@ class Days:
         while passed_s < start_s + seconds:
             now = NOW_S + passed_s
             view = self._look(now)
-            self.history, ends = follow_up(view, self.history, self._rules.limits, now)
-            self.ends += ends
             decision = self.last = decided(view, self.history, self.state, self._rules, now)
+            self.ends += decision.ended
             self.state = decision.state
-            self.history = add_moves(self.history, decision.pending)
+            self.history = add_moves(decision.history, decision.pending)
             for move in decision.plan.moves:
                 self.moves.append((passed_s, move.pod))
                 self._evict(move.pod, now)

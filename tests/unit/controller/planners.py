@@ -17,9 +17,9 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
 from controller.descheduler.fit import Fit
 from controller.descheduler.predictor import ReplacementPredictor
-from controller.descheduler.snapshot import World as DeschedulerWorld
-from controller.descheduler.usage import UsageView
+from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.scheduler.placement.inputs import PlanInputs
 from kubekit.wire import Node
 from tests.unit.controller.leader import World
 
@@ -120,10 +120,6 @@ class Planners(World):
 
     def _predicted(self, pod: GroupPod) -> list[str]:
         """By the descheduler, as if it were the replacement of an evicted pod."""
-        world = DeschedulerWorld(self.state, self.volumes, feeds_network=False)
-        for node in self.file.nodes:
-            world.take_node(node.metadata.name, None, node)
-        for info in self._read():
-            world.take_pod(info.key, None, info)
-        snapshot = world.snapshot(UsageView({}, {}))
+        inputs = PlanInputs(self.state, self.node_cache, self.volumes)
+        snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])
         return list(ReplacementPredictor(snapshot, Fit(snapshot)).predict(PodReader().read(pod), lambda _: "").chances)

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from controller.cli.deschedule import Deschedule
+from controller.cli.deschedule import Deschedule, Preview, states_of
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.session import Session
 from controller.descheduler.conditions import CONDITIONS
-from controller.descheduler.preview import Preview, states_of
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError

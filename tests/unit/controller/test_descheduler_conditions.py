@@ -11,11 +11,11 @@ from controller.descheduler.conditions import CONDITIONS
 from tests.unit.controller.descheduling import (
     NOW_S,
     BackOff,
+    Budget,
     Eviction,
     History,
     Host,
     MoveResult,
-    PdbState,
     PodInfo,
     RoundDecision,
     amounts,
@@ -41,7 +41,7 @@ def hot_with(
     cpu: float | None = 0.5,
     memory: History | None = None,
     idle: Host = BIG,
-    budgets: Iterable[PdbState] = (),
+    budgets: Iterable[Budget] = (),
     **sections: Any,
 ) -> RoundDecision:
     """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""

@@ -14,7 +14,7 @@ from controller.descheduler.decision import Move
 from controller.descheduler.evict import evict, why_outdated
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from tests.unit.controller.descheduling import SchedulerConfig, State, World, node, pod
+from tests.unit.controller.descheduling import node, pod
 
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 FINE: Answer = (201, {"kind": "Status", "status": "Success"}, {})
@@ -108,9 +108,7 @@ async def test_a_dry_run_asks_the_api_server_without_evicting() -> None:
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
 def test_a_move_whose_target_takes_no_pods_any_more_is_none(unschedulable: bool, ready: bool) -> None:
-    world = World(State(SchedulerConfig(), "netaware-system"))
-    world.pods["default/p"] = pod("p", "n")
-    world.nodes = {"n": node("n"), "m": node("m")}
-    assert why_outdated(world, move()) == ""
-    world.nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
-    assert why_outdated(world, move()) == "node m, where it was to go, takes no pods any more"
+    pods, nodes = {"default/p": pod("p", "n")}, {"n": node("n"), "m": node("m")}
+    assert why_outdated(move(), pods, nodes) == ""
+    nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
+    assert why_outdated(move(), pods, nodes) == "node m, where it was to go, takes no pods any more"

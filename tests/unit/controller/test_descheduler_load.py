@@ -22,7 +22,6 @@ from tests.unit.controller.descheduling import (
     Target,
     amounts,
     budget,
-    confirm,
     decide,
     decided,
     moved,
@@ -443,7 +442,8 @@ async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     async def place(_group: str, _key: str, _turn: int) -> Target:
         return Target(node="idle")
 
-    found = (await confirm(unconfirmed, asked, History(), place)).decision
+    unconfirmed.questions.update(asked)
+    found = await unconfirmed.confirm(place)
     assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
     assert found.plan.moves[0].target_after["cpu"] == pytest.approx(100 * 1.7 / 4)
     (skip,) = found.plan.skips
@@ -468,9 +468,9 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
     history, moves = History(), []
     for i in range(8):
         unconfirmed = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, confirmed=True)
-        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(unconfirmed.decision) else {}
-        found = await confirm(unconfirmed, asked, history, place)
+        unconfirmed.questions[first.uid] = PlanQuestion(first, "default/g", "w")
+        found = await unconfirmed.confirm(place)
         history = found.history
-        moves.append(moved(found.decision))
+        moves.append(moved(found))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
     assert asked_for == ["default/first"] * 2, "asked again after five minutes, then ten, and so on"

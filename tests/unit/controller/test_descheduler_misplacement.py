@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,31 +10,23 @@ import pytest
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup, NetworkTopology
-from controller.cluster.services import Service
-from controller.descheduler.decide import questions
-from controller.descheduler.preview import preview
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
-from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import Node, Resource, format_time
+from kubekit.wire import Node, format_time
 from tests.unit.controller.descheduling import (
     NOW_S,
-    DeschedulerConfig,
     History,
     LoadSnapshot,
     RoundDecision,
     RoundState,
     SchedulerConfig,
-    State,
     Target,
-    UsageBatch,
     UsageView,
     World,
     amounts,
-    confirm,
     decide,
     follow_up,
+    mark_of,
     moved,
     pending_move,
     read,
@@ -59,7 +51,7 @@ def cluster(
 ) -> World:
     """Two nodes per zone; workload ``web`` depends on ``db``; pods named ``workload-n`` on the nodes given."""
     overhead = NetworkOverheadArgs(score_dependents=score_dependents)
-    world = World(State(SchedulerConfig(network_overhead=overhead), "netaware-system"))
+    world = World(SchedulerConfig(network_overhead=overhead))
     for zone in ZONES:
         for i in (1, 2):
             name = f"{zone}-n{i}"
@@ -74,7 +66,7 @@ def cluster(
                     "conditions": [{"type": "Ready", "status": "True"}],
                 },
             }
-            world.take_node(name, None, msgspec.convert(document, Node))
+            world.take_node(name, msgspec.convert(document, Node))
     both = {**(costs or CHEAP), **{(b, a): cost for (a, b), cost in (costs or CHEAP).items()}}
     origins = [
         {
@@ -110,7 +102,7 @@ def cluster(
     world.network.take_group("default/shop", None, msgspec.convert(group, AppGroup))
     for name, on in placed.items():
         pod = pod_document(name, on, ready=name not in not_ready, labels=(labels or {}).get(name), requests=requests)
-        world.take_pod(f"default/{name}", None, read(pod))
+        world.take_pod(f"default/{name}", read(pod))
     return world
 
 
@@ -140,7 +132,7 @@ def pod_document(
 
 
 def plan(
-    world: World,
+    world: World | LoadSnapshot,
     *,
     confirmed: bool = True,
     survival_only: bool = False,
@@ -152,7 +144,7 @@ def plan(
     **misplacement: Any,
 ) -> RoundDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement})
-    view = world.snapshot(UsageView(usage or {}, {}))
+    view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
     unconfirmed = decide(
         view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed, survival_only=survival_only
     )
@@ -231,6 +223,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         node="z3-n1",
         at_s=NOW_S,
         group="default/shop",
+        known=tuple(map(mark_of, ("uid-web-1", "uid-web-2"))),
     )
     assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
 
@@ -262,7 +255,7 @@ def test_protected_pods_stay_where_they_are() -> None:
     for name, on in (("web-1", "z3-n1"), ("db-1", "z1-n1")):
         document = pod_document(name, on)
         document["metadata"]["annotations"] = {"descheduler.alpha.kubernetes.io/evict": "false"}
-        world.take_pod(f"default/{name}", None, read(document))
+        world.take_pod(f"default/{name}", read(document))
     decision = plan(world)
     assert moved(decision) == []
     assert decision.plan.skipped == {"protected": 2}
@@ -288,8 +281,8 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
     for on, outcome in (("z1-n1", "helped"), ("z3-n2", "cost-not-fallen")):
         world = cluster({"db-1": "z1-n1"})
         newborn = pod_document("web-2", on, created_s=NOW_S - 390)
-        world.take_pod("default/web-2", None, read(newborn))
-        view: LoadSnapshot = world.snapshot(UsageView({}, {}))
+        world.take_pod("default/web-2", read(newborn))
+        view: LoadSnapshot = world.snapshot()
         rules = settings().limits
         _, ended = follow_up(view, History(pending=(move,)), rules, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
@@ -306,7 +299,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
         document["spec"]["affinity"] = affinity
         if narrowed:
             document["metadata"]["annotations"] = {NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}
-        world.take_pod("default/web-1", None, read(document))
+        world.take_pod("default/web-1", read(document))
         assert len(plan(world).plan.moves) == moves
 
 
@@ -317,7 +310,7 @@ def planned(world: World) -> World:
         if known is not None:
             document = pod_document(name, known.node)
             document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
-            world.take_pod(f"default/{name}", known, read(document))
+            world.take_pod(f"default/{name}", read(document))
     return world
 
 
@@ -335,9 +328,9 @@ async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, 
         return None
 
     for _ in waits_s:
-        view = world.snapshot(UsageView({}, {}))
+        view = world.snapshot()
         unconfirmed = decide(view, history, RoundState(), rules, now, confirmed=True)
-        history = (await confirm(unconfirmed, questions(view, unconfirmed.decision.plan.moves), history, place)).history
+        history = (await unconfirmed.confirm(place)).history
         (backoff,) = history.backoffs.values()
         waits.append(backoff.until_s - now)
         now = backoff.until_s
@@ -359,11 +352,10 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     answers: tuple[str | None, ...], target: str, kind: str
 ) -> None:
     world = planned(cluster(APART))
-    view = world.snapshot(UsageView({}, {}))
+    view = world.snapshot()
     rules = settings(misplacement={"enabled": True})
     unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
-    asked = questions(view, unconfirmed.decision.plan.moves)
-    assert [(q.group, q.workload) for q in asked.values()] == [("default/shop", "web")]
+    assert [(q.group, q.workload) for q in unconfirmed.questions.values()] == [("default/shop", "web")]
 
     async def place(_: str, key: str, turn: int) -> Target | None:
         assert key == "default/web-1"
@@ -372,54 +364,8 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
             raise PlanningError("TooManyPods", "too many")
         return None if answer is None else Target(node=answer)
 
-    found = await confirm(unconfirmed, asked, History(), place)
-    assert [move.target for move in found.decision.plan.moves] == ([target] if target else [])
-    assert [p.move.target for p in found.decision.pending] == ([target] if target else [])
-    assert [s.condition for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
+    found = await unconfirmed.confirm(place)
+    assert [move.target for move in found.plan.moves] == ([target] if target else [])
+    assert [p.move.target for p in found.pending] == ([target] if target else [])
+    assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
     assert bool(found.promises) is bool(target)
-
-
-class Listed:
-    """In the place of a client and of a source of usage: a cluster's objects, and no usage."""
-
-    def __init__(self, objects: dict[str, list[Any]]) -> None:
-        self._objects = objects
-
-    async def list(self, resource: Resource, _type: type[Any]) -> list[Any]:
-        return self._objects.get(resource.kind, [])
-
-    async def get(self, *_: object, **__: object) -> Any:
-        raise ApiError(404, "NotFound", "there is none")
-
-    async def read(self) -> UsageBatch:
-        return UsageBatch()
-
-
-@pytest.mark.parametrize(("distribution", "goes"), [("", ["web-1"]), ("PreferSameZone", [])])
-async def test_a_dry_run_weighs_calls_by_who_answers_them_as_the_leader_does(
-    distribution: str, goes: list[str]
-) -> None:
-    world = cluster({"web-1": "z1-n1", "db-1": "z1-n1", "db-2": "z3-n1", "db-3": "z3-n2"})
-    spec = {"selector": {"appgroup.diktyo.x-k8s.io.workload": "db"}, "trafficDistribution": distribution}
-    names = {"topology.kubernetes.io/region": "r1"}
-    ready = {"allocatable": {"cpu": "4", "pods": "10"}, "conditions": [{"type": "Ready", "status": "True"}]}
-    nodes = [
-        {"metadata": {"name": name, "labels": {**names, "topology.kubernetes.io/zone": name[:2]}}, "status": ready}
-        for name in world.nodes
-    ]
-    client = Listed(
-        {
-            "Node": [msgspec.convert(document, Node) for document in nodes],
-            "Pod": [found.wire for found in world.pods.values()],
-            "AppGroup": list(world.network.groups.values()),
-            "NetworkTopology": list(world.network._costs._topologies.values()),
-            "Service": [msgspec.convert({"metadata": {"name": "db", "namespace": "default"}, "spec": spec}, Service)],
-        }
-    )
-    sections = {"misplacement": {"enabled": True}, "protection": {"minReplicas": 1}}
-    config = msgspec.convert(sections, DeschedulerConfig)
-    rules = SchedulerConfig(network_overhead=NetworkOverheadArgs(score_dependents=False))
-    shown = await preview(
-        cast("Client", client), config, namespace="netaware-system", scheduler=rules, source=client, now=NOW_S
-    )
-    assert [move.pod.partition("/")[2] for move in shown.plan.moves] == goes

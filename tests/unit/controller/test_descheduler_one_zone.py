@@ -10,7 +10,6 @@ from tests.unit.controller.descheduling import (
     NOW_S,
     History,
     RoundState,
-    UsageView,
     World,
     add_moves,
     amounts,
@@ -77,8 +76,8 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
     )
     for on, outcome in (("z2-n1", "helped"), ("z1-n2", "returned"), ("z1-n1", "returned")):
         world = cluster({"db-1": "z1-n1"})
-        world.take_pod("default/web-3", None, read(pod_document("web-3", on, created_s=NOW_S - 390)))
-        memory, ended = follow_up(world.snapshot(UsageView({}, {})), History(pending=(move,)), settings().limits, NOW_S)
+        world.take_pod("default/web-3", read(pod_document("web-3", on, created_s=NOW_S - 390)))
+        memory, ended = follow_up(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
         assert ("default/ReplicaSet/web-rs" in memory.backoffs) == (outcome == "returned")
 
@@ -91,15 +90,14 @@ def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
     memory, state, moves = History(), RoundState(), []
     for minute in range(0, 2 * 1440, 5):
         now = NOW_S + 60 * minute
-        view = world.snapshot(UsageView({}, {}))
-        memory, _ = follow_up(view, memory, rules.limits, now)
+        view = world.snapshot()
         decision = decided(view, memory, state, rules, now)
-        state, memory = decision.state, add_moves(memory, decision.pending)
+        state, memory = decision.state, add_moves(decision.history, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
-            world.take_pod(move.pod, world.pods[move.pod], None)
+            world.take_pod(move.pod, None)
             heir = f"web-{minute}"
-            world.take_pod(f"default/{heir}", None, read(pod_document(heir, move.target, created_s=now)))
+            world.take_pod(f"default/{heir}", read(pod_document(heir, move.target, created_s=now)))
     assert moves == [("ZoneSurvival", "z2-n1")]
 
 

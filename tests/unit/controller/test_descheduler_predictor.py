@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.descheduler import follow_up as follow_up_module
 from controller.descheduler.decision import NodeState
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import taint_patches
@@ -34,6 +33,7 @@ from tests.unit.controller.descheduling import (
     moved,
     node,
     once,
+    pending_move,
     pod,
     settings,
     snapshot,
@@ -160,14 +160,12 @@ def test_a_pod_is_counted_on_each_host_where_it_may_land() -> None:
 # What binds a replacement beside its own constraints
 
 
-def bound_by(spec: dict[str, Any], others: list[PodInfo], **more: Any) -> list[str]:
+def bound_by(spec: dict[str, Any], others: list[PodInfo], volumes: Volumes | None = None) -> list[str]:
     victim = pod("web", "hot", cpu="100m", labels={"app": "web"}, spec=spec)
     nodes = [node("hot", labels={"zone": "a"}), node("idle", labels={"zone": "b"})]
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
-    view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)})
-    rules = settings(protection={"volumeClaims": True})
-    view = LoadSnapshot(view.nodes, view.pods, view.usage, view.budgets, view.network, more.get("volumes", Volumes()))
-    return moved(once(view, rules))
+    view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)}, volumes=volumes)
+    return moved(once(view, settings(protection={"volumeClaims": True})))
 
 
 def sibling(name: str, on: str, **spec: Any) -> PodInfo:
@@ -393,12 +391,10 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
 
 
-def test_a_replacement_whose_move_has_no_outcome_yet_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    (first,) = once(snapshot(*HOT), settings()).pending
-    landed = msgspec.structs.replace(
-        first, at_s=NOW_S - 9e5, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 9e5
+def test_a_replacement_whose_move_has_no_outcome_yet_stays() -> None:
+    landed = pending_move(
+        node="elsewhere", at_s=NOW_S - 300, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 290
     )
-    monkeypatch.setattr(follow_up_module, "REPLICA_BACKOFF_S", 0.0)
     rules = settings()
     assert skips(once(replacement_on_a_hot_node(), rules, memory=History(pending=(landed,))))["q"] == "replica-backoff"
     assert moved(once(replacement_on_a_hot_node(), rules)) == ["q"]
