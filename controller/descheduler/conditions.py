@@ -31,7 +31,7 @@ class TargetFinder(Protocol):
         """Set the candidate's target and expected hosts to where kube-scheduler would put it; or why that is no gain."""
         ...
 
-    def room(self, candidate: Candidate) -> str:
+    def free_capacity(self, candidate: Candidate) -> str:
         """Why no pod of the candidate's node can go anywhere; empty when one may."""
         ...
 
@@ -103,7 +103,7 @@ def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, 
 # --- what holds for how long -----------------------------------------------------------------------------------------
 
 
-def _unsettled(round_: Round, candidate: Candidate) -> str:
+def _usage_lags(round_: Round, candidate: Candidate) -> str:
     recent = round_.unsettled[candidate.pod.node]
     return f"waiting until {recent} recent moves show in its usage" if recent else ""
 
@@ -170,7 +170,7 @@ def _usage(_: Round, candidate: Candidate) -> str:
 # --- what has been moved already -------------------------------------------------------------------------------------
 
 
-def _patience(round_: Round, _: Candidate) -> str:
+def _api_throttles(round_: Round, _: Candidate) -> str:
     left_s = round_.history.hold_until_s - round_.now
     return f"the API server asked to wait for another {left_s:.0f} s" if left_s > 0 else ""
 
@@ -252,49 +252,49 @@ def _unavailable(round_: Round, candidate: Candidate) -> str:
 REASON_CONDITIONS = (
     MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
               lambda _, c: c.waits, scope="node"),
-    MoveCondition("settled", "The node's usage shows the moves of the last `limits.usageLagS`.", _unsettled, LOAD, "node"),
+    MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lags, LOAD, "node"),
 )  # fmt: skip
 """Asked before anything else; a node or a pod that does not pass them is not reported as stuck."""
 POD_CONDITIONS = (
-    MoveCondition("protected", "It is no mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
+    MoveCondition("protected", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.barred),
-    MoveCondition("bare", "A controller makes its replacement, or `protection.barePods`.", _bare),
+    MoveCondition("bare", "A controller replaces it, or `protection.barePods` is set.", _bare),
     MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
-    MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims`.", _volume),
-    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage`.", _local_storage),
+    MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume),
+    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage),
     MoveCondition("priority", "Its priority is below `protection.priorityBelow`.", _priority),
     MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
     MoveCondition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
     MoveCondition("age", "It is older than `protection.minPodAgeS`.", _age),
     MoveCondition("replicas", "Its workload has `protection.minReplicas` pods.", _replicas),
-    MoveCondition("usage", "It is known to use what is exceeded on its node.", _usage, LOAD),
+    MoveCondition("usage", "It uses a resource that is exceeded on its node.", _usage, LOAD),
 )  # fmt: skip
 """What a pod is: asked of every pod of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped and landed as expected.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
-    MoveCondition("patience", "The API server did not ask to wait.", _patience, scope="round"),
+    MoveCondition("api-throttling", "The API server does not throttle evictions.", _api_throttles, scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
     MoveCondition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
-    MoveCondition("room", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
-              lambda _, c: c.finder.room(c), LOAD, "node"),
+    MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
+              lambda _, c: c.finder.free_capacity(c), LOAD, "node"),
     MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
-    MoveCondition("group-limit", "No other pod of its AppGroup is on the move.", _group_limit),
+    MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
     MoveCondition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
-    MoveCondition("replica-backoff", "It does not back off after a move of its own, or after the planner refused one.",
+    MoveCondition("replica-backoff", "Its back-off, after its own move or a refusal by the planner, has ended.",
               _replica_backoff),
-    MoveCondition("workload-backoff", "Its workload does not back off after moves that did not help.", _workload_backoff),
+    MoveCondition("workload-backoff", "Its workload's back-off, after moves that did not help, has ended.", _workload_backoff),
     MoveCondition("workload-limit", "`limits.perWorkload` moves within `limits.workloadBackoffS` are not reached.",
               _workload_limit),
     MoveCondition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
-    MoveCondition("disruption-budget", "Its PodDisruptionBudget allows a disruption, and there is only one.",
+    MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
               lambda r, c: r.budgets.refusal(c.pod)),
-    MoveCondition("node-fit", "A node that would be better fits it, by requests, usage and the scheduler's constraints.",
+    MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),
-    MoveCondition("prediction", "kube-scheduler puts its replacement where it is a gain, by `limits.minChancePercent`.",
+    MoveCondition("prediction", "kube-scheduler is expected to place its replacement on a better node (`limits.minChancePercent`).",
               lambda _, c: c.finder.predict(c), LOAD),
 )  # fmt: skip
-PLANNER = MoveCondition("planner", "Our planner, asked twice, puts the replacement of a pod of its own where it is a gain.",
+PLANNER = MoveCondition("planner", "If it was placed by a plan, the planner, asked twice, places its replacement on a better node.",
                     lambda _, c: c.planner)  # fmt: skip
 CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)

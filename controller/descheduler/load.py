@@ -172,7 +172,7 @@ class LoadRound:
         self._why[load.name] = why
         self._stuck.add(load.name)
 
-    def room(self, candidate: Candidate) -> str:
+    def free_capacity(self, candidate: Candidate) -> str:
         """See `controller.descheduler.conditions.TargetFinder`."""
         assert candidate.load is not None
         pool = self._pools[candidate.load.pool.name]

@@ -276,7 +276,7 @@ class MisplacementRound:
         """Its pods are placed by our planner."""
         return ""
 
-    def room(self, candidate: Candidate) -> str:  # noqa: ARG002
+    def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
         """Each node is asked by itself."""
         return ""
 

@@ -81,7 +81,10 @@ class Case(NamedTuple):
 CASES = [
     Case("lasting", {}, {"policy": {"anomalyCondition": {}}}, "over for 1 of 5 consecutive rounds"),
     Case(
-        "settled", {}, {"memory": History(pending=(pending_move(at_s=NOW_S - 60),))}, "1 recent moves show in its usage"
+        "usage-lag",
+        {},
+        {"memory": History(pending=(pending_move(at_s=NOW_S - 60),))},
+        "1 recent moves show in its usage",
     ),
     *(
         Case("protected", fields)
@@ -119,11 +122,16 @@ CASES = [
         {"memory": History(results=(MoveResult(NOW_S, "LowNodeLoad"),) * 4)},
         "0 of 4 moves in 24 h helped",
     ),
-    Case("patience", {}, {"memory": History(hold_until_s=NOW_S + 30)}, "the API server asked to wait for another 30 s"),
+    Case(
+        "api-throttling",
+        {},
+        {"memory": History(hold_until_s=NOW_S + 30)},
+        "the API server asked to wait for another 30 s",
+    ),
     Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
     Case("hour-limit", {}, {"limits": {"perHour": 1}, "memory": History(evictions=(Eviction(NOW_S - 3590, "x"),))}),
     Case("node-limit", {}, {"limits": {"perNode": 0}}, "limit of 0 evictions per node and round"),
-    Case("room", {}, ASKED_OF_NODES, "1 node has low load, and numberOfNodes asks for more than 1"),
+    Case("free-capacity", {}, ASKED_OF_NODES, "1 node has low load, and numberOfNodes asks for more than 1"),
     Case("namespace-limit", {}, {"limits": {"perNamespace": 0}}, "limit of 0 evictions per namespace and round"),
     Case(
         "group-limit",
