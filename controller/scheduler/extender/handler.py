@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -36,11 +36,11 @@ BY_POD = "the decision is handed over on the pod itself, by its node affinity"
 _NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
 
 
-class Question(msgspec.Struct, frozen=True):
+class Question(NamedTuple):
     """ExtenderArgs, of which the names stay as they are until they are needed."""
 
-    pod: ExtenderPod = ExtenderPod()
-    nodenames: msgspec.Raw = msgspec.Raw()
+    pod: ExtenderPod
+    nodenames: bytes
 
 
 class BadRequestError(Exception):
@@ -51,16 +51,7 @@ class BadRequestError(Exception):
         self.status = status
 
 
-class _GoQuestion(msgspec.Struct, frozen=True, rename="pascal"):
-    """The same as kube-scheduler writes it: Go's names, since the type gives no others."""
-
-    pod: ExtenderPod = ExtenderPod()
-    node_names: msgspec.Raw = msgspec.Raw()
-
-
-_decode_question = msgspec.json.Decoder(Question).decode
-_decode_go_question = msgspec.json.Decoder(_GoQuestion).decode
-_decode_asked_pod = msgspec.json.Decoder(ExtenderPod).decode
+_decode_pod = msgspec.json.Decoder(ExtenderPod).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -132,7 +123,7 @@ class Extender:
         if score_table.neutral:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
-            return self._answers.pass_all(bytes(question.nodenames)).body
+            return self._answers.pass_all(question.nodenames).body
         filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), score_table)
         self._metrics.count_filter(filtered.refused)
         return filtered.body
@@ -147,13 +138,13 @@ class Extender:
             return None
         _check_names(question.nodenames)
         try:
-            return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), score_table, target)
+            return self._answers.follow(pod.metadata.uid, question.nodenames, score_table, target)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _nodes_of(self, question: Question) -> Names:
         try:
-            return self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
+            return self._answers.names(question.pod.metadata.uid, question.nodenames)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
@@ -223,37 +214,22 @@ class Extender:
 
 
 def _question(body: bytes) -> Question:
+    """Keys may be written in any case, as Go reads them; kube-scheduler writes Go's names."""
     try:
-        if body.startswith(b'{"Pod"'):
-            found = _decode_go_question(body)
-            question = Question(found.pod, found.node_names)
-        else:
-            question = _decode_question(body)
+        fields = {key.lower(): value for key, value in _decode_fields(body).items()}
+        pod = _decode_pod(fields.get("pod", b"{}"))
     except DECODE_ERRORS as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
-    if not question.nodenames:
-        question = _other_spelling(body)
-    if bytes(question.nodenames) == b"null":
-        return msgspec.structs.replace(question, nodenames=msgspec.Raw(b"[]"))
-    return question
+    if "nodenames" not in fields:
+        msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
+        raise BadRequestError(msg)
+    names = bytes(fields["nodenames"])
+    return Question(pod, b"[]" if names == b"null" else names)
 
 
-def _other_spelling(body: bytes) -> Question:
-    """The same with keys in any case, as Go reads and may write them."""
-    try:
-        fields = {k.lower(): v for k, v in _decode_fields(body).items()}
-        if "nodenames" not in fields:
-            msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
-            raise BadRequestError(msg)
-        pod = _decode_asked_pod(fields.get("pod", b"{}"))
-    except DECODE_ERRORS as error:
-        raise BadRequestError(f"no ExtenderArgs: {error}") from None
-    return Question(pod, fields["nodenames"])
-
-
-def _check_names(raw: msgspec.Raw) -> None:
+def _check_names(raw: bytes) -> None:
     """What is echoed without being looked at should at least be a list."""
-    if not bytes(raw).startswith(b"["):
+    if not raw.startswith(b"["):
         raise BadRequestError("nodenames is no list")
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NOWHERE
@@ -61,8 +61,8 @@ class NodeIndex:
         self._version = -1
         self._hosts: dict[str, bytes] = {}
         self._raw_scores: dict[str, int] = {}
-        self._table = NameTable(())
         self._names: list[str] = []
+        self._number_of: dict[str, int] = {}
         self._places = np.zeros(0, np.int64)
         self._sizes = np.zeros(1, np.int64)
         self._members: list[list[str]] = []
@@ -76,7 +76,7 @@ class NodeIndex:
             return
         self._version = state.node_version
         self._names = list(state.place_of)
-        self._table = NameTable(self._names)
+        self._number_of = {name: number for number, name in enumerate(self._names)}
         self._places = np.fromiter(state.place_of.values(), np.int64, count=len(self._names))
         self._sizes = np.bincount(self._places, minlength=len(state.places))
         self._members = [[] for _ in state.places]
@@ -94,10 +94,10 @@ class NodeIndex:
         Raises:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
         """
-        unknown: list[str] = []
-        numbers = self._table.numbers(raw)
-        if numbers is None:
-            numbers, unknown = self._one_by_one(raw)
+        names = _decode_names(raw)
+        numbers = np.fromiter(map(self._number_of.get, names, repeat(-1)), np.int64, len(names))
+        unknown = dict.fromkeys(names[i] for i in np.flatnonzero(numbers < 0).tolist())
+        numbers = numbers[numbers >= 0]
         named = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
         places = self._places[named]
         counts = np.bincount(places, minlength=len(self._sizes))
@@ -110,13 +110,6 @@ class NodeIndex:
         if unknown:
             by_place[0] = [*by_place.get(0, ()), *unknown]
         return Names(raw, by_place, len(named) + len(unknown))
-
-    def _one_by_one(self, raw: bytes) -> tuple[NDArray[np.int64], list[str]]:
-        """Numbers of known names, and the unknown names; for lists that are not plain."""
-        number_of = {name: number for number, name in enumerate(self._names)}
-        names = dict.fromkeys(_decode_names(raw))
-        known = np.array([number_of[name] for name in names if name in number_of], np.int64)
-        return known, [name for name in names if name not in number_of]
 
     def is_whole(self, place: int, names: Sequence[str]) -> bool:
         """Whether a group is all of its place."""
@@ -365,110 +358,3 @@ class Answers:
                 total = special.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
                 parts.append(b'%b,"score":%d}' % (self._index.host(name), total))
         return b"[" + b",".join(parts) + b"]"
-
-
-_QUOTE, _COMMA = ord('"'), ord(",")
-_WORD = 8
-# Of a word, the bytes that still belong to a name that ends within it; little-endian.
-_MASKS = np.array([(1 << 8 * n) - 1 for n in range(_WORD)] + [2**64 - 1], np.uint64)
-_LARGEST = 256
-"""Names may have 253 characters; longer ones are unknown anyway."""
-
-Words = NDArray[np.uint64]
-Ints = NDArray[np.int64]
-
-
-class NameTable:
-    """Numbers of the known names in a JSON list, all at once: the place in the sequence given, counted from 0.
-
-    Looking up ten thousand names one by one takes longer than everything else the extender does for a pod. Here a list is
-    taken apart at its quotes, names are compared eight bytes at a time, and a table of hashes finds their numbers; every hit
-    is verified byte by byte. A list with spaces, escapes or unknown names is left to the ordinary way.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        encoded = [name.encode() for name in names]
-        self._lengths = np.array([len(name) for name in encoded], np.int64)
-        longest = int(self._lengths.max(initial=1))
-        self._count = -(-longest // _WORD)
-        rng = np.random.default_rng(0)
-        self._factors = rng.integers(1, 2**63, self._count, np.uint64) * np.uint64(2) + np.uint64(1)
-        flat = b"".join(name.ljust(self._count * _WORD, b"\0") for name in encoded)
-        self._words = np.frombuffer(flat, np.dtype("<u8")).reshape(len(encoded), self._count)
-        self._bits = max(int(len(encoded) * 8).bit_length(), 4)
-        hashes = (self._words * self._factors).sum(axis=1, dtype=np.uint64)
-        slots = self._slots(hashes)
-        self._first = np.full(1 << self._bits, -1, np.int64)
-        self._next = np.full(len(encoded), -1, np.int64)
-        for number, slot in enumerate(slots.tolist()):
-            self._next[number] = self._first[slot]
-            self._first[slot] = number
-
-    def _slots(self, hashes: Words) -> Ints:
-        return (hashes >> np.uint64(64 - self._bits)).astype(np.int64)
-
-    def numbers(self, raw: bytes) -> Ints | None:
-        """Numbers of the names of a JSON list, in its order; None when it is not a plain list of known names."""
-        if raw == b"[]":
-            return np.zeros(0, np.int64)
-        bounds = _bounds(raw)
-        if bounds is None:
-            return None
-        begins, lengths = bounds
-        if int(lengths.max()) > min(self._count * _WORD, _LARGEST):
-            return None
-        columns = self._columns(raw, begins, lengths)
-        hashes = np.zeros(len(begins), np.uint64)
-        for column, factor in zip(columns, self._factors, strict=True):
-            hashes += column * factor
-        return self._find(columns, lengths, self._slots(hashes))
-
-    def _columns(self, raw: bytes, begins: Ints, lengths: Ints) -> list[Words]:
-        """[word][name] eight bytes each, zeros after a name's end."""
-        padded = raw + b"\0" * (self._count * _WORD)
-        # A view of eight bytes at every offset: names begin anywhere.
-        everywhere = np.ndarray((len(padded) - _WORD + 1,), np.dtype("<u8"), padded, strides=(1,))
-        columns = []
-        for i in range(self._count):
-            left = np.clip(lengths - i * _WORD, 0, _WORD)
-            columns.append(everywhere[begins + i * _WORD] & _MASKS[left])
-        return columns
-
-    def _find(self, columns: Sequence[Words], lengths: Ints, slots: Ints) -> Ints | None:
-        found = self._first[slots]
-        if (found < 0).any():
-            return None
-        wrong = np.flatnonzero(~self._same(columns, lengths, found, slice(None)))
-        while len(wrong):
-            found[wrong] = self._next[found[wrong]]
-            if (found[wrong] < 0).any():
-                return None
-            wrong = wrong[~self._same(columns, lengths, found, wrong)]
-        return found
-
-    def _same(self, columns: Sequence[Words], lengths: Ints, found: Ints, which: slice | Ints) -> NDArray[np.bool_]:
-        numbers = found[which]
-        same: NDArray[np.bool_] = self._lengths[numbers] == lengths[which]
-        for i, column in enumerate(columns):
-            same &= self._words[numbers, i] == column[which]
-        return same
-
-
-def _bounds(raw: bytes) -> tuple[Ints, Ints] | None:
-    """Where names begin and how long they are, in a list without spaces and escapes; None for any other."""
-    data = np.frombuffer(raw, np.uint8)
-    quotes = np.flatnonzero(data == _QUOTE)
-    plain = (
-        len(quotes) >= 2
-        and not len(quotes) % 2
-        and raw.startswith(b'["')
-        and raw.endswith(b'"]')
-        and quotes[-1] == len(raw) - 2
-        and b"\\" not in raw
-    )
-    if not plain:
-        return None
-    begins, ends = quotes[::2] + 1, quotes[1::2]
-    if (begins[1:] != ends[:-1] + 3).any() or (data[ends[:-1] + 1] != _COMMA).any():
-        return None
-    return begins, ends - begins
