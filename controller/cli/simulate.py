@@ -24,7 +24,7 @@ from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
-from controller.cluster.hosts import FreeCapacity, Host
+from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -216,7 +216,7 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
     inputs.node_cache.drop(belongs_to(state, key))
     hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
     pods = _pods(group, state.graph(key), templates)
-    snapshot = msgspec.structs.replace(inputs.snapshot(key, pods), free_capacity=FreeCapacity(hosts, used))
+    snapshot = inputs.snapshot(key, pods)
     reader = PodReader()
     asked = [(pod.workload, reader.read(pod)) for pod in pods]
     runs = [

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
+from controller.cluster.requests import Amounts, add, amounts
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Taint
 
@@ -43,69 +41,6 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     def takes_pods(self) -> bool:
         """Whether new pods may be expected to start there: ready, not cordoned, and nobody is about to take it away."""
         return self.ready and self.schedulable and not self.closing
-
-
-class FreeCapacity:
-    """What is free, as one table: plans look at thousands of hosts, which one by one would take most of their time.
-
-    Attributes:
-        names: of all hosts, sorted; a host's number is its place among them.
-        number_of: name -> number.
-        locations: every location that has hosts, sorted.
-        location_of: [host] index in ``locations``.
-        tainted: numbers of the hosts with taints that keep pods away.
-        closing: numbers of the hosts that somebody is about to take away.
-    """
-
-    def __init__(self, hosts: Mapping[str, Host], used: Mapping[str, Amounts]) -> None:
-        self.names = sorted(hosts)
-        self.number_of = {name: number for number, name in enumerate(self.names)}
-        known = [hosts[name] for name in self.names]
-        self.locations = sorted({host.location for host in known})
-        index = {location: i for i, location in enumerate(self.locations)}
-        self.location_of = np.array([index[host.location] for host in known], np.int64)
-        self.tainted = [number for number, host in enumerate(known) if host.taints]
-        self.closing = [number for number, host in enumerate(known) if host.closing]
-        resources = sorted({resource for host in known for resource in host.allocatable})
-        self._column_of = {resource: column for column, resource in enumerate(resources)}
-        table = [[host.allocatable.get(resource, 0) for resource in resources] for host in known]
-        self._ports: dict[str, Counter[int]] = {}
-        self._beyond: dict[tuple[int, int], int] = {}
-        self._free = np.array(table, np.int64).reshape(len(known), len(resources))
-        for name, amounts_used in used.items():
-            self.take(name, amounts_used)
-
-    def take(self, host: str, wanted: Mapping[str, int]) -> None:
-        """Requests came to a host, or left it where they are below 0. What no host has is not counted: nothing that asks for it fits."""
-        number = self.number_of.get(host)
-        if number is None:
-            return
-        for resource, value in wanted.items():
-            column = self._column_of.get(resource)
-            if column is not None:
-                free = self._beyond.pop((number, column), int(self._free[number, column]))
-                self._set(number, column, free - value)
-            elif resource.startswith(PORT_PREFIX):
-                self._ports.setdefault(resource, Counter())[number] += value
-
-    def _set(self, number: int, column: int, free: int) -> None:
-        """What the table cannot hold is kept beside it: once the pods that ask for so much are gone, the rest must be right."""
-        self._free[number, column] = held = bounded(free)
-        if held != free:
-            self._beyond[number, column] = free
-
-    def free(self, resources: Sequence[str]) -> NDArray[np.int64]:
-        """[host, resource] a copy of what is free; 0 of a resource that no host has, and every host has one of each port."""
-        found = np.zeros((len(self.names), len(resources)), np.int64)
-        for i, resource in enumerate(resources):
-            column = self._column_of.get(resource)
-            if column is not None:
-                found[:, i] = self._free[:, column]
-            elif resource.startswith(PORT_PREFIX):
-                found[:, i] = 1
-                for number, taken in self._ports.get(resource, {}).items():
-                    found[number, i] -= taken
-        return found
 
 
 TemplateKey = tuple[str, int, int, bool]

@@ -24,7 +24,7 @@ from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
-from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
+from controller.scheduler.placement.sharing import PodTopologyConstraints
 
 _REASONS = {
     RuleKind.SPREAD: "topology spread",
@@ -146,11 +146,10 @@ class Fit:
     def _rules(self, pod: PodInfo) -> Iterable[Rule]:
         """Rules that bind the pod. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
         around = self._around(pod)
-        everywhere: Bools = np.ones(len(self._hosts), np.bool_)
         for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
             bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
-            shared = ConstrainedPods(pods=[asked_of(pod)], rows=[everywhere], hosts=self._hosts, bound=bound)
-            yield from (rule for rule in PodTopologyConstraints(shared).rules() if rule.kind in kinds)
+            rules = PodTopologyConstraints([asked_of(pod)], self._hosts, bound).rules()
+            yield from (rule for rule in rules if rule.kind in kinds)
 
     def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""

@@ -17,13 +17,13 @@ import numpy as np
 from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import FreeCapacity, Host
+from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, Service
 from controller.scheduler.placement.judge import count_hosts, judge_edge
 from controller.scheduler.placement.preferences import dependencies_of, spread_of
-from controller.scheduler.placement.problem import CallEdge, Problem
+from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
 from controller.scheduler.state import State
 from kubekit.conditions import condition
@@ -131,7 +131,7 @@ class _PlacedArrays:
         routings = [min((s.routing for s in found), default=Routing.ANY) for found in current.services]
         request = PlacementRequest(
             hosts=hosts,
-            free_capacity=FreeCapacity(hosts, {}),
+            used={},
             waiting=(),
             bound=[
                 BoundReplica(node, w)
@@ -144,9 +144,10 @@ class _PlacedArrays:
             costs=current.costs,
             measured=current.measured,
         )
-        self.problem: Problem = compile_problem(request).problem
+        compiled = compile_problem(request)
+        self.problem = compiled.problem
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
-        self.zone_names = [location.zone for location in request.free_capacity.locations]
+        self.zone_names = [location.zone for location in compiled.locations]
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload with pods at both ends."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.hosts import FreeCapacity, host_of
+from controller.cluster.hosts import host_of
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.solve import solve
 from tests.bench import m3
@@ -88,9 +88,7 @@ def measure_size() -> dict[str, Figure]:
         named = msgspec.structs.replace(node.metadata, name=f"n{number:05}")
         host = host_of(msgspec.structs.replace(node, metadata=named))
         hosts[host.name] = host
-    snapshot = groups.snapshot(
-        case, hosts=hosts, free_capacity=FreeCapacity(hosts, {}), spread="soft", objective="time"
-    )
+    snapshot = groups.snapshot(case, hosts=hosts, spread="soft", objective="time")
     began = time.process_time()
     plan = plan_group(snapshot)
     took = time.process_time() - began

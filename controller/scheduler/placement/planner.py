@@ -18,7 +18,7 @@ import numpy as np
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import FreeCapacity, Host
+from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector, Target
 from controller.cluster.requests import Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
@@ -69,7 +69,6 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         previous: pod key -> target of an earlier plan, which wins over equally good ones.
         assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead; None when they agree.
-        free_capacity: hosts and used as a table, for whoever keeps one; None to have it made.
         group: for its annotations.
         routings: workload selector -> who answers calls to it; any replica where that is not told.
         measured: whether there is a NetworkTopology.
@@ -92,7 +91,6 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     released: Mapping[str, Target] = {}
     previous: Mapping[str, Target] = {}
     assigned_nodes: Mapping[str, str] | None = None
-    free_capacity: FreeCapacity | None = None
     group: AppGroup = AppGroup()
     routings: Mapping[str, Routing] = {}
     measured: bool = True
@@ -251,7 +249,7 @@ class _Reading:
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
         return PlacementRequest(
             hosts=snapshot.hosts,
-            free_capacity=snapshot.free_capacity or FreeCapacity(snapshot.hosts, snapshot.used),
+            used=snapshot.used,
             waiting=[slot.waiting for slot in self.slots],
             bound=[
                 *self._bound,

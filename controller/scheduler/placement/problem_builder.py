@@ -6,21 +6,21 @@ Whoever plans (the leader, `simulate`) says what waits and what stays; nothing o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from controller.cluster.costs import SAME_HOST_COST, CostTable
+from controller.cluster.costs import SAME_HOST_COST, CostTable, Location
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
-from controller.cluster.hosts import FreeCapacity, Host
+from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Table
-from controller.scheduler.placement.sharing import ConstrainedPods, PodTopologyConstraints
+from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
+from controller.scheduler.placement.sharing import PodTopologyConstraints
 from controller.scheduler.placement.tables import ON_HOST_US, limit_table, money_table, price_table, weighed_with_money
 from controller.scheduler.rules import raw_score
 from controller.traffic.prices import PriceTable
@@ -99,13 +99,13 @@ class PlacementRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         hosts: every node by name.
-        free_capacity: what is free on them.
+        used: node -> requests of the pods on it.
         waiting: what is to be placed.
         bound: what stays.
         spreads: per workload.
         dependencies: at most one per ordered pair.
         costs: the weight in use.
-        taken: host -> amounts that ``free_capacity`` does not count yet.
+        taken: host -> amounts that ``used`` does not count yet.
         objective: by what a placement is judged.
         measured: whether a NetworkTopology is there at all.
         prices: of bytes, for objectives that weigh money.
@@ -113,7 +113,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """
 
     hosts: Mapping[str, Host]
-    free_capacity: FreeCapacity
+    used: Mapping[str, Amounts]
     waiting: Sequence[WaitingReplica]
     bound: Sequence[BoundReplica]
     spreads: Sequence[Spread]
@@ -132,11 +132,13 @@ class CompiledProblem(msgspec.Struct, frozen=True):
     Attributes:
         problem: for the search.
         names: of the hosts, by number.
+        locations: by number of the zone.
         resources: names of the problem's resources; ports of hosts among them.
     """
 
     problem: Problem
     names: Sequence[str]
+    locations: Sequence[Location]
     resources: Sequence[str]
 
     @property
@@ -161,7 +163,14 @@ def compile_problem(request: PlacementRequest) -> CompiledProblem:
 
 class _Compiler:
     def __init__(self, request: PlacementRequest) -> None:
-        self._request, self._free_capacity = request, request.free_capacity
+        self._request = request
+        self._names = sorted(request.hosts)
+        self._hosts = [request.hosts[name] for name in self._names]
+        self._number_of = {name: number for number, name in enumerate(self._names)}
+        self._locations = sorted({host.location for host in self._hosts})
+        index = {location: number for number, location in enumerate(self._locations)}
+        self._repelling = [host.name for host in self._hosts if host.taints or host.closing]
+        self._location_of = np.array([index[host.location] for host in self._hosts], np.int64)
         self._rows: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
         self._classes: dict[bytes, int] = {}
@@ -171,11 +180,7 @@ class _Compiler:
         self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
 
     def result(self) -> CompiledProblem:
-        problem = self._problem()
-        rules = PodTopologyConstraints(self._shared(problem)).rules()
-        if rules:
-            problem = msgspec.structs.replace(problem, rules=rules)
-        return CompiledProblem(problem, self._free_capacity.names, self._resources)
+        return CompiledProblem(self._problem(), self._names, self._locations, self._resources)
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
@@ -196,26 +201,26 @@ class _Compiler:
     def _row(self, hosts: bytes, waiting: WaitingReplica) -> int:
         if hosts not in self._rows:
             self._rows[hosts] = len(self._allowed)
-            self._allowed.append(eligible_hosts(self._request, waiting))
+            self._allowed.append(self._eligible_hosts(waiting))
         return self._rows[hosts]
 
     def _problem(self) -> Problem:
-        request, free_capacity = self._request, self._free_capacity
+        request = self._request
         workloads = len(request.spreads)
         fixed: list[list[int]] = [[] for _ in range(workloads)]
         for bound in request.bound:
-            number = free_capacity.number_of.get(bound.node)
+            number = self._number_of.get(bound.node)
             if bound.workload >= 0 and number is not None:
                 fixed[bound.workload].append(number)
         asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
         tables, table_of = self.tables()
-        shape = (max(len(self._allowed), 1), len(free_capacity.names))
+        shape = (max(len(self._allowed), 1), len(self._names))
         by_size = request.allocatable.weight > 0
         return Problem(
             free=self._free(),
-            capacity=self._capacity(),
-            zone_of=free_capacity.location_of,
-            zoned=np.array([bool(location.zone) for location in free_capacity.locations], np.bool_),
+            capacity=self._by_resource(lambda host, resource: whole(resource, host.allocatable)),
+            zone_of=self._location_of,
+            zoned=np.array([bool(location.zone) for location in self._locations], np.bool_),
             workload_of=np.array([known.workload for known in self._known], np.int64),
             asks=np.array(asks, np.int64).reshape(len(self._known), len(self._resources)),
             row_of=np.array([known.row for known in self._known], np.int64),
@@ -224,6 +229,7 @@ class _Compiler:
             fixed=tuple(tuple(hosts) for hosts in fixed),
             edges=self._edges(table_of, fixed),
             tables=tables,
+            rules=self._rules(),
             must_span_zones=self._must_span_zones(),
             # Where nodes are preferred by their size, that decides which are shared.
             colocation_penalty=np.array([float(s != "none" and not by_size) for s in request.spreads], np.float64),
@@ -234,34 +240,30 @@ class _Compiler:
         )
 
     def _free(self) -> Ints:
-        free = self._free_capacity.free(self._resources)
-        for node, amounts in self._request.taken.items():
-            number = self._free_capacity.number_of.get(node)
-            if number is not None:
-                wanted = [bounded(amounts.get(resource, 0)) for resource in self._resources]
-                free[number] -= np.array(wanted, np.int64)
-        for bound in self._request.bound:
-            number = self._free_capacity.number_of.get(bound.node)
-            if bound.pod is not None and number is not None:
-                for port in ports_of(bound.pod.spec):
-                    if port in self._resources:
-                        free[number, self._resources.index(port)] = 0
-        return free
+        """[host, resource]; a port that a bound pod has is taken, counted or not."""
+        request, none = self._request, Amounts()
+        ports = {(s.node, port) for s in request.bound if s.pod is not None for port in ports_of(s.pod.spec)}
 
-    def _capacity(self) -> Ints:
-        hosts = self._request.hosts
-        table = [
-            [whole(resource, hosts[name].allocatable) for resource in self._resources]
-            for name in self._free_capacity.names
-        ]
-        return np.array(table, np.int64).reshape(len(table), len(self._resources))
+        def free(host: Host, resource: str) -> int:
+            if (host.name, resource) in ports:
+                return 0
+            used = request.used.get(host.name, none).get(resource, 0) + request.taken.get(host.name, none).get(
+                resource, 0
+            )
+            return whole(resource, host.allocatable) - used
+
+        return self._by_resource(free)
+
+    def _by_resource(self, amount: Callable[[Host, str], int]) -> Ints:
+        table = [[bounded(amount(host, resource)) for resource in self._resources] for host in self._hosts]
+        return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
 
     def _host_price(self) -> Floats | None:
         """As the extender adds the score of NodeResourcesAllocatable to that of the network, which is 100 at most."""
-        args, names = self._request.allocatable, self._free_capacity.names
+        args = self._request.allocatable
         if not args.weight:
             return None
-        raw = np.array([raw_score(self._request.hosts[name].allocatable, args) for name in names], np.float64)
+        raw = np.array([raw_score(host.allocatable, args) for host in self._hosts], np.float64)
         spread = float(np.ptp(raw)) if len(raw) else 0.0
         return args.weight * (raw.max() - raw) / spread if spread else None
 
@@ -269,13 +271,13 @@ class _Compiler:
         """[workload] those that want to survive a zone and have hosts in more than one."""
         zones_of: dict[int, set[int]] = defaultdict(set)
         for known in self._known:
-            zones_of[known.workload] |= set(self._free_capacity.location_of[self._allowed[known.row]].tolist())
+            zones_of[known.workload] |= set(self._location_of[self._allowed[known.row]].tolist())
         spreads = self._request.spreads
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
     def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
         """One table per distinct limit."""
-        request, locations = self._request, tuple(self._free_capacity.locations)
+        request, locations = self._request, tuple(self._locations)
         prices = price_table(locations, request.costs, measured=request.measured, parity=request.objective == "parity")
         local = float(SAME_HOST_COST) if request.objective == "parity" else ON_HOST_US
         if request.objective in PRICED and request.prices is not None:
@@ -302,33 +304,19 @@ class _Compiler:
             for d in self._request.dependencies
         )
 
-    def _shared(self, problem: Problem) -> ConstrainedPods:
-        request = self._request
-        return ConstrainedPods(
-            pods=[known.pod for known in self._known],
-            rows=[problem.allowed[known.row] for known in self._known],
-            hosts=[request.hosts[name] for name in self._free_capacity.names],
-            bound=[
-                (self._free_capacity.number_of[s.node], s.pod)
-                for s in request.bound
-                if s.pod is not None and s.node in self._free_capacity.number_of
-            ],
-        )
+    def _rules(self) -> tuple[Rule, ...]:
+        known = ((self._number_of.get(s.node), s.pod) for s in self._request.bound)
+        bound = [(number, pod) for number, pod in known if number is not None and pod is not None]
+        return PodTopologyConstraints([known.pod for known in self._known], self._hosts, bound).rules()
 
-
-def eligible_hosts(request: PlacementRequest, waiting: WaitingReplica) -> Bools:
-    """[host] whether a replica may go there at all, see `why_refused`."""
-    free_capacity = request.free_capacity
-    choosy = has_node_constraints(waiting.pod.spec) or waiting.volumes
-    looked_at = (
-        free_capacity.names
-        if choosy
-        else [free_capacity.names[n] for n in sorted({*free_capacity.tainted, *free_capacity.closing})]
-    )
-    why = why_refused(request, waiting, [*looked_at, *(waiting.refused & free_capacity.number_of.keys())])
-    may: Bools = np.ones(len(free_capacity.names), np.bool_)
-    may[[free_capacity.number_of[name] for name in why]] = False
-    return may
+    def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
+        """[host] whether a replica may go there at all, see `why_refused`."""
+        looked_at = self._names
+        if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
+            looked_at = [*self._repelling, *(waiting.refused & self._number_of.keys())]
+        may: Bools = np.ones(len(self._names), np.bool_)
+        may[[self._number_of[name] for name in why_refused(self._request, waiting, looked_at)]] = False
+        return may
 
 
 def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:

@@ -27,22 +27,6 @@ _WISH = 1.0
 """Price of a pair that a pod wished apart: its user's own wish comes before the network."""
 
 
-class ConstrainedPods(msgspec.Struct, frozen=True):
-    """What rules are read from.
-
-    Attributes:
-        pods: [class] one of its pods.
-        rows: [class] hosts where it may go.
-        hosts: every host, in the problem's order.
-        bound: host number and pod of everything that stays and is known.
-    """
-
-    pods: Sequence[GroupPod]
-    rows: Sequence[Bools]
-    hosts: Sequence[Host]
-    bound: Sequence[tuple[int, GroupPod]]
-
-
 class Term(msgspec.Struct, frozen=True):
     """One thing that a pod says. Equal terms of several pods are one rule.
 
@@ -68,20 +52,26 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class PodTopologyConstraints:
-    """Reads all rules of a problem."""
+    """Reads all rules of a problem.
 
-    def __init__(self, shared: ConstrainedPods) -> None:
-        self._shared = shared
+    Args:
+        pods: [class] one of its pods.
+        hosts: every host, in the problem's order.
+        bound: host number and pod of everything that stays and is known.
+    """
+
+    def __init__(self, pods: Sequence[GroupPod], hosts: Sequence[Host], bound: Sequence[tuple[int, GroupPod]]) -> None:
+        self._pods, self._hosts, self._bound = pods, hosts, bound
         self._domains: dict[str, tuple[Ints, list[str]]] = {}
 
     def rules(self) -> tuple[Rule, ...]:
         """Every rule that binds a class, in the order in which pods say them."""
         owners: dict[Term, list[int]] = {}
-        for class_, pod in enumerate(self._shared.pods):
+        for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
         standing_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
-        for host, pod in self._shared.bound:
+        for host, pod in self._bound:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
                     standing_owners.setdefault(term, []).append((host, pod))
@@ -99,13 +89,13 @@ class PodTopologyConstraints:
         roles: Counter[int] = Counter()
         for class_ in owners:
             roles[class_] |= OWNER
-        for class_, pod in enumerate(self._shared.pods):
+        for class_, pod in enumerate(self._pods):
             if _counts(term, selector, pod):
                 roles[class_] |= COUNTED
         eligible: Bools = np.zeros(len(names), np.bool_)
         eligible[domain_of[domain_of >= 0]] = True
         held, owned = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        for host, pod in self._shared.bound:
+        for host, pod in self._bound:
             if domain_of[host] >= 0 and _counts(term, selector, pod):
                 held[domain_of[host]] += 1
         for host, _ in bound if term.kind in _SYMMETRIC else ():
@@ -126,7 +116,7 @@ class PodTopologyConstraints:
     def _domain_of(self, key: str) -> tuple[Ints, list[str]]:
         """[host] number of its domain or -1, and the domains."""
         if key not in self._domains:
-            values = [host.labels.get(key) for host in self._shared.hosts]
+            values = [host.labels.get(key) for host in self._hosts]
             names = sorted({value for value in values if value is not None})
             index = {name: i for i, name in enumerate(names)}
             found = np.array([-1 if value is None else index[value] for value in values], np.int64)
@@ -135,7 +125,7 @@ class PodTopologyConstraints:
 
     def _spread_over(self, term: Term) -> Bools:
         """[host] whether the term looks at it: a spread leaves out nodes that its owner's affinity or tolerations leave out."""
-        hosts = self._shared.hosts
+        hosts = self._hosts
         if not term.nodes:
             return np.ones(len(hosts), np.bool_)
         spec = _decode_group_pod_spec(term.nodes)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.hosts import FreeCapacity, NodeCache
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec, NodeSelector, PodContainer, Target
 from controller.cluster.requests import requests_of
@@ -419,7 +419,6 @@ def test_a_port_that_a_stranger_holds_is_not_planned_for_until_it_is_free() -> N
             [],
             hosts=node_cache.hosts,
             used=node_cache.used,
-            free_capacity=FreeCapacity(node_cache.hosts, node_cache.used),
             pods=waiting,
         )
         plan = plan_group(found)

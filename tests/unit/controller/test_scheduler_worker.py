@@ -184,20 +184,6 @@ async def test_among_many_hosts_alike_one_that_was_refused_promised_or_is_hot_le
             assert plan.targets["d/p0"].node != first
 
 
-async def test_a_process_that_could_not_follow_the_hosts_is_replaced_and_no_answer_goes_to_another_question() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(3)
-    async with process(cluster) as planner:
-        await planner.solve(cluster.snapshot(1))
-        good, cluster.node_cache.hosts["n1"] = cluster.node_cache.hosts["n1"], "no host"  # type: ignore[assignment]
-        planner._dirty.add("n1")
-        with pytest.raises(PlanningError, match="planner's process ended"):
-            await planner.solve(cluster.snapshot(1))
-        cluster.node_cache.hosts["n1"] = good
-        assert len((await planner.solve(cluster.snapshot(2))).targets) == 2
-        assert len((await planner.solve(cluster.snapshot(3))).targets) == 3
-
-
 def far_apart(rng: random.Random) -> CostTable:
     """40 zones in four regions, zone i in region i modulo 4; costs at random."""
     levels = [
