@@ -13,13 +13,14 @@ import sys
 from pathlib import Path
 
 from agent.bandwidth.rules import intermediate_name
+from tests.bench.figures import Figures, figure
 
 ROOT = Path(__file__).parents[2]
 RATES = (5, 50, 500)
 RUNS = 3
 
 
-def measure() -> dict[str, dict[str, object]]:
+def measure() -> Figures:
     """The figures by name."""
     if os.geteuid() != 0:
         print("bench bandwidth: needs root, skipped", file=sys.stderr)
@@ -27,11 +28,11 @@ def measure() -> dict[str, dict[str, object]]:
     inside = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(inside, env=env, stdout=subprocess.PIPE, check=True)
-    figures: dict[str, dict[str, object]] = json.loads(done.stdout)
+    figures: Figures = json.loads(done.stdout)
     return figures
 
 
-def _measure() -> dict[str, dict[str, object]]:
+def _measure() -> Figures:
     from tests.integration.agent.limit_figures import SECONDS, delay_s, shares
     from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod
     from tests.integration.agent.test_agent_limits import serving
@@ -56,12 +57,12 @@ def _measure() -> dict[str, dict[str, object]]:
     each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in passed.items())
     what = f"best of {RUNS}: % of the limit in the first second, and in {SECONDS:.0f} s: {each}"
     return {
-        "limit: least that passes": _figure(100 * lowest, "% of the limit", 90, what, least=True),
-        "limit: most that passes": _figure(100 * highest, "% of the limit", 105, "of every run"),
-        "limit: queueing delay p99": _figure(
+        "limit: least that passes": figure(100 * lowest, "% of the limit", 90, what, at_least=True),
+        "limit: most that passes": figure(100 * highest, "% of the limit", 105, "of every run"),
+        "limit: queueing delay p99": figure(
             1000 * slowest_s, "ms", 50, "one byte to and fro beside a full queue, 50 and 500 Mbit/s"
         ),
-        "limit: CPU per Gbit behind ifb": _figure(
+        "limit: CPU per Gbit behind ifb": figure(
             limited / bare,
             "× without a limit",
             4,
@@ -88,11 +89,6 @@ def _busy_s() -> float:
     """User, system and softirq time of all processors (proc(5), stat)."""
     columns = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
     return (columns[0] + columns[2] + columns[5] + columns[6]) / os.sysconf("SC_CLK_TCK")
-
-
-def _figure(value: float, unit: str, budget: float, reference: str, *, least: bool = False) -> dict[str, object]:
-    ok = value >= budget if least else value <= budget
-    return {"value": round(value, 3), "unit": unit, "budget": budget, "ok": ok, "reference": reference}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 import numpy as np
 
+from tests.bench.figures import Figures, figure
 from tests.unit.controller.compared import Compared, compare
 
-Figure = dict[str, Any]
 CLUSTERS = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
 SECONDS = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
 
 
-def measure() -> dict[str, Figure]:
+def measure() -> Figures:
     """All figures."""
     with ProcessPoolExecutor(2) as pool:
         found = list(pool.map(_compare, range(CLUSTERS)))
@@ -32,16 +31,16 @@ def measure() -> dict[str, Figure]:
     proven = sum(one.proven for one in found)
     waiting = f"{sum(one.best.unplaced > 0 for one in found)} clusters hold pods that nobody can place; {proven} proven"
     figures = {
-        "clusters_unplaced_more": _figure(more, "clusters", "0", more == 0, f"of {len(found)}; {waiting}"),
-        "clusters_violations_more": _figure(broken, "%", "<= 1", broken <= 1),
+        "clusters_unplaced_more": figure(more, "clusters", 0, f"of {len(found)}; {waiting}"),
+        "clusters_violations_more": figure(broken, "%", 1),
     }
     for style in ("time", "parity"):
         ratios = np.array([one.ratio for one in same if one.style == style and one.alike])
         median, p95, worst = float(np.median(ratios)), float(np.percentile(ratios, 95)), float(ratios.max())
         figures |= {
-            f"clusters_{style}_median": _figure(median, "x", "<= 1.00", round(median, 3) <= 1),
-            f"clusters_{style}_p95": _figure(p95, "x", "<= 1.03", p95 <= 1.03),
-            f"clusters_{style}_worst": _figure(worst, "x", "<= 1.15", worst <= 1.15, f"of {len(ratios)}"),
+            f"clusters_{style}_median": figure(round(median, 3), "x", 1),
+            f"clusters_{style}_p95": figure(p95, "x", 1.03),
+            f"clusters_{style}_worst": figure(worst, "x", 1.15, f"of {len(ratios)}"),
         }
     return figures
 
@@ -51,7 +50,3 @@ def _compare(seed: int) -> Compared:
     if not found.alike or (found.style != "spread" and found.ratio > 1.0001):
         print(f"  {found}", file=sys.stderr, flush=True)
     return found
-
-
-def _figure(value: float, unit: str, budget: str, ok: bool, reference: str = "") -> Figure:
-    return {"value": value, "unit": unit, "budget": budget, "ok": ok, "reference": reference}

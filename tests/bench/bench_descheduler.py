@@ -1,4 +1,4 @@
-"""One round of the descheduler's rules over a big cluster: time, memory, and whether both grow linearly.
+"""One round of the descheduler's rules over a big cluster: its time, and how long it holds the event loop.
 
 Pods are read from JSON as the API server sends it. A round is what the live loop computes between reading usage and evicting:
 fold in usage of every node and pod, follow up, decide with nodeFit and without the limits that would end it early.
@@ -7,12 +7,9 @@ fold in usage of every node and pod, follow up, decide with nodeFit and without 
 from __future__ import annotations
 
 import asyncio
-import gc
-import resource
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,57 +23,26 @@ from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother
 from kubekit.runtime import compact_memory
 from kubekit.wire import Node, format_time
+from tests.bench.figures import Figures, figure
 from tests.support.descheduled import World
 
-SMALL, LARGE = (500, 10_000), (5_000, 100_000)
 NOW_S = 1_800_000_000.0
 HOT_SHARE, IDLE_SHARE = 0.05, 0.3
-PAGE = 4096
 UNLIMITED = dict.fromkeys(
     ("perNode", "perNamespace", "perRound", "perHour", "perWorkload", "unavailablePerWorkload"), 10**6
 )
 
 
-def measure() -> dict[str, dict[str, object]]:
+def measure() -> Figures:
     """Figures for ``make bench``."""
-    before = _rss_bytes()
-    cluster = _Cluster(*LARGE)
-    large_bytes = _rss_bytes() - before
+    cluster = _Cluster(5_000, 100_000)
     large = cluster.rounds(5)
     holds = cluster.holds()
-    small = _Cluster(*SMALL).rounds(15)
-    growth = large.seconds / small.seconds
-    size = f"{LARGE[0]:,} nodes and {LARGE[1]:,} pods"
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.hot} hot nodes"
+    here = f"of this process' time; {1000 * holds.here:.0f} ms on the loop itself"
     return {
-        "descheduler: one round, 5,000 nodes, 100,000 pods": {
-            "value": large.seconds,
-            "unit": "s",
-            "budget": 6.0,
-            "ok": large.seconds <= 6.0,
-            "reference": f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.hot} hot nodes",
-        },
-        "descheduler: longest hold of the leader's loop by a round": {
-            "value": 1000 * holds.apart,
-            "unit": "ms",
-            "budget": 50.0,
-            "ok": holds.apart <= 0.05,
-            "reference": f"of this process' time; {1000 * holds.here:.0f} ms on the loop itself, {holds.here / holds.apart:.0f} times as long",
-        },
-        "descheduler: growth from 500/10,000 to 5,000/100,000": {
-            "value": growth,
-            "unit": "times",
-            "budget": 20.0,
-            "ok": growth <= 20.0,
-            "reference": f"linear is 10, quadratic 100; the small round takes {small.seconds:.4f} s and plans {small.moves} moves",
-        },
-        "descheduler: memory of nodes, pods and their indexes": {
-            "value": large_bytes / 2**20,
-            "unit": "MB",
-            "budget": 300.0,
-            "ok": large_bytes <= 300 * 2**20,
-            "reference": f"resident, for {size}; {large_bytes / LARGE[1] / 1024:.1f} KB per pod; peak of the run {peak_mb:.0f} MB",
-        },
+        "descheduler: one round, 5,000 nodes, 100,000 pods": figure(large.seconds, "s", 6, moves),
+        "descheduler: longest hold of the leader's loop by a round": figure(1000 * holds.apart, "ms", 50, here),
     }
 
 
@@ -218,8 +184,3 @@ def _pod(index: int, node: str) -> bytes:
             },
         }
     )
-
-
-def _rss_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE

@@ -12,7 +12,6 @@ import multiprocessing
 import random
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,22 +22,20 @@ import msgspec
 import yaml
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State
 from kubekit.http import Server
 from kubekit.runtime import compact_memory
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from tests.unit.controller import groups
+from tests.bench.figures import Figures, figure
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
-SIZES = (10, 100, 1000, 5000, 10_000)
+NODES = 10_000
 ZONES, REGIONS = 40, 4
 ROUNDS = 60
 MEDIAN_BUDGET_MS, FLOOR_BUDGET = 11.0, 3.0
@@ -244,78 +241,14 @@ def measure_size(size: int) -> tuple[float, float, float, float]:
     return statistics.median(took), sorted(took)[int(len(took) * 0.99)], statistics.median(floors), refused
 
 
-def measure() -> dict[str, dict[str, Any]]:
+def measure() -> Figures:
     """Figures for `make bench`."""
-    figures: dict[str, dict[str, Any]] = {}
-    for size in SIZES:
-        median_s, p99_s, floor, refused = measure_size(size)
-        biggest = size == SIZES[-1]
-        name = f"extender_{size}_nodes"
-        figures[f"{name}_median"] = {
-            "value": median_s * 1e3,
-            "unit": "ms",
-            "budget": MEDIAN_BUDGET_MS if biggest else None,
-            "ok": median_s * 1e3 <= MEDIAN_BUDGET_MS if biggest else None,
-            "reference": f"{REFERENCE}; {refused:.0%} of the nodes are refused here" if biggest else "",
-        }
-        figures[f"{name}_p99"] = {"value": p99_s * 1e3, "unit": "ms", "budget": None, "ok": None, "reference": ""}
-        figures[f"{name}_floor"] = {"value": floor * 1e3, "unit": "ms", "budget": None, "ok": None, "reference": ""}
-        figures[f"{name}_over_floor"] = {
-            "value": median_s / floor,
-            "unit": "x",
-            "budget": FLOOR_BUDGET if biggest else None,
-            "ok": median_s / floor <= FLOOR_BUDGET if biggest else None,
-            "reference": "the same JSON decoded and encoded with msgspec, without HTTP",
-        }
-    return figures | measure_plan()
-
-
-def wide_group(workloads: int = 50, replicas: int = 3, zones: int = 40, hosts: int = 3) -> GroupSnapshot:
-    """A group over many zones, each workload with two or three dependencies, all pods waiting."""
-    rng = random.Random(1)
-    points = [(rng.random(), rng.random()) for _ in range(zones)]
-    cost = tuple(
-        tuple(
-            0 if a == b else max(2, int(30 * ((ax - bx) ** 2 + (ay - by) ** 2) ** 0.5))
-            for b, (bx, by) in enumerate(points)
-        )
-        for a, (ax, ay) in enumerate(points)
-    )
-    pairs = [(rng.randrange(j), j) for j in range(1, workloads)]
-    pairs += [(i, j) for j in range(1, workloads) for i in range(j) if rng.random() < 2 / workloads]
-    edges = tuple((i, j, rng.choice((10, 15, 20, 30))) for i, j in dict.fromkeys(pairs))
-    case = groups.Case((replicas,) * workloads, edges, cost, (8,) * zones)
-    nodes = {}
-    for zone in range(zones):
-        one = groups.node_of(zone, 8)
-        for i in range(hosts):
-            metadata = msgspec.structs.replace(one.metadata, name=f"n{zone}-{i}")
-            host = host_of(msgspec.structs.replace(one, metadata=metadata))
-            nodes[host.name] = host
-    return msgspec.structs.replace(groups.snapshot_of(case), hosts=nodes)
-
-
-def measure_plan() -> dict[str, dict[str, Any]]:
-    """Time to plan a group, in processor time, since other processes must not count."""
-    figures: dict[str, dict[str, Any]] = {}
-    for hosts, budget_ms in ((3, 500.0), (250, None)):
-        snapshot, took, plan = wide_group(hosts=hosts), [], Plan()
-        for _ in range(7):
-            started = time.process_time()
-            plan = plan_group(snapshot)
-            took.append((time.process_time() - started) * 1e3)
-        if plan.unplaced or plan.violations:
-            raise RuntimeError(f"the plan is not complete: {plan}")
-        value = statistics.median(took)
-        figures[f"plan_150_replicas_40_zones_{hosts * ZONES}_hosts"] = {
-            "value": value,
-            "unit": "ms",
-            "budget": budget_ms,
-            "ok": value <= budget_ms if budget_ms else None,
-            "reference": "50 workloads of 3 replicas, processor time of the worker" if budget_ms else "",
-        }
-    return figures
-
-
-if __name__ == "__main__":
-    json.dump(measure(), sys.stdout, indent=2)
+    median_s, p99_s, floor, refused = measure_size(NODES)
+    told = f"{REFERENCE}; {refused:.0%} of the nodes are refused here"
+    return {
+        "extender_10000_nodes_median": figure(median_s * 1e3, "ms", MEDIAN_BUDGET_MS, told),
+        "extender_10000_nodes_p99": figure(p99_s * 1e3, "ms"),
+        "extender_10000_nodes_over_floor": figure(
+            median_s / floor, "x", FLOOR_BUDGET, "the same JSON decoded and encoded with msgspec, without HTTP"
+        ),
+    }

@@ -12,6 +12,7 @@ import asyncio
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ from controller.appgroups.order import ALGORITHMS
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import GATE, GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gating.controller import GatingController
@@ -37,10 +38,10 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
-from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from netperf.contract import ZONE_LABEL
-from tests.bench.control_plane import make_topology, started
+from tests.integration.conftest import definitions
 from tests.unit.controller import groups
 
 NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
@@ -89,19 +90,27 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """A control plane with every case's nodes and costs."""
-    async with started("quality", (NAMESPACE,), kwok=True) as (plane, client):
+    """A control plane with every case's nodes and costs, and kubelets played by kwok."""
+    async with AsyncExitStack() as stack:
+        state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "state"
+        plane = await stack.enter_async_context(ControlPlane.start("quality", state_dir=state_dir))
+        await plane.start_kwok()
+        client = await stack.enter_async_context(Client(plane.client_config))
+        for name, body in definitions().items():
+            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="quality")
+        await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
         await until(lambda: exists(client))
         await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
         await until(lambda: all_ready(client))
-        await until(lambda: make_costs(client, cases))
+        await make_costs(client, cases)
         yield plane, client
 
 
 async def exists(client: Client) -> bool:
     try:
         await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=NAMESPACE)
-        await client.list(APPGROUPS, Object, namespace=NAMESPACE)
+        for resource in (APPGROUPS, NETWORK_TOPOLOGIES):
+            await client.list(resource, Object, namespace=NAMESPACE)
     except ApiError:
         return False
     return True
@@ -122,7 +131,7 @@ async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
         )
 
 
-async def make_costs(client: Client, cases: list[groups.Case]) -> bool:
+async def make_costs(client: Client, cases: list[groups.Case]) -> None:
     origins = [
         {
             "origin": f"c{number}-z{a}",
@@ -134,7 +143,10 @@ async def make_costs(client: Client, cases: list[groups.Case]) -> bool:
         for a, row in enumerate(case.cost)
     ]
     origins.sort(key=lambda entry: str(entry["origin"]))
-    return await make_topology(client, NAMESPACE, [{"topologyKey": ZONE_LABEL, "originList": origins}])
+    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}]
+    spec = {"configmapName": "netperf-metrics", "weights": weights}
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
+    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
 
 async def until(check: Any) -> None:

@@ -7,26 +7,14 @@ ratios within one run. Exit code 1 when a budget is broken.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-Figures = dict[str, dict[str, object]]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-
-def load(path: Path) -> Callable[[], Figures]:
-    """Import one bench file and return its ``measure``."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        msg = f"cannot import {path}"
-        raise ImportError(msg)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    measure: Callable[[], Figures] = module.measure
-    return measure
+from tests.bench.figures import Figures
 
 
 def main() -> int:
@@ -36,14 +24,13 @@ def main() -> int:
     parser.add_argument("only", nargs="*", help="names of benches, such as scheduler or agent; all by default")
     args = parser.parse_args()
     here = Path(__file__).parent
-    sys.path.insert(0, str(here.parent.parent))
     figures: Figures = {}
     for path in sorted(here.glob("bench_*.py")):
         name = path.stem.removeprefix("bench_")
         if args.only and name not in args.only:
             continue
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        figures |= load(path)()
+        figures |= importlib.import_module(f"tests.bench.{path.stem}").measure()
     if args.json:
         print(json.dumps(figures, indent=2))
     else:
