@@ -8,6 +8,7 @@ recovery counts from the last of them, when what lasts a while is over.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -24,26 +25,21 @@ from lab.installation import TOPOLOGY_NAME
 from netperf.contract import CONTROLLER, HOME_NAMESPACE
 from tests.chaos.audit import CostSnapshot
 from tests.chaos.faults import Fault
-from tests.chaos.journal import Journal
 
 SETTLED_S = 10.0
 _POLL_S = 0.5
 _ANSWER_S = 2.0
-# What a fault takes away for a known time, in seconds, by kind: a Lease's duration and two attempts to take it; a control
-# plane's restart; a pod that is found gone, and another one in its place.
 LOST_S = {
     "kill": 14.0,
     "pause": 14.0,
-    "kill-control-plane": 30.0,
-    "pause-control-plane": 14.0,
-    "node-delete": 45.0,
-    # Leases are what may be denied, refused or spoilt.
-    "admission-deny": 14.0,
-    "webhook-dead": 14.0,
+    "deny": 14.0,
     "etcd-full": 14.0,
-    # Watches of a kind that is unknown are asked for again after up to half a minute.
-    "definition-delete": 30.0,
+    "pause-control-plane": 14.0,
+    "kill-control-plane": 30.0,
 }
+"""What a fault takes away for a known time, by kind: a Lease's duration and two attempts to take it; a control plane's restart."""
+
+log = logging.getLogger(__name__)
 
 
 class HealthMonitor:
@@ -52,12 +48,11 @@ class HealthMonitor:
     Args:
         client: the administrator's, with a short deadline.
         urls: what serves ``/readyz``, by program.
-        journal: told of every recovery.
         pending: how many faults still last.
     """
 
-    def __init__(self, client: Client, urls: dict[str, str], journal: Journal, pending: Callable[[], int]) -> None:
-        self._client, self._urls, self._journal, self._pending = client, urls, journal, pending
+    def __init__(self, client: Client, urls: dict[str, str], pending: Callable[[], int]) -> None:
+        self._client, self._urls, self._pending = client, urls, pending
         self._fault_at: float | None = None
         self._lost_s = 0.0
         self._well_since: float | None = None
@@ -67,7 +62,7 @@ class HealthMonitor:
         self.away: list[tuple[float, float]] = []
 
     def injected(self, fault: Fault) -> None:
-        """A fault was done just now."""
+        """A fault is done now."""
         self._fault_at, self._well_since = time.monotonic(), None
         self._lost_s = max(self._lost_s, LOST_S.get(fault.kind, 0.0))
 
@@ -100,7 +95,7 @@ class HealthMonitor:
         if self._fault_at is not None and not self._pending():
             took_s = max(0.0, now - self._fault_at)
             self.recoveries.append((took_s, self._lost_s))
-            self._journal.write("recovered", after_s=round(took_s, 2))
+            log.info("well again %.1f s after the last fault", took_s)
             self._fault_at, self._lost_s = None, 0.0
 
     async def _look(self, session: aiohttp.ClientSession) -> list[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import logging
 import shutil
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -19,23 +23,19 @@ from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.demo import COMPONENTS
 from lab.errors import BootError
-from lab.installation import Installation, install
+from lab.installation import Installation, bound_kubeconfig, install, spawn_central
 from lab.programs import agent_program
-from lab.progress import Say
-from lab.reclaim import place_of
 from lab.topology import Topology
 from netperf.contract import CONTROLLER
 from netperf.policy import CostPolicy
-from tests.chaos import audit, checker, usage
-from tests.chaos.api_faults import left_over
-from tests.chaos.checker import History, Spread, spread_of
+from tests.chaos import audit, usage
+from tests.chaos.checker import check
 from tests.chaos.faults import Fault, World, draw
 from tests.chaos.health import SETTLED_S, HealthMonitor
 from tests.chaos.injector import FaultInjector
-from tests.chaos.journal import Journal
-from tests.chaos.restarter import SECOND_CONTROLLER, Restarter, start_second_controller
 from tests.chaos.workload import Workload
 
+SECOND_CONTROLLER = "controller-2"
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
 _WELL_DEADLINE_S, _QUIET_DEADLINE_S, _REVERT_S = 180.0, 240.0, 240.0
 RECOVERY_LIMIT_S = 10.0
@@ -51,55 +51,46 @@ CONFIG: dict[str, Any] = {
 }
 _UNREACHABLE = CostPolicy().unreachable_cost
 
+log = logging.getLogger(__name__)
+
 
 class ChaosReport(msgspec.Struct, frozen=True):
     """What a run found.
 
     Attributes:
-        faults: how many were injected; ``faults_by_kind`` says of what kinds, ``faults_failed`` how many could not be.
-        violations: how many invariants were broken; ``violation_list`` says which.
-        recovery_s: from the last fault of a disturbance, or its end, until all was well, over ``recoveries`` disturbances.
-        restarts: programs that were started again.
-        costs: zone pairs with a cost in the end, of ``cost_pairs``.
-        history: what the audit log tells of costs and pods.
+        faults: how many were injected, by kind.
+        violations: the invariants that were broken.
+        recoveries: how often all was well again; ``recovery_s`` is the median from the last fault, or its end, and
+            ``worst_recovery_s`` the longest.
+        restarts: of programs.
+        costs: zone pairs with a cost in the end, of ``pairs``.
     """
 
     seed: int
-    minutes: float
-    faults: int
-    violations: int
-    recovery_s: Spread
-    violation_list: list[str]
-    faults_by_kind: dict[str, int]
-    faults_failed: int
+    faults: dict[str, int]
+    violations: list[str]
     recoveries: int
+    recovery_s: float
+    worst_recovery_s: float
     restarts: int
-    deployed: int
     costs: int
-    cost_pairs: int
-    history: History
-    journal: str
-    elapsed_s: float
+    pairs: int
 
 
 class ChaosRun:
     """The parts of one run, in a lab that is up."""
 
-    def __init__(
-        self, client: Client, probe: Client, installation: Installation, journal: Journal, second_url: str
-    ) -> None:
-        self.client, self.lab, self.journal = client, installation.lab, journal
-        self.restarter = Restarter(client, installation, journal)
-        self.injector = FaultInjector(client, installation, self.restarter, journal)
-        self.workload = Workload(client, journal)
-        self._agents = tuple(installation.agent_urls)
+    def __init__(self, client: Client, probe: Client, installation: Installation, second_url: str) -> None:
+        self.lab = installation.lab
+        self.injector = FaultInjector(client, self.lab)
+        self.workload = Workload(client)
         urls = {"controller": installation.controller_url, SECOND_CONTROLLER: second_url}
         urls |= {"extender": installation.extender_url}
         urls |= {agent_program(node): url for node, url in installation.agent_urls.items()}
-        self.health = HealthMonitor(probe, urls, journal, lambda: self.injector.pending)
-        self._programs = tuple(urls)
-        self.failed = 0
-        self.kinds: Counter[str] = Counter()
+        self.health = HealthMonitor(probe, urls, lambda: self.injector.pending)
+        zones = tuple(self.lab.topology.zones) if self.lab.topology else ()
+        self.pairs = len(zones) * (len(zones) - 1)
+        self.world = World(tuple(urls), zones, tuple(installation.agent_urls))
 
     async def until_well(self, deadline_s: float) -> bool:
         """Wait until all has been well for a while, and every zone pair has its cost; whether that came in time."""
@@ -110,15 +101,6 @@ class ChaosRun:
             await asyncio.sleep(0.5)
         return False
 
-    @property
-    def _zones(self) -> tuple[str, ...]:
-        return tuple(self.lab.topology.zones) if self.lab.topology else ()
-
-    @property
-    def pairs(self) -> int:
-        """Directed pairs of zones."""
-        return len(self._zones) * (len(self._zones) - 1)
-
     async def priced(self) -> int:
         """Pairs with a cost that is none of a dead pair."""
         try:
@@ -128,25 +110,15 @@ class ChaosRun:
 
     async def inject_all(self, faults: list[Fault]) -> None:
         """Inject each at its time, whether or not all is well again after the last."""
-        started, injecting = time.monotonic(), list[asyncio.Task[None]]()
-        for fault in faults:
-            await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
-            self.health.injected(fault)
-            self.kinds[fault.kind] += 1
-            # Beside the next ones: a fault that needs an API server that another has stopped keeps none of them waiting.
-            injecting.append(asyncio.create_task(self._inject(fault)))
-        await asyncio.gather(*injecting)
+        started = time.monotonic()
+        # Beside each other: a fault that needs an API server that another has stopped keeps none of them waiting.
+        async with asyncio.TaskGroup() as injecting:
+            for fault in faults:
+                await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
+                self.health.injected(fault)
+                injecting.create_task(self.injector.inject(fault))
 
-    async def _inject(self, fault: Fault) -> None:
-        error = await self.injector.inject(fault)
-        self.failed += bool(error)
-        self.journal.write("fault", **msgspec.to_builtins(fault), error=error)
-
-    def world(self) -> World:
-        """What can be hit."""
-        return World(self._programs, self._agents, self._zones, self._agents)
-
-    async def check_quiet(self, devices: dict[str, list[str]]) -> list[str]:
+    async def check_quiet(self) -> list[str]:
         """What must hold once all is quiet again."""
         violations = []
         if not await self.until_well(_QUIET_DEADLINE_S):
@@ -156,15 +128,10 @@ class ChaosRun:
         await asyncio.sleep(GATE_S + SETTLED_S)
         try:
             for pod in await self.workload.waiting():
-                gated = [g.name for g in pod.spec.scheduling_gates or ()]
-                where = f"{pod.metadata.namespace}/{pod.metadata.name}"
-                violations.append(f"gated: {where} by {', '.join(gated)}" if gated else f"not placed: {where}")
-            violations += [f"a fault is not reverted: {left}" for left in await left_over(self.client)]
+                gated = ", ".join(g.name for g in pod.spec.scheduling_gates or ())
+                violations.append(f"{'gated' if gated else 'not placed'}: {pod.metadata.key} {gated}")
         except KubekitError as error:
             violations.append(f"no recovery: objects cannot be listed: {error}")
-        violations += usage.orphans(self.lab)
-        now = usage.read_devices(self.lab)
-        violations += [f"leaked device: {n}: {now[n]}, had {old}" for n, old in devices.items() if now[n] != old]
         violations += [
             f"recovery: {took_s:.1f} s, and {lost_s:.0f} s were lost"
             for took_s, lost_s in self.health.recoveries
@@ -173,94 +140,76 @@ class ChaosRun:
         return violations
 
 
-async def run_chaos(
-    topology: Topology, *, name: str, faults_of: tuple[int, float], kinds: tuple[str, ...], journal_path: Path, say: Say
-) -> ChaosReport:
+async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float, kept: Path) -> ChaosReport:
     """Inject faults into a lab of its own, check what happened, and clean up.
 
     Args:
         topology: of the lab.
         name: of the lab.
-        faults_of: the seed of the faults, and for how many minutes they come.
-        kinds: of faults, to draw from.
-        journal_path: where the journal goes; the audit log is kept beside it when something was violated.
-        say: told what goes on.
+        seed: of the faults.
+        minutes: how long they come.
+        kept: folder for the audit log and the programs' logs when something was violated.
 
     Raises:
         LabError: the lab did not come up, or not everything became ready before the first fault.
     """
-    started = time.monotonic()
-    log = place_of(name).state_dir / "audit.log"
-    flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={log}", "--audit-log-maxsize=10000")
-    journal = Journal(journal_path)
-    journal.write("begun", seed=faults_of[0], minutes=faults_of[1], topology=topology.name, kinds=kinds)
-    try:
-        async with Lab.start(topology, name=name, components=COMPONENTS, api_server_flags=flags) as lab:
-            installation = await install(lab, controller_config=CONFIG)
-            say(f"lab and programs up after {time.monotonic() - started:.0f} s")
-            async with (
-                Client(lab.client_config, timeout_s=10.0) as client,
-                Client(lab.client_config, timeout_s=3.0) as probe,
-            ):
-                url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
-                await start_second_controller(client, installation, url)
-                report = await _run(ChaosRun(client, probe, installation, journal, url), faults_of, kinds, log, say)
-        return msgspec.structs.replace(report, elapsed_s=round(time.monotonic() - started, 1))
-    finally:
-        journal.close()
+    with_log = kept.with_suffix(".audit")
+    flags = (f"--audit-policy-file={_POLICY}", f"--audit-log-path={with_log}", "--audit-log-maxsize=10000")
+    with_log.parent.mkdir(parents=True, exist_ok=True)
+    with_log.unlink(missing_ok=True)
+    async with Lab.start(topology, name=name, components=COMPONENTS, api_server_flags=flags) as lab:
+        installation = await install(lab, controller_config=CONFIG)
+        async with (
+            Client(lab.client_config, timeout_s=10.0) as client,
+            Client(lab.client_config, timeout_s=3.0) as probe,
+        ):
+            url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
+            await _start_second_controller(client, installation, url)
+            run = ChaosRun(client, probe, installation, url)
+            try:
+                report = await _run(run, seed, minutes, with_log)
+            finally:
+                await run.injector.cancel()
+            if report.violations:
+                shutil.copytree(lab.place.logs, kept, dirs_exist_ok=True)
+            else:
+                with_log.unlink()
+            return report
 
 
-async def _run(run: ChaosRun, faults_of: tuple[int, float], kinds: tuple[str, ...], log: Path, say: Say) -> ChaosReport:
-    seed, minutes = faults_of
-    try:
-        async with _beside(run.health.run()), _beside(run.restarter.run()):
-            if not await run.until_well(_WELL_DEADLINE_S):
-                raise BootError(f"not well before any fault: {'; '.join(run.health.ailing) or 'costs are missing'}")
-            async with _beside(run.workload.run()):
-                await asyncio.sleep(SETTLED_S)
-                before, devices = usage.read_usage(run.lab), usage.read_devices(run.lab)
-                say(f"{minutes:g} minutes of faults, seed {seed}; journal: {run.journal.path}")
-                await run.inject_all(draw(seed, minutes * 60, run.world(), kinds))
-            say(f"{run.kinds.total()} faults injected; waiting for quiet")
-            lasting = await run.injector.revert_all(_REVERT_S)
-            violations = [f"a fault is not reverted: {fault}" for fault in lasting]
-            violations += await run.check_quiet(devices)
-            violations += usage.leaks(before, usage.read_usage(run.lab))
-            costs = await run.priced()
-        events = await asyncio.to_thread(_read_log, log)
-        history = await asyncio.to_thread(_check_history, run, events)
-        violations += [*run.restarter.crashes, *history.violations]
-        violations += [*audit.foreign_writes(events, CONTROLLER), *audit.foreign_keys(events)]
-        if violations:
-            shutil.copy(log, run.journal.path.with_suffix(".audit"))
-            shutil.copytree(run.lab.place.logs, run.journal.path.with_suffix(".logs"), dirs_exist_ok=True)
-        for text in violations:
-            run.journal.write("violation", what=text)
-    finally:
-        await run.injector.cancel()
-        run.restarter.wake_all()
+async def _run(run: ChaosRun, seed: int, minutes: float, audit_log: Path) -> ChaosReport:
+    faults = draw(seed, minutes * 60, run.world)
+    async with _beside(run.health.run()), _beside(run.injector.restart_dead()):
+        if not await run.until_well(_WELL_DEADLINE_S):
+            raise BootError(f"not well before any fault: {'; '.join(run.health.ailing) or 'costs are missing'}")
+        async with _beside(run.workload.run()):
+            await asyncio.sleep(SETTLED_S)
+            before = usage.read_usage(run.lab)
+            log.info("%s faults of seed %s in %g minutes", len(faults), seed, minutes)
+            await run.inject_all(faults)
+        log.info("waits for quiet")
+        violations = [*await run.injector.revert_all(_REVERT_S), *await run.check_quiet()]
+        violations += [*usage.leaks(before, usage.read_usage(run.lab)), *run.injector.crashes]
+        costs = await run.priced()
+    violations += await asyncio.to_thread(_check_log, run, audit_log)
+    took = sorted(took_s for took_s, _ in run.health.recoveries) or [0.0]
     return ChaosReport(
         seed=seed,
-        minutes=minutes,
-        faults=run.kinds.total(),
-        violations=len(violations),
-        recovery_s=spread_of(took_s for took_s, _ in run.health.recoveries),
-        violation_list=violations,
-        faults_by_kind=dict(sorted(run.kinds.items())),
-        faults_failed=run.failed,
+        faults=dict(sorted(Counter(fault.kind for fault in faults).items())),
+        violations=violations,
         recoveries=len(run.health.recoveries),
-        restarts=run.restarter.restarts,
-        deployed=run.workload.deployed,
+        recovery_s=round(statistics.median(took), 1),
+        worst_recovery_s=round(took[-1], 1),
+        restarts=run.injector.restarts,
         costs=costs,
-        cost_pairs=run.pairs,
-        history=history,
-        journal=str(run.journal.path),
-        elapsed_s=0.0,
+        pairs=run.pairs,
     )
 
 
-def _check_history(run: ChaosRun, events: list[audit.AuditEvent]) -> History:
-    return checker.check(
+def _check_log(run: ChaosRun, audit_log: Path) -> list[str]:
+    with audit_log.open("rb") as file:
+        events = audit.read(file)
+    return check(
         events,
         lifetime_s=LIFETIME_S + _LIFETIME_LEEWAY_S,
         gate_s=GATE_S + _GATE_LEEWAY_S,
@@ -269,9 +218,21 @@ def _check_history(run: ChaosRun, events: list[audit.AuditEvent]) -> History:
     )
 
 
-def _read_log(log: Path) -> list[audit.AuditEvent]:
-    with log.open("rb") as file:
-        return audit.read(file)
+async def _start_second_controller(client: Client, installation: Installation, url: str) -> None:
+    """Another replica of the manager, for which the Deployment's second pod stands."""
+    lab = installation.lab
+    first = _bound_pod(lab.control_plane.kubeconfig_of("controller"))
+    kubeconfig = await bound_kubeconfig(
+        client, lab, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
+    )
+    spawn_central(lab, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config)
+
+
+def _bound_pod(kubeconfig: Path) -> str:
+    """The uid of the pod that the token of this kubeconfig is bound to."""
+    payload = str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]).split(".")[1]
+    claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    return str(claims["kubernetes.io"]["pod"]["uid"])
 
 
 @asynccontextmanager

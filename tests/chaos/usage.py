@@ -1,17 +1,13 @@
-"""What programs take before and after: memory, descriptors, processes; nodes' network devices; processes that nobody owns."""
+"""What programs take before and after: memory, descriptors, processes."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import psutil
 
-from lab import namespaces
 from lab.cluster import Lab
-from lab.pids import find_marked
 from tests.chaos.faults import CONTROL_PLANE
 
 # Python gives memory back late, and a second run of the same work needs a little more: a leak goes on, this does not.
@@ -37,36 +33,6 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
             found[program.name] = Usage(memory, sum(p.num_fds() for p in family), len(family))
         except psutil.Error:
             continue
-    return found
-
-
-def read_devices(lab: Lab) -> dict[str, list[str]]:
-    """Names of the network devices of each node."""
-    found = {}
-    for network in lab.nodes:
-        argv = [*namespaces.entering(network.netns), "cat", "/proc/net/dev"]
-        text = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
-        found[network.node.name] = sorted(line.split(":")[0].strip() for line in text.splitlines()[2:])
-    return found
-
-
-def orphans(lab: Lab) -> list[str]:
-    """Processes of the lab that no program of it is the parent of."""
-    family: set[int] = set()
-    for program in lab.programs:
-        try:
-            family |= {process.pid for process in program.family()}
-        except psutil.Error:
-            continue
-    found = []
-    for record in find_marked(lab.place.state_dir):
-        if record.pid in family:
-            continue
-        try:
-            words = (Path("/proc") / str(record.pid) / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        found.append(f"leaked process: {record.pid} {b' '.join(words).decode(errors='replace').strip()[:120]}")
     return found
 
 

@@ -12,7 +12,6 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Pod
 from lab import boutique
-from tests.chaos.journal import Journal
 
 PREFIX = "chaos-app-"
 _EVERY_S, _LIVING = 20.0, 2
@@ -24,23 +23,18 @@ class Workload:
 
     Args:
         client: the administrator's.
-        journal: told of every one.
     """
 
-    def __init__(self, client: Client, journal: Journal) -> None:
-        self._client, self._journal = client, journal
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._application = boutique.load(scheduler=OUR_SCHEDULER, cpu=_CPU)
-        self.deployed = 0
 
     async def run(self) -> None:
         """Until cancelled."""
         living: list[str] = []
         for number in itertools.count(1):
-            name = f"{PREFIX}{number}"
-            if await self._try(self._deploy(name)):
-                living.append(name)
-                self.deployed += 1
-                self._journal.write("deployed", namespace=name)
+            if await self._try(self._deploy(f"{PREFIX}{number}")):
+                living.append(f"{PREFIX}{number}")
             if len(living) > _LIVING and await self._try(self._client.delete(NAMESPACES, living[0])):
                 living.pop(0)
             await asyncio.sleep(_EVERY_S)
