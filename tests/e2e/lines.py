@@ -15,8 +15,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LINE_S, LOOK_S = 180.0, 60.0
 CHOICE = re.compile(r"\b(?:ZONE|NODE|OVERLAY|SPEED|REGION)\b")
-FIGURES = "NETAWARE_WRITE_FIGURES"
-"""Names a file to which each situation's figures are appended."""
 
 
 class Terminal:
@@ -86,10 +84,3 @@ class Terminal:
 def brief(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """Findings, for an assertion's message."""
     return [(f["code"], f["summary"], f["cause"]) for f in found]
-
-
-def note(situation: str, named_s: float, ended_s: float) -> None:
-    """Keep a situation's figures where somebody asked for them."""
-    if file := os.environ.get(FIGURES):
-        with Path(file).open("a") as stream:
-            stream.write(f"{situation}\t{named_s:.0f}\t{ended_s:.0f}\n")

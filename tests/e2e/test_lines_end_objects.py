@@ -17,32 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
 import pytest
 
-from controller.cli.session import Session
-from controller.cli.shared import read_facts_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.diagnosis.events import event_reason, has_event, objects_of
-from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding
-from controller.diagnosis.pods import diagnose_pod
-from controller.diagnosis.rules import diagnose
-from kubekit.client import Client
-from kubekit.errors import KubekitError
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
 from lab.installation import install
 from lab.topology import load
-from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
-from tests.e2e.lines import Terminal, note
+from netperf.contract import ZONE_LABEL
+from tests.e2e.lines import Terminal, brief
 from tests.unit.controller.situations import FOREIGN, SITUATIONS
 
 DEADLINE_S = 420.0
+Json = dict[str, Any]
 OURS = "network-aware-scheduler"
-AFTER_A_WHILE_S = 700.0
-"""What only long waiting shows is looked at with a clock that is so far ahead."""
 PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
 EDITOR = """\
 import sys, yaml
@@ -51,7 +39,6 @@ spec = (whole := yaml.safe_load(open(path)))["spec"]
 exec(sys.argv[1])
 open(path, "w").write(yaml.safe_dump(whole))
 """
-REGARDING = '{range .items[*]}{.involvedObject.namespace}/{.involvedObject.name}{"\\n"}{end}'
 CODES = {situation.name: situation.code for situation in SITUATIONS}
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
@@ -66,7 +53,6 @@ class Case:
         objects: what makes it; ``NS`` in them is a namespace of its own.
         edit: what is done in an editor that a line opens, to ``spec``, in Python.
         by_hand: what a line's words ask for, as commands.
-        ahead_s: how far the clock is set forward.
         choices: for the words in capitals.
         made: commands that break what is no object of the namespace's own.
         undone: commands after it.
@@ -75,10 +61,9 @@ class Case:
     """
 
     name: str
-    objects: Sequence[dict[str, Any]] = ()
+    objects: Sequence[Json] = ()
     edit: str = ""
     by_hand: Sequence[str] = ()
-    ahead_s: float = 0.0
     choices: dict[str, str] = field(default_factory=dict)
     made: Sequence[str] = ()
     undone: Sequence[str] = ()
@@ -86,12 +71,12 @@ class Case:
     shared: bool = False
 
 
-def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> dict[str, Any]:
+def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
     needs = [{"workload": {"kind": "Deployment", "name": c, "selector": c}, "maxNetworkCost": limit} for c in calls]
     return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": needs}
 
 
-def group(*workloads: dict[str, Any], members: int = 1) -> dict[str, Any]:
+def group(*workloads: Json, members: int = 1) -> Json:
     spec = {"numMembers": members, "topologySortingAlgorithm": "ReverseKahn", "workloads": list(workloads)}
     return {
         "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
@@ -103,9 +88,9 @@ def group(*workloads: dict[str, Any], members: int = 1) -> dict[str, Any]:
 
 def deployment(
     name: str, *, replicas: int = 1, of: str = "shop", selector: str = "", request: str = "", **spec: Any
-) -> dict[str, Any]:
+) -> Json:
     labels = {"app": name, APPGROUP_LABEL: of, WORKLOAD_LABEL: selector or name}
-    container: dict[str, Any] = {"name": "main", "image": "none"}
+    container: Json = {"name": "main", "image": "none"}
     if request:
         resource, _, amount = request.partition("=")
         container["resources"] = {"requests": {resource: amount}, "limits": {resource: amount}}
@@ -117,14 +102,14 @@ def deployment(
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": body}
 
 
-def pod(name: str, node: str) -> dict[str, Any]:
+def pod(name: str, node: str) -> Json:
     """One that is placed already, by hand."""
     made = deployment(name, nodeName=node)["spec"]["template"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **made["metadata"]}, "spec": made["spec"]}
 
 
-def volume(zone_or_node: str = "") -> dict[str, Any]:
-    spec: dict[str, Any] = {
+def volume(zone_or_node: str = "") -> Json:
+    spec: Json = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
         "storageClassName": "",
@@ -147,9 +132,9 @@ CLAIM = {
         "resources": {"requests": {"storage": "1Gi"}},
     },
 }
-WITH_CLAIM: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
 FRONT = group(workload("front"))
-ANTI_AFFINITY: dict[str, Any] = {
+ANTI_AFFINITY: Json = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {"labelSelector": {"matchLabels": {"app": "front"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -163,7 +148,7 @@ def template(name: str, **spec: Any) -> str:
     return patch(name, {"spec": {"template": {"spec": spec}}})
 
 
-def patch(name: str, body: dict[str, Any], kind: str = "deployment") -> str:
+def patch(name: str, body: Json, kind: str = "deployment") -> str:
     return f"kubectl -n NS patch {kind} {name} -p '{json.dumps(body)}'"
 
 
@@ -173,7 +158,6 @@ def requests(amount: str) -> str:
     return template("front", containers=[{"name": "main", "resources": resources}])
 
 
-QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
 FIRST_GATE = json.dumps([{"op": "remove", "path": "/spec/schedulingGates/0"}])
 OPENED = f"kubectl -n NS patch $(kubectl -n NS get pods -o name) --type=json -p '{FIRST_GATE}'"
 EIGHT = (
@@ -193,12 +177,6 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
         edit="spec['workloads'][1].pop('dependencies')",
     ),
     Case("more pods than members", [FRONT, deployment("front", replicas=2)]),
-    Case(
-        "a quota keeps pods from being made",
-        [QUOTA, group(workload("front"), members=3), deployment("front", replicas=3)],
-        by_hand=[patch("few", {"spec": {"hard": {"pods": "10"}}}, "quota")],
-        ahead_s=AFTER_A_WHILE_S,
-    ),
     Case(
         "dependencies that cost too much",
         [group(workload("front", "cart", limit=1), workload("cart"), members=2), pod("front", "n1"), pod("cart", "n5")],
@@ -294,7 +272,7 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
     ),
 )
 TOPOLOGY = "kubectl -n netaware-system patch networktopology nt-default --type=merge -p"
-PINNED: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
+PINNED: Json = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
 ONE_AFTER_ANOTHER: tuple[Case, ...] = (
     Case(
         "every node has a taint",
@@ -322,78 +300,47 @@ ONE_AFTER_ANOTHER: tuple[Case, ...] = (
     Case("the path between two zones is cut", cut=("z1", "z3"), shared=True),
 )
 """What others would feel."""
-REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("two workloads with one selector", group(workload("front"), workload("other", selector="front"))),
-    (
-        "a bandwidth that is no quantity",
-        group(
-            {
-                **workload("front"),
-                "dependencies": [{"workload": {"kind": "Deployment", "name": "cart"}, "minBandwidth": "much"}],
-            }
-        ),
-    ),
-    (
-        "an algorithm that nobody knows",
-        {**FRONT, "spec": {**FRONT["spec"], "topologySortingAlgorithm": "Bogo"}},
-    ),
+MUCH = {"workload": {"kind": "Deployment", "name": "cart"}, "minBandwidth": "much"}
+REFUSED: tuple[Json, ...] = (
+    group(workload("front"), workload("other", selector="front")),
+    group({**workload("front"), "dependencies": [MUCH]}),
+    {**FRONT, "spec": {**FRONT["spec"], "topologySortingAlgorithm": "Bogo"}},
 )
 """What our definitions do not let in."""
-
-
-class Look:
-    """The cluster's facts, read again and again by one task for all cases."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._facts: Facts | None = None
-        self._count = 0
-
-    async def run(self) -> None:
-        """Read for ever."""
-        while True:
-            # Somebody at a terminal would ask again.
-            with contextlib.suppress(KubekitError):
-                self._facts = await read_facts_of(Session(self._client, None, None, HOME_NAMESPACE))
-                self._count += 1
-            await asyncio.sleep(1)
-
-    @property
-    def facts(self) -> Facts:
-        """Of the last look."""
-        assert self._facts is not None
-        return self._facts
-
-    def findings(self, ahead_s: float = 0.0) -> tuple[Finding, ...]:
-        """Of the last look, with the clock set forward; somebody leads then as now."""
-        facts = self.facts
-        lease = facts.control_plane.lease
-        if lease is not None and lease.renewed is not None:
-            lease = msgspec.structs.replace(lease, renewed=lease.renewed + ahead_s)
-        status = msgspec.structs.replace(facts.control_plane, lease=lease)
-        return diagnose(msgspec.structs.replace(facts, now=facts.now + ahead_s, control_plane=status))
-
-    async def until(self, check: Callable[[], bool], say: Callable[[], str]) -> float:
-        """Seconds until a look that began after this call is as wanted."""
-        begun, seen = time.monotonic(), self._count + 1
-        while not (self._count > seen and check()):
-            if time.monotonic() - begun > DEADLINE_S:
-                pytest.fail(say())
-            await asyncio.sleep(0.2)
-        return time.monotonic() - begun
 
 
 class Bench:
     """A lab without our programs yet, and what is done in it."""
 
-    def __init__(self, lab: Lab, client: Client, folder: Path) -> None:
-        self.lab, self.look = lab, Look(client)
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
         self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
-        self.page = ""
         self._editor = folder / "editor.py"
         self._editor.write_text(EDITOR)
         # A machine of two processors runs few commands at once.
         self._few = asyncio.Semaphore(3)
+        self.found: list[Json] = []
+        self._count = 0
+
+    async def look(self) -> None:
+        """Read the findings again and again, for all cases."""
+        while True:
+            # Somebody at a terminal would ask again.
+            with contextlib.suppress(AssertionError):
+                self.found = await asyncio.to_thread(self.terminal.findings)
+                self._count += 1
+            await asyncio.sleep(1)
+
+    async def until(self, check: Callable[[], bool], say: Callable[[], str]) -> None:
+        """Wait until what was found after this call is as wanted."""
+        begun, seen = time.monotonic(), self._count + 1
+        while not (self._count > seen and check()):
+            if time.monotonic() - begun > DEADLINE_S:
+                pytest.fail(say())
+            await asyncio.sleep(0.2)
+
+    async def until_clean(self) -> None:
+        await self.until(lambda: not self.found, lambda: str(brief(self.found)))
 
     async def paste(self, line: str, editor: str = "true") -> str:
         async with self._few:
@@ -402,7 +349,7 @@ class Bench:
         assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {said}"
         return said
 
-    async def apply(self, objects: Sequence[dict[str, Any]], namespace: str) -> None:
+    async def apply(self, objects: Sequence[Json], namespace: str) -> None:
         for body in objects:
             text = json.dumps(body).replace("NS", namespace).replace("'", "'\\''")
             where = "" if '"namespace"' in json.dumps(body["metadata"]) else f"-n {namespace}"
@@ -417,23 +364,17 @@ class Bench:
         """
         code = CODES[case.name]
 
-        def mine() -> list[Finding]:
-            return [
-                finding
-                for finding in self.look.findings(case.ahead_s)
-                if case.shared or any(name.startswith(f"{namespace}/") for name in finding.affects)
-            ]
+        def mine() -> list[Json]:
+            prefix = f"{namespace}/"
+            return [f for f in self.found if case.shared or any(name.startswith(prefix) for name in f["affects"])]
 
-        def state() -> str:
-            return f"{case.name}: {[(f.code, f.summary, f.cause) for f in mine() or self.look.findings(case.ahead_s)]}"
-
-        named_s = await self.look.until(lambda: any(f.code == code for f in mine()), lambda: f"not named: {state()}")
+        await self.until(
+            lambda: any(f["code"] == code for f in mine()), lambda: f"{case.name} not named: {brief(self.found)}"
+        )
         first = mine()[0]
-        assert first.code == code, state()
-        await self.all_tell(first, ahead=bool(case.ahead_s))
-        begun = time.monotonic()
+        assert first["code"] == code, f"{case.name}: {brief(mine())}"
         editor = f'{self.terminal.python} {self._editor} "{case.edit}"' if case.edit else "true"
-        for line in first.fix:
+        for line in first["fix"]:
             command = self.terminal.command_in(line, case.choices)
             if command:
                 await self.paste(command, editor if " edit " in command else "true")
@@ -441,48 +382,9 @@ class Bench:
             await self.paste(line.replace("NS", namespace))
         if case.cut:
             self.lab.wan.change_link(*case.cut, loss=0.0)
-        await self.look.until(
-            lambda: all(f.code != code for f in mine()), lambda: f"not ended by {first.fix}: {state()}"
+        await self.until(
+            lambda: all(f["code"] != code for f in mine()), lambda: f"not ended by {first['fix']}: {brief(mine())}"
         )
-        note(case.name, named_s, time.monotonic() - begun)
-
-    async def all_tell(self, finding: Finding, *, ahead: bool) -> None:
-        """`explain` of a pod says the same as `why`; so do `status` and the page, whose clocks nobody sets."""
-        facts = self.look.facts
-        for known in facts.pods:
-            stuck = finding.code.startswith("no-node-") and known.found_no_node
-            if known.key in finding.affects and stuck:
-                verdict = diagnose_pod(known, facts)
-                assert verdict.fix[-1] == finding.fix[-1], (finding, verdict)
-        if ahead:
-            return
-
-        def among(found: list[dict[str, Any]]) -> bool:
-            return any(f["code"] == finding.code and {*f["affects"]} & {*finding.affects} for f in found)
-
-        async with self._few:
-            told = await asyncio.to_thread(self.terminal.findings, "status")
-        assert among(told), f"status does not tell {finding}: {told}"
-        deadline = time.monotonic() + DEADLINE_S
-        about = objects_of(finding, facts)[0]
-        name, reason = f"{about.namespace}/{about.name}", event_reason(finding.code)
-        while has_event(finding) and name not in await self.regarding(reason):
-            assert time.monotonic() < deadline, f"no event tells {finding}"
-            await asyncio.sleep(1)
-        async with aiohttp.ClientSession() as session:
-            while True:
-                async with session.get(f"{self.page}/api/v1/overview") as answer:
-                    shown = await answer.json()
-                if among(shown["findings"]):
-                    return
-                assert time.monotonic() < deadline, f"the page does not tell {finding}: {shown['findings']}"
-                await asyncio.sleep(1)
-
-    async def regarding(self, reason: str) -> set[str]:
-        """Whom events with this reason are about, as ``namespace/name``."""
-        of_all = f"get events -A --field-selector reason={reason}"
-        said = await self.paste(f"kubectl {of_all} -o jsonpath='{REGARDING}'")
-        return set(said.split())
 
 
 @asynccontextmanager
@@ -490,14 +392,13 @@ async def a_bench() -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory() as folder:
         async with Lab.start(load("four-zones"), name="e2e-lines", components=COMPONENTS, folder=Path(folder)) as lab:
             lab.publish()
-            async with Client(lab.client_config) as client:
-                bench = Bench(lab, client, Path(folder))
-                looking = asyncio.ensure_future(bench.look.run())
-                try:
-                    yield bench
-                finally:
-                    looking.cancel()
-                    await asyncio.gather(looking, return_exceptions=True)
+            bench = Bench(lab, Path(folder))
+            looking = asyncio.ensure_future(bench.look())
+            try:
+                yield bench
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
 
 
 async def one(bench: Bench, case: Case, namespace: str) -> None:
@@ -523,23 +424,20 @@ async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
 @pytest.mark.usefixtures("privileges")
 async def test_the_lines_of_the_first_finding_end_it() -> None:
     async with a_bench() as bench:
-        # Its hurt is nobody's: everything waits for it.
-        await bench.look.until(lambda: True, lambda: "no look")
-        (missing,) = bench.look.findings()
-        assert missing.code == "not-installed"
-        begun = time.monotonic()
-        for line in missing.fix:
+        await bench.until(lambda: bool(bench.found), lambda: "nothing is found")
+        (missing,) = bench.found
+        assert missing["code"] == "not-installed"
+        for line in missing["fix"]:
             await bench.paste(line)
-        await bench.look.until(
-            lambda: all(f.code != "not-installed" for f in bench.look.findings()), lambda: "still not installed"
+        await bench.until(
+            lambda: all(f["code"] != "not-installed" for f in bench.found), lambda: str(brief(bench.found))
         )
-        note("a cluster without netaware", 0, time.monotonic() - begun)
-        bench.page = (await install(bench.lab, controller_config={"topology": {"probing": PROBING}})).controller_url
-        await bench.look.until(lambda: not bench.look.findings(), lambda: str(bench.look.findings()))
-        for _, body in REFUSED:
+        await install(bench.lab, controller_config={"topology": {"probing": PROBING}})
+        await bench.until_clean()
+        for body in REFUSED:
             with pytest.raises(AssertionError, match=r"invalid|Invalid|Unsupported"):
                 await bench.apply([body], "default")
         await side_by_side(bench, SIDE_BY_SIDE)
         for i, case in enumerate(ONE_AFTER_ANOTHER):
-            await bench.look.until(lambda: not bench.look.findings(), lambda: str(bench.look.findings()))
+            await bench.until_clean()
             await one(bench, case, f"alone{i}")

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -68,7 +67,6 @@ regions:
 nodeDefaults: {{kubelet: real, cpu: 1, memory: 4Gi}}
 """
 LIMIT_BPS, CHANGED_BPS, ANSWER_BYTES = 20_000_000, 5_000_000, 2_000_000
-MEASURED_BPS = (5_000_000, 50_000_000, 500_000_000)
 ROOT = Path(__file__).parents[2]
 CONTROLLER_CONFIG = {
     "apiVersion": "netaware.io/v1alpha1",
@@ -298,49 +296,6 @@ def effective_bps(stage: Stage, node: str, direction: str) -> float:
         and (labels["pod"], labels["direction"]) == (f"limited-{node}", direction)
     ]
     return rate * 8
-
-
-@pytest.mark.parametrize("rate", MEASURED_BPS, ids=lambda rate: f"{rate // 10**6}M")
-@pytest.mark.parametrize("main", ["bridge", "ptp"])
-async def test_limits_of_real_pods_hold_from_the_first_second(stage: Stage, main: str, rate: int) -> None:
-    """Of what the kernel counts at the bucket. How near a stream comes to its limit is up to the machine, and printed."""
-    cluster, node = stage.cluster, next(name for name, (_, found) in PLUGINS.items() if found == main)
-    wanted = [f"kubernetes.io/{way}-bandwidth={rate}" for way in ("ingress", "egress")]
-    cluster.run("-n", "limits", "annotate", "--overwrite", "pod", f"limited-{node}", *wanted)
-    for way in ("ingress", "egress"):
-        wait_until(lambda way=way: effective_bps(stage, node, way) == rate, f"{rate} bit/s, {way}")  # type: ignore[misc]
-    found = measure_limits(stage, node, rate)
-    for way, figures in found.items():
-        best = max(figures["shares"])
-        seen = f"{100 * best[0]:.1f} % in the first second, {100 * best[1]:.1f} % in 3 s"
-        print(
-            f"{' '.join(PLUGINS[node])}, {rate // 10**6} Mbit/s {way}: {seen}; delay {1000 * figures['delay_s']:.0f} ms"
-        )
-        assert all(0 < share <= 1.05 for run in figures["shares"] for share in run), found
-
-
-def measure_limits(stage: Stage, node: str, rate_bps: int) -> dict[str, Any]:
-    """By direction the shares of the limit that passed, by run, and the queueing delay, of the node's limited pod."""
-    pod = stage.cluster.get("pod", f"limited-{node}", "-n", "limits")
-    groups = [file for file in Path("/proc").glob("[0-9]*/cgroup") if is_of_pod(file, pod["metadata"]["uid"])]
-    namespace = f"e2e-limited-{os.getpid()}"
-    addresses = [f"--address={stage.address(f'limited-{node}')}", f"--host-address={stage.lab.node(node).address}"]
-    devices = [f"--device={way}={device}" for way, (_, device) in stage.verdicts(node).items()]
-    program = [sys.executable, "-m", "tests.integration.agent.limit_figures", f"--namespace={namespace}"]
-    program += [*addresses, *devices, f"--rate={rate_bps}", "--runs=3"]
-    subprocess.run(["ip", "netns", "attach", namespace, groups[0].parent.name], check=True, timeout=30)
-    try:
-        found: dict[str, Any] = json.loads(stage.run(node, *program, timeout_s=240))
-    finally:
-        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=30)
-    return found
-
-
-def is_of_pod(cgroup: Path, uid: str) -> bool:
-    try:
-        return f"pod{uid}/" in cgroup.read_text()
-    except OSError:
-        return False  # its process ended meanwhile
 
 
 async def test_pods_call_each_other_by_both_families_over_the_emulated_network(stage: Stage) -> None:

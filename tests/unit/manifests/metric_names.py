@@ -12,13 +12,23 @@ ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "manifests" / "prometheus"
 
 
-def exported_metrics() -> set[str]:
-    """Families of the generated reference, with the suffixes of histograms."""
-    found: set[str] = set()
+PAIR = "origin_zone, destination_zone, origin_region, destination_region"
+
+
+def labels_by_metric() -> dict[str, set[str]]:
+    """Series of the generated reference, with the suffixes of histograms, and their labels."""
+    found: dict[str, set[str]] = {}
     reference = (ROOT / "docs" / "metrics.md").read_text()
-    for name, kind in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \|", reference, re.MULTILINE):
-        found |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
+    for name, kind, text in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
+        labels = set(re.findall(r"\w+", text.replace("*pair*", PAIR)))
+        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        found |= {f"{name}{suffix}": labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
     return found
+
+
+def exported_metrics() -> set[str]:
+    """Series of the generated reference."""
+    return set(labels_by_metric())
 
 
 def rules(file: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.unit.manifests.metric_names import ROOT, exported_metrics, recorded_metrics
+from tests.unit.manifests.metric_names import ROOT, exported_metrics, labels_by_metric, recorded_metrics, rules
 
 FOLDER = ROOT / "manifests" / "grafana"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
@@ -58,6 +58,23 @@ def test_panels_query_exported_or_recorded_metrics_of_the_chosen_data_source() -
     unknown = {title: names - KNOWN for title, t in TARGETS if (names := metrics_in(t["expr"])) - KNOWN or not names}
     assert unknown == {}
     assert [title for title, target in TARGETS if target["datasource"]["uid"] != "${datasource}"] == []
+
+
+def test_panels_and_rules_use_labels_that_their_metrics_have() -> None:
+    """Prometheus adds instance and job, and a summary quantiles; a label in quotation marks is made by label_replace."""
+    labels, wrong = labels_by_metric(), []
+    ruled = [(str(rule), rule["expr"]) for file in ("recording", "alerts") for rule in rules(f"{file}.rules.yaml")]
+    for title, expression in (*((title, target["expr"]) for title, target in TARGETS), *ruled):
+        for metric, selector in re.findall(r"(?<![\w:])(netaware_\w+)\{([^}]*)\}", expression):
+            used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", without_strings(selector)))
+            wrong += [(title, metric, label) for label in used - labels[metric] - {"cluster"}]
+        of_any = {label for metric in re.findall(r"(?<![\w:])netaware_\w+", expression) for label in labels[metric]}
+        by = re.findall(r"\b(?:by|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", expression)
+        known = of_any | {"cluster", "instance", "job", "quantile", *re.findall(r'"(\w+)"', expression)}
+        unknown = set(re.findall(r"\w+", " ".join(by))) - known
+        # A recorded metric has the labels that its own rule keeps.
+        wrong += [(title, "by", label) for label in unknown if of_any and ":" not in without_strings(expression)]
+    assert wrong == []
 
 
 def test_every_metric_is_selected_by_cluster() -> None:
