@@ -13,9 +13,9 @@ from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
 from controller.cluster.membership import Membership
+from controller.traffic.drift import groups_of_workloads
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.money import Bill, Money, bill_of
-from controller.traffic.proposals import groups_of_workloads
 from kubekit.wire import NAMESPACES, Object
 
 _ROWS = 15

@@ -27,9 +27,10 @@ from controller.cli.traffic_reading import (
 )
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
 from controller.scheduler.placement.problem_builder import Spread
+from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
-from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose
+from controller.traffic.proposals import Placing, Proposal, Wish, propose
 from kubekit.errors import ConfigError
 from kubekit.text import command, counted
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
@@ -208,7 +209,7 @@ def _described(proposal: Proposal) -> list[RenderableType]:
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
     table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
     for d in proposal.dependencies:
-        note = "as written" if d.written else "" if d.direction_known else "direction guessed"
+        note = "as written" if d.written else ""
         shown = ("", "") if d.written else (rate(d.min_bandwidth_bps), str(d.max_network_cost))
         table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *shown, Text(note, style=FAINT))
     parts: list[RenderableType] = [head, table]

@@ -84,8 +84,8 @@ async def gain_of(
     near = kept_near(ServiceIndex.among(traffic.snapshot.services), namespace, labels)
     rates = {(selectors[d.client], selectors[d.server]): d.bytes_per_s for d in proposal.dependencies}
     measured, modelled = _zones_of(proposal, traffic, selectors)
-    all_rates = GroupTraffic(rates, measured=True, near=near)
-    zoneless = GroupTraffic(modelled, measured=True, near=near)
+    all_rates = GroupTraffic(rates, near=near)
+    zoneless = GroupTraffic(modelled, near=near)
     now = {
         selectors[end.key]: places
         for end, places in traffic.workloads.places.items()

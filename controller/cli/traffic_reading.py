@@ -18,11 +18,10 @@ from controller.cluster.zones import build_zone_map
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
-from controller.traffic.proposals import CostOf, as_declared
+from controller.traffic.proposals import CostOf
 from controller.traffic.sources import SOURCES, Source, choose_among, known_window, read_flows
-from controller.traffic.workloads import Place, RunningPod, Workloads
+from controller.traffic.workloads import Place, Workloads
 from kubekit.errors import ConfigError
-from kubekit.wire import PODS
 
 SHOWN_UNKNOWN = 3
 
@@ -104,13 +103,11 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
     source, *others = await choose_among(session.prometheus, chosen)
-    snapshot, pods = await asyncio.gather(
-        session.snapshot(groups=True, measurements=False), session.list_all(PODS, RunningPod)
-    )
+    snapshot, pods = await asyncio.gather(session.snapshot(groups=True, measurements=False), session.unfinished_pods())
     groups = list(snapshot.groups)
     workloads = Workloads.among(pods, build_zone_map(snapshot.nodes).locations, snapshot.services)
     window_s = await known_window(session.prometheus, source, asked_s)
-    flows = await read_flows(session.prometheus, source, window_s, workloads.served)
+    flows = await read_flows(session.prometheus, source, window_s)
     known, unknown = workloads.resolve(flows)
     if unknown:
         first = sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN]
@@ -128,7 +125,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     session.remarks.append(
         f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.limitations}"
     )
-    graph = as_declared(build_traffic_graph(known), groups)
+    graph = build_traffic_graph(known)
     return Traffic(
         graph, workloads, source, window_s, groups, _costs(snapshot, session.namespace or session.home), snapshot
     )

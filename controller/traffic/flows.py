@@ -35,7 +35,6 @@ class Flow(msgspec.Struct, frozen=True):
         requests_per_s: None where the source counts bytes alone.
         client_zone: empty where the source does not tell it; likewise ``server_zone``.
         port: the server's, 0 where the source does not tell it.
-        direction_known: False when the source only told that bytes went from one to the other, and who asked was guessed.
     """
 
     client: WorkloadId
@@ -47,7 +46,6 @@ class Flow(msgspec.Struct, frozen=True):
     client_zone: str = ""
     server_zone: str = ""
     port: int = 0
-    direction_known: bool = True
 
     @property
     def bytes_per_s(self) -> float:

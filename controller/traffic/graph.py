@@ -43,7 +43,6 @@ class ObservedDependency(msgspec.Struct, frozen=True):
         peak_bytes_per_s: both ways, 95th percentile; the sum of the flows' own, so never too small.
         requests_per_s: None where nobody counts them.
         zones: (client's zone, server's zone) -> bytes per second, where zones are known.
-        direction_known: False when who asks whom was guessed.
     """
 
     client: WorkloadId
@@ -52,7 +51,6 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     peak_bytes_per_s: float
     requests_per_s: float | None = None
     zones: Mapping[tuple[str, str], float] = {}
-    direction_known: bool = True
 
     @property
     def zoneless_bytes_per_s(self) -> float:
@@ -87,7 +85,6 @@ class _Sum:
     total: float = 0.0
     peak: float = 0.0
     requests: float | None = None
-    direction_known: bool = True
 
 
 def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
@@ -104,7 +101,6 @@ def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
         found = sums[ends]
         found.total += flow.bytes_per_s
         found.peak += max(flow.peak_bytes_per_s, flow.bytes_per_s)
-        found.direction_known &= flow.direction_known
         if flow.requests_per_s is not None:
             found.requests = (found.requests or 0.0) + flow.requests_per_s
         if flow.client_zone and flow.server_zone:
@@ -120,13 +116,7 @@ def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
             continue
         kept.append(
             ObservedDependency(
-                client,
-                server,
-                found.total,
-                found.peak,
-                found.requests,
-                dict(zones.get((client, server), {})),
-                found.direction_known,
+                client, server, found.total, found.peak, found.requests, dict(zones.get((client, server), {}))
             )
         )
     kept.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))

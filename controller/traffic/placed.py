@@ -1,7 +1,6 @@
 """What a placement of an AppGroup costs a month, before it happens. Pure.
 
-Bytes are those that the controller measured; where it measured none, each dependency's minBandwidth, which is what its user expects
-at most. Every caller's replica is taken to call every replica alike, or where the callee's Service keeps calls near, those of its zone.
+Every caller's replica is taken to call every replica alike, or where the callee's Service keeps calls near, those of its zone.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ from typing import Protocol
 
 import msgspec
 
-from controller.cluster.graph import build_graph
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import AppGroup
 from controller.cluster.routing import has_zone_hints
 from controller.cluster.services import Routing, ServiceIndex
 from controller.traffic.prices import PriceTable, per_month
-from controller.traffic.weights import measured_traffic
 from controller.traffic.workloads import Place
 
 Placed = Mapping[str, Counter[Place]]
@@ -44,32 +40,11 @@ class GroupTraffic(msgspec.Struct, frozen=True):
 
     Attributes:
         rates: by (caller's selector, callee's selector).
-        measured: whether anybody measured them.
         near: selectors of workloads whose Service sends calls to replicas of the caller's zone where there are any.
     """
 
     rates: Mapping[tuple[str, str], float]
-    measured: bool
     near: frozenset[str] = frozenset()
-
-    @property
-    def basis(self) -> str:
-        """For people."""
-        return "measured traffic" if self.measured else "minBandwidth, since no traffic was measured"
-
-
-def traffic_of(group: AppGroup) -> GroupTraffic:
-    """What is known of a group's traffic; no rates where nothing is."""
-    measured = {edge: weight for edge, weight in measured_traffic(group, []).items() if weight > 0}
-    if measured:
-        return GroupTraffic(measured, measured=True)
-    graph = build_graph(group.spec)
-    rates = {
-        (graph.selectors[edge.dependant], graph.selectors[edge.dependency]): edge.min_bandwidth_bps / 8
-        for edge in graph.edges
-        if edge.min_bandwidth_bps > 0
-    }
-    return GroupTraffic(rates, measured=False)
 
 
 def kept_near(services: ServiceIndex, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> frozenset[str]:

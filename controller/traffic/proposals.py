@@ -1,4 +1,4 @@
-"""A graph of traffic to AppGroups: workloads, dependencies, limits, the patches that label pods, and drift. Pure.
+"""A graph of traffic to AppGroups: workloads, dependencies, limits, and the patches that label pods. Pure.
 
 What a person wrote into an AppGroup is kept: a proposal for an existing group changes only what traffic shows and the person
 did not write.
@@ -10,12 +10,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from controller.cluster.graph import GREATEST_COST, build_graph
-from controller.cluster.membership import Membership
+from controller.cluster.graph import GREATEST_COST
 from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Placement, placement_of, serves
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
@@ -30,11 +29,9 @@ JOINING_SHARE = 0.01
 HUB_CALLERS = 0.6
 """A server that this share of a namespace's workloads calls joins nobody: a log sink, a shared cache, a gateway."""
 HUB_LEAST = 6
-DRIFT_FACTOR = 10.0
 
 CostOf = Callable[[Place, Place], int | None]
 """Cost between two places as the scheduler has it; None where it is not known."""
-DriftKind = Literal["new", "gone", "grown"]
 
 
 class ProposedDependency(msgspec.Struct, frozen=True):
@@ -45,7 +42,6 @@ class ProposedDependency(msgspec.Struct, frozen=True):
     min_bandwidth_bps: int
     max_network_cost: int
     bytes_per_s: float
-    direction_known: bool
     written: bool
     """Whether a person wrote its figures, which are then kept."""
 
@@ -70,16 +66,6 @@ class Proposal(msgspec.Struct, frozen=True):
     external: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     exists: bool = False
-
-
-class Drift(msgspec.Struct, frozen=True):
-    """How real traffic differs from an AppGroup: an edge that is new, gone, or ten times its ``minBandwidth``."""
-
-    kind: DriftKind
-    client: str
-    server: str
-    bytes_per_s: float
-    detail: str
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -268,10 +254,7 @@ def _proposal(
         "topologySortingAlgorithm": existing.spec.topology_sorting_algorithm if existing is not None else "KahnSort",
         "workloads": _spec_workloads(existing, selectors, dependencies),
     }
-    guessed = [f"{d.client} -> {d.server}" for d in dependencies if not d.direction_known]
     notes = []
-    if guessed:
-        notes.append(f"who calls whom was guessed for {len(guessed)} of {len(dependencies)}: {', '.join(guessed[:3])}")
     others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads, placing)]
     if others:
         notes.append(
@@ -361,7 +344,6 @@ def _dependency(
         round_up(found.peak_bytes_per_s * 8),
         _bearable_cost(found, workloads, cost_of),
         found.bytes_per_s,
-        found.direction_known,
         written,
     )
 
@@ -383,110 +365,3 @@ def _bearable_cost(found: ObservedDependency, workloads: Workloads, cost_of: Cos
     }
     costs = [cost_of(workloads.place_of(a), workloads.place_of(b)) for a, b in zones]
     return min(max([1, *(cost for cost in costs if cost is not None)]), GREATEST_COST)
-
-
-def declared(group: AppGroup) -> dict[tuple[str, str], int]:
-    """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Between workloads of the group's own namespace: to tell what
-    others do would show their traffic to whoever may write an AppGroup.
-    """
-    graph, own = build_graph(group.spec), _own_workloads(group)
-    keys = [own.get(selector) for selector in graph.selectors]
-    ends = [(keys[edge.dependant], keys[edge.dependency], edge.min_bandwidth_bps) for edge in graph.edges]
-    return {(client, server): least for client, server, least in ends if client and server}
-
-
-def _own_workloads(group: AppGroup) -> dict[str, str]:
-    """Selector -> ``namespace/name``, of workloads in the group's namespace."""
-    namespace = group.metadata.namespace
-    workloads = build_graph(group.spec).workloads
-    return {w.selector: f"{namespace}/{w.name}" for w in workloads if w.name and w.namespace in {"", namespace}}
-
-
-def members_of(group: AppGroup) -> list[str]:
-    """``namespace/name`` of the group's workloads in its own namespace."""
-    return list(dict.fromkeys(_own_workloads(group).values()))
-
-
-def as_declared(graph: TrafficGraph, groups: Iterable[AppGroup]) -> TrafficGraph:
-    """The graph with guessed directions turned to where an AppGroup declares them: whoever wrote it knows who asks.
-
-    A guess that stands against it would be a drift both ways, and propose a cycle.
-    """
-    if all(d.direction_known for d in graph.dependencies):
-        return graph
-    written = {ends for group in groups for ends in declared(group)}
-    found: dict[tuple[str, str], ObservedDependency] = {}
-    for d in graph.dependencies:
-        ends = d.client.key, d.server.key
-        if not d.direction_known and (ends in written or ends[::-1] in written):
-            turned = d if ends in written else _turned(d)
-            d = msgspec.structs.replace(turned, direction_known=True)
-            ends = d.client.key, d.server.key
-        found[ends] = _together(found[ends], d) if ends in found else d
-    kept = sorted(found.values(), key=lambda d: (-d.bytes_per_s, d.client, d.server))
-    return TrafficGraph(tuple(kept), graph.left_out)
-
-
-def _turned(d: ObservedDependency) -> ObservedDependency:
-    zones = {(b, a): rate for (a, b), rate in d.zones.items()}
-    return msgspec.structs.replace(d, client=d.server, server=d.client, zones=zones)
-
-
-def _together(a: ObservedDependency, b: ObservedDependency) -> ObservedDependency:
-    zones = {pair: a.zones.get(pair, 0.0) + b.zones.get(pair, 0.0) for pair in a.zones.keys() | b.zones.keys()}
-    counted = [d.requests_per_s for d in (a, b) if d.requests_per_s is not None]
-    return msgspec.structs.replace(
-        a,
-        bytes_per_s=a.bytes_per_s + b.bytes_per_s,
-        peak_bytes_per_s=a.peak_bytes_per_s + b.peak_bytes_per_s,
-        requests_per_s=sum(counted) if counted else None,
-        zones=zones,
-        direction_known=a.direction_known and b.direction_known,
-    )
-
-
-def drift_of(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
-    """Where real traffic differs from what the group says, by names of workloads in its namespace."""
-    members = set(members_of(group))
-    written = declared(group)
-    real = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
-    found = []
-    for (client, server), d in real.items():
-        least = written.get((client, server))
-        if least is None:
-            found.append(Drift("new", client, server, d.bytes_per_s, "calls that the AppGroup does not declare"))
-        elif least and d.bytes_per_s * 8 > DRIFT_FACTOR * least:
-            detail = f"moves {d.bytes_per_s * 8:.0f} bit/s, {d.bytes_per_s * 8 / least:.0f} times its minBandwidth"
-            found.append(Drift("grown", client, server, d.bytes_per_s, detail))
-    found += [
-        Drift("gone", client, server, 0.0, "declared, but no calls were seen")
-        for client, server in written
-        if (client, server) not in real and real
-    ]
-    return sorted(found, key=lambda d: (d.kind, d.client, d.server))
-
-
-def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
-    """Weights for a plan: caller's selector -> callee's selector -> bytes per second, for edges that both know."""
-    selectors = {name: selector for selector, name in _own_workloads(group).items()}
-    weights: dict[str, dict[str, float]] = defaultdict(dict)
-    for d in graph.dependencies:
-        if d.client.key in selectors and d.server.key in selectors:
-            weights[selectors[d.client.key]][selectors[d.server.key]] = round(d.bytes_per_s, 3)
-    return dict(weights)
-
-
-def groups_of_workloads(membership: Membership) -> dict[str, str]:
-    """``namespace/workload`` -> ``namespace/AppGroup`` that may have its pods; one of the workload's own namespace comes before those
-    of others.
-    """
-    own: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for key, group in membership.groups.items():
-        here = group.metadata.namespace
-        for item in group.spec.workloads or ():
-            namespace = item.workload.namespace or here
-            if membership.group_of(namespace, group.metadata.name) == key:
-                found = own if namespace == here else others
-                found.setdefault(f"{namespace}/{item.workload.name}", key)
-    return others | own

@@ -22,19 +22,11 @@ from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.zones import build_zone_map
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
+from controller.traffic.drift import Drift, DriftKind, drift_of, groups_of_workloads, measured_weights, members_of
 from controller.traffic.flows import Flow
 from controller.traffic.graph import ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
-from controller.traffic.proposals import (
-    Drift,
-    DriftKind,
-    as_declared,
-    drift_of,
-    groups_of_workloads,
-    measured_weights,
-    members_of,
-)
 from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.weights import Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
@@ -78,7 +70,7 @@ def compare(
 ) -> Seen:
     """Hold groups against flows; ``namespaces`` and the scheduler's ``rules`` say whose workloads they may have. Pure."""
     known, _ = workloads.resolve(flows)
-    graph = as_declared(build_traffic_graph(known), groups)
+    graph = build_traffic_graph(known)
     # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
     calls: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
@@ -164,8 +156,8 @@ class TrafficController:
             places = build_zone_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
             # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
-            workloads = await asyncio.to_thread(Workloads.from_stores, pods, places, services)
-            flows = await read_flows(prometheus, source, window_s, workloads.served)
+            workloads = await asyncio.to_thread(Workloads.among, pods, places, services)
+            flows = await read_flows(prometheus, source, window_s)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)
             self._note_failure()

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from controller.prometheus import PrometheusClient, PrometheusError, Series
@@ -24,7 +24,7 @@ _FINEST_STEP_S, _SURE_STEPS = 15, 20
 _LONGEST_PAUSE_S = 600.0
 """Between two readings, whatever one agent says: it must not make everybody's rates ones over years."""
 
-_INSTANCE, _DIRECTIONS = "instance", ("request", "response")
+_INSTANCE = "instance"
 
 Labels = Mapping[str, str]
 
@@ -64,12 +64,12 @@ class Counter:
 
     Attributes:
         metric: its name in Prometheus.
-        counts: requests, bytes of requests or of responses, or bytes whose direction the label `Source.direction` says.
+        counts: requests, or bytes of requests or of responses.
         matchers: what series must carry, as in ``{...}``.
     """
 
     metric: str
-    counts: Literal["requests", "request-bytes", "response-bytes", "bytes"] = "bytes"
+    counts: Literal["requests", "request-bytes", "response-bytes"]
     matchers: str = ""
 
     @property
@@ -86,10 +86,10 @@ class Source:
         name: for flags and the configuration.
         title: for people.
         limitations: what this source cannot know, for people.
-        client: the end that source labels name: the client, or who sent the bytes; ``server`` the other one.
+        client: the end that labels name first; ``server`` the other one.
         counters: what is read.
         port: label with the server's port.
-        direction: a label that is ``request`` or ``response``; bytes of a response go from server to client.
+        names_sender_first: whether the first end is who sent the bytes: of a response, the server.
         both_nodes: whether the nodes of both ends count the same bytes, each in a series with its own ``instance``.
         address: label with the server's address, where counters name it by that alone.
         owners: metric, always 1, that says whose an address is.
@@ -105,7 +105,7 @@ class Source:
     server: End
     counters: Sequence[Counter]
     port: str = ""
-    direction: str = ""
+    names_sender_first: bool = False
     both_nodes: bool = False
     address: str = ""
     owners: str = ""
@@ -123,8 +123,8 @@ class Source:
         return " or ".join(f"group({counter.selector})" for counter in self.counters)
 
     def rate(self, counter: Counter, range_s: int) -> str:
-        """The expression of a counter's rate by ends, direction and port."""
-        by = [*self.client.labels, *([self.address] if self.address else self.server.labels), self.direction, self.port]
+        """The expression of a counter's rate by ends and port."""
+        by = [*self.client.labels, *([self.address] if self.address else self.server.labels), self.port]
         by.append(_INSTANCE if self.both_nodes else "")
         return f"sum by ({', '.join(filter(None, by))}) (rate({counter.selector}[{range_s}s]))"
 
@@ -136,10 +136,8 @@ def _ends(template: str, client: str, server: str) -> tuple[End, End]:
 
 
 _EBPF_LIMITATIONS = """\
-who asks whom unless the attribute `direction` is selected (then it is guessed: who is behind a Service answers, else \
-who sends more); zones unless `src.zone` and `dst.zone` are; that two nodes counted the same bytes, unless zones show \
-it (rates within a zone may be up to twice as high); requests"""
-_GUESSED = "who asks whom (guessed: who is behind a Service answers, else who sends more)"
+anything unless the attribute `direction` is selected; zones unless `src.zone` and `dst.zone` are; that two nodes counted the \
+same bytes, unless zones show it (rates within a zone may be up to twice as high); requests"""
 _LINKERD = 'direction="outbound",dst_deployment!=""'
 
 SOURCES: Sequence[Source] = (
@@ -150,9 +148,12 @@ SOURCES: Sequence[Source] = (
             title,
             _EBPF_LIMITATIONS,
             *_ends("k8s_*_namespace k8s_*_owner_name k8s_*_owner_type *_zone", "src", "dst"),
-            [Counter(f"{name}_network_flow_bytes_total")],
+            [
+                Counter(f"{name}_network_flow_bytes_total", "request-bytes", 'direction="request"'),
+                Counter(f"{name}_network_flow_bytes_total", "response-bytes", 'direction="response"'),
+            ],
             port="server_port",
-            direction="direction",
+            names_sender_first=True,
             both_nodes=True,
         )
         for name, title in (("obi", "OpenTelemetry eBPF Instrumentation"), ("beyla", "Grafana Beyla"))
@@ -172,23 +173,6 @@ SOURCES: Sequence[Source] = (
             Counter("istio_tcp_sent_bytes_total", "response-bytes", 'reporter="source"'),
         ],
     ),
-    # https://github.com/netobserv/network-observability-operator/blob/main/docs/Metrics.md: what leaves a pod is egress on its
-    # node, what reaches one ingress on its own; egress alone counts every byte once.
-    Source(
-        "netobserv",
-        "NetObserv",
-        f"{_GUESSED}; zones unless the feature and the labels are on; what sampling left out; requests",
-        *_ends("*K8S_Namespace *K8S_OwnerName *K8S_OwnerType *K8S_Zone", "Src", "Dst"),
-        [Counter("netobserv_workload_egress_bytes_total")],
-    ),
-    # https://retina.sh/docs/Metrics/modes/advanced, remote context; a gauge that only grows. Both nodes count: egress alone.
-    Source(
-        "retina",
-        "Retina",
-        f"{_GUESSED}; ends in local context (it must be remote); requests",
-        *_ends("*_namespace *_workload_name *_workload_kind *_zone", "source", "destination"),
-        [Counter("networkobservability_adv_forward_bytes", matchers='direction=~"(?i)egress"')],
-    ),
     # https://linkerd.io/2/reference/proxy-metrics/: the client's proxy, towards the other end.
     Source(
         "linkerd",
@@ -201,19 +185,6 @@ SOURCES: Sequence[Source] = (
             Counter("tcp_read_bytes_total", "response-bytes", f'{_LINKERD},peer="dst"'),
             Counter("request_total", "requests", _LINKERD),
         ],
-    ),
-    # https://github.com/groundcover-com/caretta: bytes that one side sent, told by role 1 (client) or 2 (server); a gauge that
-    # only grows. Either side counts what it sent itself.
-    Source(
-        "caretta",
-        "Caretta",
-        "zones; which of its workloads a Service means when it selects several; anything but TCP; requests",
-        *_ends("*_namespace *_name *_kind", "client", "server"),
-        [
-            Counter("caretta_links_observed", "request-bytes", 'role="1"'),
-            Counter("caretta_links_observed", "response-bytes", 'role="2"'),
-        ],
-        port="server_port",
     ),
     # agent/traffic/supervisor.py: the client by name, the server by address, and each server's agent says whose address it is.
     Source(
@@ -248,82 +219,35 @@ class _Rates:
     response: float = 0.0
     peak: float = 0.0
     requests: float | None = None
-    direction_known: bool = True
-
-    def add(self, request: float, response: float, peak: float) -> None:
-        """Add bytes to the server, bytes back, and the peak of both."""
-        self.request += request
-        self.response += response
-        self.peak += peak
 
 
 _Key = tuple[WorkloadId, WorkloadId, str, str, int]
 
 
-@dataclass
-class _FlowTable:
-    """What was read so far, and bytes whose direction the source does not tell."""
-
-    sums: dict[_Key, _Rates] = field(default_factory=lambda: defaultdict(_Rates))
-    undirected: dict[_Key, tuple[float, float]] = field(default_factory=dict)
-
-    def add(self, source: Source, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]) -> None:
-        """Add one counter's series."""
-        if source.both_nodes:
-            means, peaks = _seen_once(source, means), _seen_once(source, peaks)
-        peak_of = {_identity(series.labels): series.value for series in peaks}
-        for series in means:
-            labels, mean = series.labels, series.value
-            if not 0 < mean < math.inf:
-                continue
-            peak = max(peak_of.get(_identity(labels), mean), mean)
-            zones = source.client.read_zone(labels), source.server.read_zone(labels)
-            port = _port(labels.get(source.port, "")) if source.port else 0
-            key = (source.client.read(labels), source.server.read(labels), *zones, port)
-            direction = labels.get(source.direction, "") if source.direction else ""
-            counts = f"{direction}-bytes" if counter.counts == "bytes" and direction in _DIRECTIONS else counter.counts
-            if counts == "requests":
-                self.sums[key].requests = (self.sums[key].requests or 0.0) + mean
-            elif counts == "bytes":
-                before = self.undirected.get(key, (0.0, 0.0))
-                self.undirected[key] = before[0] + mean, before[1] + peak
-            elif counts == "request-bytes":
-                self.sums[key].add(mean, 0.0, peak)
-            else:
-                # A labelled response was sent by the server, which such a source names first.
-                self.sums[_reversed(key) if direction else key].add(0.0, mean, peak)
-
-    def guess_directions(self, served: frozenset[tuple[str, str]]) -> None:
-        """Decide who asked where the source only told who sent: see `Source.limitations`.
-
-        ``served`` holds (namespace, name) of workloads that a Service selects.
-        """
-        done: set[_Key] = set()
-        for key, (mean, peak) in sorted(self.undirected.items(), reverse=True):
-            back_key = _reversed(key)
-            if key in done:
-                continue
-            back, back_peak = self.undirected.get(back_key, (0.0, 0.0))
-            done |= {key, back_key}
-            first, second = ((end.namespace, end.name) in served for end in key[:2])
-            source_answers = first if first != second else mean > back
-            sums = self.sums[back_key if source_answers else key]
-            sums.add(*((back, mean) if source_answers else (mean, back)), peak + back_peak)
-            sums.direction_known = False
-        self.undirected.clear()
-
-    def flows(self) -> list[Flow]:
-        """What was read, in a fixed order."""
-        found = sorted(self.sums.items(), key=lambda item: item[0])
-        return [
-            Flow(client, server, s.request, s.response, s.peak, s.requests, here, there, port, s.direction_known)
-            for (client, server, here, there, port), s in found
-        ]
-
-
-def _reversed(key: _Key) -> _Key:
-    source, destination, source_zone, destination_zone, port = key
-    return destination, source, destination_zone, source_zone, port
+def _add(
+    sums: dict[_Key, _Rates], source: Source, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]
+) -> None:
+    """Add one counter's series."""
+    if source.both_nodes:
+        means, peaks = _seen_once(source, means), _seen_once(source, peaks)
+    peak_of = {_identity(series.labels): series.value for series in peaks}
+    for series in means:
+        labels, mean = series.labels, series.value
+        if not 0 < mean < math.inf:
+            continue
+        first, second = ((end.read(labels), end.read_zone(labels)) for end in (source.client, source.server))
+        if source.names_sender_first and counter.counts == "response-bytes":
+            first, second = second, first
+        port = _port(labels.get(source.port, "")) if source.port else 0
+        rates = sums[first[0], second[0], first[1], second[1], port]
+        if counter.counts == "requests":
+            rates.requests = (rates.requests or 0.0) + mean
+            continue
+        rates.peak += max(peak_of.get(_identity(labels), mean), mean)
+        if counter.counts == "request-bytes":
+            rates.request += mean
+        else:
+            rates.response += mean
 
 
 def _seen_once(source: Source, found: Iterable[Series]) -> list[Series]:
@@ -408,15 +332,13 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
         asked_s = round(known_s) + step_s
 
 
-async def read_flows(
-    prometheus: PrometheusClient, source: Source, window_s: int, served: frozenset[tuple[str, str]] = frozenset()
-) -> list[Flow]:
-    """Flows over the last ``window_s`` seconds; ``served`` as for `_FlowTable.guess_directions`.
+async def read_flows(prometheus: PrometheusClient, source: Source, window_s: int) -> list[Flow]:
+    """Flows over the last ``window_s`` seconds, in a fixed order.
 
     Raises:
         PrometheusError: Prometheus gives no answer, or too large a one for its limits.
     """
-    table = _FlowTable()
+    sums: dict[_Key, _Rates] = defaultdict(_Rates)
     owners = await _read_owners(prometheus, source, window_s)
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
     range_s = max(2 * step_s, await _least_rate_s(prometheus, source))
@@ -433,9 +355,11 @@ async def read_flows(
                 peaks = []
         if source.owners:
             means, peaks = (_name_owners(series, source.address, owners) for series in (means, peaks))
-        table.add(source, counter, means, peaks)
-    table.guess_directions(served)
-    return table.flows()
+        _add(sums, source, counter, means, peaks)
+    return [
+        Flow(client, server, s.request, s.response, s.peak, s.requests, here, there, port)
+        for (client, server, here, there, port), s in sorted(sums.items(), key=lambda item: item[0])
+    ]
 
 
 _Owners = Mapping[str, Sequence[tuple[Labels, float]]]

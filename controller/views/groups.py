@@ -184,7 +184,7 @@ def _with_money(
     """The edge with its traffic that leaves the zone, and the price of it."""
     if edge.traffic_bps is None or edge.verdict == "idle":
         return edge
-    traffic = GroupTraffic({(edge.dependant, edge.dependency): edge.traffic_bps / 8}, measured=True, near=near)
+    traffic = GroupTraffic({(edge.dependant, edge.dependency): edge.traffic_bps / 8}, near=near)
     return msgspec.structs.replace(
         edge,
         crossing_bps=crossing_of(traffic, placed) * 8,

@@ -19,7 +19,7 @@ def test_one_replica_without_a_zone_turns_zone_hints_off_for_bill_and_planner_al
 ) -> None:
     """A caller and a replica in zone a, another replica in zone b or on a node without the label; PreferSameZone."""
     placed = {"web": Counter([("r", "a")]), "db": Counter([("r", "a"), ("r", "" if unlabelled else "b")])}
-    traffic = GroupTraffic({("web", "db"): 100.0}, measured=True, near=frozenset({"db"}))
+    traffic = GroupTraffic({("web", "db"): 100.0}, near=frozenset({"db"}))
     square = np.ones((2, 2))
     edge = CallEdge(0, 1, 1.0, Routing.ZONE, 0)
     problem = Problem(

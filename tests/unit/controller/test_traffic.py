@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -16,28 +17,21 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
+from controller.traffic.drift import Drift, drift_of, groups_of_workloads, measured_weights
 from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
 from controller.traffic.money import bill_of
 from controller.traffic.prices import PRESETS, PriceTable, per_month, price_table
-from controller.traffic.proposals import (
-    Drift,
-    Placing,
-    Wish,
-    as_declared,
-    drift_of,
-    groups_of_workloads,
-    measured_weights,
-    propose,
-    round_up,
-)
+from controller.traffic.proposals import Placing, Wish, propose
 from controller.traffic.reconciler import compare, describe, is_worth_writing
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
-from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
+from controller.traffic.workloads import Place, Workloads
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.unit.controller.objects import AppGroup, service
@@ -69,11 +63,12 @@ def boutique(spec: dict[str, Any], name: str = "boutique", namespace: str = "sho
 
 def running(
     name: str, owner: str = "", labels: dict[str, str] | None = None, on: str = "n1", namespace: str = "shop"
-) -> RunningPod:
+) -> PodInfo:
     kind, _, owner_name = owner.partition("/")
     owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
     meta = {"name": name, "namespace": namespace, "labels": labels or {}, "ownerReferences": owners}
-    return msgspec.convert({"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}, RunningPod)
+    body = {"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
+    return PodReader().read(msgspec.convert(body, GroupPod))
 
 
 def no_cost(_: Place, __: Place) -> int | None:
@@ -100,15 +95,18 @@ class Answers(PrometheusClient):
         self.asked.append(expression)
         name = next((name for name in sorted(self._series, key=len, reverse=True) if name in expression), "")
         kept = expression.partition("by (")[2].partition(")")[0].split(", ")
+        asked = re.findall(rf"{name or '$'}{{([^}}]*)}}", expression) or [""]
+        wanted = [dict(re.findall(r'(\w+)="([^"]*)"', matchers)).items() for matchers in asked]
         return [
             Series({k: v for k, v in labels.items() if k in kept}, ((0.0, value * factor),))
             for labels, value in self._series.get(name, ())
+            if any(matchers <= labels.items() for matchers in wanted)
         ]
 
 
-async def read_from(prometheus: Answers, served: frozenset[tuple[str, str]] = frozenset()) -> list[Flow]:
+async def read_from(prometheus: Answers) -> list[Flow]:
     """What the first source that answers tells of an hour."""
-    return list(await read_flows(prometheus, (await choose_among(prometheus))[0], 3600, served))
+    return list(await read_flows(prometheus, (await choose_among(prometheus))[0], 3600))
 
 
 def obi(source: str, destination: str, **more: str) -> dict[str, str]:
@@ -127,13 +125,12 @@ async def test_obi_with_the_direction_selected_tells_client_and_server() -> None
             (obi("cart", "frontend", direction="response", server_port="7070", src_zone="z2", dst_zone="z1"), 900.0),
         ]
     }
-    prometheus = Answers(series)
-    source, *_ = await choose_among(prometheus)
-    assert source.name == "obi"
-    (found,) = await read_flows(prometheus, source, 3600)
+    (found,) = await read_from(Answers(series))
     assert (found.client.name, found.server.name, found.port) == ("frontend", "cart", 7070)
     assert (found.request_bytes_per_s, found.response_bytes_per_s, found.peak_bytes_per_s) == (100, 900, 2000)
-    assert (found.client_zone, found.server_zone, found.direction_known) == ("z1", "z2", True)
+    assert (found.client_zone, found.server_zone) == ("z1", "z2")
+    with pytest.raises(NoTrafficError):
+        await choose_among(Answers({"obi_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0)]}))
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
@@ -141,20 +138,6 @@ async def test_a_port_that_is_none_is_left_out(port: str) -> None:
     series = {"obi_network_flow_bytes_total": [(obi("frontend", "cart", direction="request", server_port=port), 100.0)]}
     (found,) = await read_from(Answers(series))
     assert found.port == 0
-
-
-@pytest.mark.parametrize(
-    ("served", "client"),
-    [({("shop", "cart")}, "frontend"), ({("shop", "frontend")}, "cart"), (set(), "frontend")],
-)
-async def test_without_a_direction_the_one_behind_a_service_answers_else_who_sends_more(
-    served: set[tuple[str, str]], client: str
-) -> None:
-    series = {"beyla_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0), (obi("cart", "frontend"), 900.0)]}
-    (found,) = await read_from(Answers(series), frozenset(served))
-    assert found.client.name == client
-    assert found.bytes_per_s == 1000
-    assert not found.direction_known
 
 
 async def test_istio_counts_what_the_server_sent_as_response_and_unknown_ends_as_external() -> None:
@@ -199,7 +182,6 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
     source, *_ = await choose_among(prometheus)
     assert source.name == "conntrack"
     found = await read_flows(prometheus, source, 3600)
-    # The stand-in knows no matchers, so each direction's query gets all bytes.
     assert {(f.server.name, f.server_zone): f.request_bytes_per_s for f in found} == {
         ("cart", "z2"): 100,
         ("cart", "z1"): 30,
@@ -261,6 +243,15 @@ def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() ->
     assert edges["frontend", "cart"].max_network_cost == 7
     assert spec.num_members == 4
     assert {name for _, name, _ in found.patches} == {"frontend", "cart", "redis", "catalog"}
+
+
+@pytest.mark.parametrize(
+    ("peak_bps", "bandwidth"), [(8, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)]
+)
+def test_bandwidth_is_rounded_up_to_two_digits(peak_bps: float, bandwidth: int) -> None:
+    graph = build_traffic_graph([flow("a", "b", 1, peak=peak_bps / 8)])
+    (found,) = propose(graph, world(["a", "b"]), [], "shop", no_cost)
+    assert found.dependencies[0].min_bandwidth_bps == bandwidth
 
 
 def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None:
@@ -387,9 +378,9 @@ def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
 def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
     web = running("web-5d-x", "ReplicaSet/web-5d", {"app": "web", "pod-template-hash": "5d"})
     db, lone = running("db-0", "StatefulSet/db", {"app": "db"}, "n2"), running("lone")
-    assert [workload_of(p).kind for p in (web, db, lone)] == ["Deployment", "StatefulSet", "Pod"]
     found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service("db", {"app": "db"})])
-    assert found.served == {("shop", "db")}
+    assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
+    assert found.services == {("shop", "db"): of("db", kind="StatefulSet")}
     flows, unknown = found.resolve(
         [
             Flow(WorkloadId("shop", "web", "ReplicaSet"), WorkloadId("shop", "db"), 1, 1),
@@ -425,13 +416,6 @@ def test_prices_are_checked_and_presets_say_where_they_come_from() -> None:
     with pytest.raises(ConfigError, match="0 to 999"):
         PricesConfig(same_zone=999.5).validate()
     assert all("2026" in preset.source for preset in PRESETS.values())
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(0, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)]
-)
-def test_bandwidth_is_rounded_up_to_two_digits(rate: float, shown: int) -> None:
-    assert round_up(rate) == shown
 
 
 def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
@@ -475,29 +459,6 @@ def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) 
     labels = {name: {CONSENT_LABEL: others} for name, others in (admitted or {}).items()}
     namespaces = [Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other")]
     return Membership.among(groups, namespaces, NetworkOverheadArgs())
-
-
-def test_a_guessed_direction_gives_way_to_the_one_that_a_group_declares() -> None:
-    group = declaring({"frontend": "cart", "cart": "redis", "redis": ""})
-    flows = [
-        flow("cart", "frontend", 900.0, direction_known=False, client_zone="z1", server_zone="z2"),
-        flow("frontend", "cart", 100.0, direction_known=False, client_zone="z2", server_zone="z1"),
-        flow("redis", "cart", 50.0),
-        flow("cart", "redis", 500.0),
-    ]
-    graph = as_declared(build_traffic_graph(flows), [group])
-    found = {(d.client.name, d.server.name): d for d in graph.dependencies}
-    assert {ends: d.bytes_per_s for ends, d in found.items()} == {
-        ("frontend", "cart"): 1000,
-        ("cart", "redis"): 500,
-        ("redis", "cart"): 50,
-    }
-    assert found["frontend", "cart"].zones == {("z2", "z1"): 1000}
-    assert all(d.direction_known for d in graph.dependencies)
-    # What a source knows for certain is no guess, though nobody declared it.
-    assert [(d.kind, d.client, d.server) for d in drift_of(group, graph)] == [("new", "shop/redis", "shop/cart")]
-    (proposal,) = propose(graph, world(["frontend", "cart", "redis"]), [group], "shop", no_cost)
-    assert {(d.client, d.server) for d in proposal.dependencies if not d.written} == {("shop/redis", "shop/cart")}
 
 
 def written(dependency: dict[str, str]) -> AppGroup:
@@ -596,7 +557,7 @@ def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> No
 
 
 async def test_a_window_is_as_long_as_prometheus_knows_the_source() -> None:
-    prometheus = Answers({"obi_network_flow_bytes_total": [(obi("a", "b"), 100.0)]})
+    prometheus = Answers({"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]})
     source, *_ = await choose_among(prometheus)
     assert await known_window(prometheus, source, 3600) == 3600
     prometheus.known_s = 3590.0
@@ -620,7 +581,7 @@ async def test_no_window_is_shorter_than_a_rate_of_its_source_needs() -> None:
 @pytest.mark.parametrize(("round_s", "least_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
 async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: float, least_s: int) -> None:
     """A round of 0.6 s of a core comes every 120 s: no range of 100 s has two of them, and that node would move nothing."""
-    moved = {"client_namespace": "shop", "client_workload": "web", "server": "10.1.0.1"}
+    moved = {"client_namespace": "shop", "client_workload": "web", "server": "10.1.0.1", "direction": "request"}
     series: dict[str, list[tuple[dict[str, str], float]]] = {
         "netaware_traffic_bytes_total": [(moved, 100.0)],
         "netaware_traffic_round_seconds": [({}, round_s)],
