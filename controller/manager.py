@@ -158,7 +158,6 @@ class Manager:
             policy=config.topology.policy(),
             scheduler=config.scheduler,
             client=client,
-            prices=config.traffic.prices.table(),
         )
         self._event_reporter = EventReporter(lambda: self._page.sources.look(time.time()), client, self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)

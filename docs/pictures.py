@@ -37,8 +37,8 @@ from tests.support.chromium import find_or_fetch  # noqa: E402
 
 HOME = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000
-VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
-IN_DOCS = ("matrix", "map", "groups")
+VIEWS = ("now", "matrix", "groups", "agents", "bandwidth")
+IN_DOCS = ("matrix", "groups")
 SCHEMES = ("light", "dark")
 WIDE, NARROW, HEIGHT = 1200, 400, 720
 SCALE = 1.0

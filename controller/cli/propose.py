@@ -16,20 +16,13 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, grid, money, rate
+from controller.cli.style import BAD, FAINT, STRONG, grid, rate
 from controller.cli.templates import Controller
-from controller.cli.traffic_reading import (
-    Traffic,
-    add_price_arguments,
-    add_traffic_arguments,
-    read_prices,
-    read_traffic,
-)
+from controller.cli.traffic_reading import Traffic, add_traffic_arguments, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
 from controller.scheduler.placement.problem_builder import Spread
 from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
-from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Placing, Proposal, Wish, propose
 from kubekit.errors import ConfigError
 from kubekit.text import command, counted
@@ -48,7 +41,7 @@ class Proposed(msgspec.Struct, frozen=True):
         drift: where AppGroups that exist differ from real traffic.
         left_out: traffic that is no dependency, greatest first.
         applied: whether the proposals were written.
-        gains: what each proposal would gain.
+        gains: what one plan of each proposal would gain.
     """
 
     namespace: str
@@ -77,7 +70,6 @@ class Propose(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         add_traffic_arguments(parser)
-        add_price_arguments(parser)
         parser.add_argument(
             "--manifests", action="store_true", help="print the AppGroups as YAML, and the labels as commands"
         )
@@ -105,7 +97,6 @@ class Propose(Command):
             session.namespace,
             source=options.source,
             window_s=options.window,
-            prices=read_prices(options.prices),
             wish=Wish(options.spread, options.scheduler),
         )
         found = answer.proposals
@@ -150,7 +141,6 @@ async def make_proposals(
     *,
     source: str,
     window_s: int,
-    prices: PriceTable | None,
     wish: Wish,
 ) -> Proposed:
     """Read traffic and the cluster, propose, and plan what each proposal would gain; nothing is written.
@@ -160,7 +150,6 @@ async def make_proposals(
         namespace: whose workloads.
         source: where traffic is known from; empty for what Prometheus has.
         window_s: over how long, or as much of it as there is.
-        prices: None for none.
         wish: what else the user wants.
 
     Raises:
@@ -178,7 +167,7 @@ async def make_proposals(
         placing=_placing(traffic, namespace),
     )
     mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}
-    gains = [await gain_of(session, p, traffic, prices, mine.get(p.name)) for p in found]
+    gains = [await gain_of(session, p, traffic, mine.get(p.name)) for p in found]
     return Proposed(
         namespace,
         traffic.source.name,
@@ -225,12 +214,11 @@ def _described(proposal: Proposal) -> list[RenderableType]:
 def _gained(gain: Gain | None) -> list[RenderableType]:
     if gain is None:
         return []
-    text = Text(f"planned: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
-    text.append(f", {gain.call_now_us:.0f} → {gain.call_then_us:.0f} µs a call")
-    if gain.month_now is not None:
-        text.append(f", {money(gain.month_now, gain.currency)} → {money(gain.month_then, gain.currency)} a month")
-    if gain.unplaced:
-        text.append(f"; no room for {counted(gain.unplaced, 'pod')}", style=BAD)
+    now, then = gain.now, gain.planned
+    text = Text(f"planned: {now.latency_us:.0f} → {then.latency_us:.0f} µs a call")
+    text.append(f", {now.violations} → {counted(then.violations, 'violated pair')}")
+    if then.unplaced:
+        text.append(f"; no room for {counted(then.unplaced, 'pod')}", style=BAD)
     return [text]
 
 

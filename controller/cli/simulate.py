@@ -24,7 +24,6 @@ from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
-from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -36,8 +35,6 @@ from controller.scheduler.placement.planner import GroupSnapshot, plan_group
 from controller.scheduler.placement.preferences import OBJECTIVES
 from controller.scheduler.placement.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
-from controller.traffic.placed import Placed
-from controller.traffic.workloads import Place
 from kubekit.errors import ConfigError
 from kubekit.text import counted
 
@@ -52,6 +49,7 @@ class Outcome(View, frozen=True):
         nodes: per workload selector, the nodes of its replicas; an empty text for one that fits nowhere.
         zones: the same as zones.
         cost: of all pairs of dependent pods together.
+        latency_us: expected time of a call on the network.
         violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
         unplaced: replicas that fit nowhere.
     """
@@ -59,15 +57,9 @@ class Outcome(View, frozen=True):
     nodes: dict[str, list[str]]
     zones: dict[str, list[str]]
     cost: int
+    latency_us: float
     violations: int
     unplaced: int
-
-    def placed(self, hosts: Mapping[str, Host]) -> Placed:
-        """Its replicas by place; those that fit nowhere are none."""
-        return {
-            workload: Counter[Place](hosts[node].location for node in nodes if node)
-            for workload, nodes in self.nodes.items()
-        }
 
 
 class Compared(View, frozen=True):
@@ -204,7 +196,31 @@ class Simulate(Command):
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> Simulation:
-    """Plan a group both ways, as if none of its pods were there. Pure; the default scheduler's lots are drawn from fixed seeds.
+    """Plan a group both ways, as if none of its pods were there. The default scheduler draws lots from fixed seeds."""
+    snapshot = empty_group(inputs, group, templates)
+    hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
+    reader = PodReader()
+    asked = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
+    runs = [
+        outcome_of(snapshot, place(asked, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
+    ]
+    runs.sort(key=lambda run: (run.unplaced, run.cost))
+    default, ours = runs[len(runs) // 2], planned_outcome(inputs, snapshot)
+    costs = inputs.state.costs(group.metadata.namespace)
+    return Simulation(
+        group=group.metadata.key,
+        topology=costs.topology or None,
+        weights=costs.weight or None,
+        replicas=len(snapshot.pods),
+        default=default,
+        network_aware=ours,
+        default_costs=tuple(sorted(run.cost for run in runs)),
+        dependencies=tuple(_compared(snapshot, default, ours)),
+    )
+
+
+def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> GroupSnapshot:
+    """A group as if none of its pods were there yet.
 
     Args:
         inputs: the cluster, which is changed to hold this group.
@@ -214,31 +230,19 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
     state, key = inputs.state, group.metadata.key
     state.take_group(key, state.groups.get(key), group)
     inputs.node_cache.drop(belongs_to(state, key))
-    hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
     pods = _pods(group, state.graph(key), templates)
-    snapshot = inputs.snapshot(key, pods)
-    reader = PodReader()
-    asked = [(pod.workload, reader.read(pod)) for pod in pods]
-    runs = [
-        _outcome(snapshot, place(asked, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
-    ]
-    runs.sort(key=lambda run: (run.unplaced, run.cost))
+    return inputs.snapshot(key, pods)
+
+
+def planned_outcome(inputs: PlanInputs, snapshot: GroupSnapshot) -> Outcome:
+    """The leader's plan of a group."""
     targets = inputs.plan(snapshot).targets
-    ours = _outcome(snapshot, [targets[p.metadata.key].node if p.metadata.key in targets else "" for p in pods])
-    default, costs = runs[len(runs) // 2], state.costs(group.metadata.namespace)
-    return Simulation(
-        group=key,
-        topology=costs.topology or None,
-        weights=costs.weight or None,
-        replicas=len(pods),
-        default=default,
-        network_aware=ours,
-        default_costs=tuple(sorted(run.cost for run in runs)),
-        dependencies=tuple(_compared(snapshot, default, ours)),
+    return outcome_of(
+        snapshot, [targets[p.metadata.key].node if p.metadata.key in targets else "" for p in snapshot.pods]
     )
 
 
-def _outcome(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
+def outcome_of(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
     """One placement; ``nodes`` are those of the pods, an empty text for one that fits nowhere."""
     replace, there = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
     bound = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in there if node]
@@ -247,7 +251,15 @@ def _outcome(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
     for pod, node in there:
         by_workload[pod.workload].append(node)
     zones = {w: [snapshot.hosts[n].location.zone if n else "" for n in on] for w, on in by_workload.items()}
-    return Outcome(dict(by_workload), zones, found.cost, found.violations, unplaced=len(there) - len(bound))
+    unplaced = len(there) - len(bound)
+    return Outcome(
+        nodes=dict(by_workload),
+        zones=zones,
+        cost=found.cost,
+        latency_us=round(found.latency_us, 1),
+        violations=found.violations,
+        unplaced=unplaced,
+    )
 
 
 def _compared(snapshot: GroupSnapshot, default: Outcome, ours: Outcome) -> Iterator[Compared]:

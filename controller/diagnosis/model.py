@@ -39,8 +39,6 @@ class PairView(View, frozen=True):
         measured_at: unix seconds, by our clock.
         quality_flags: why the newest sample is not trusted; empty when it is.
         prober: ``netperf``, ``datagrams`` or ``external``.
-        traffic_bps: of calls from origin to destination, answers included; null where nobody measures traffic.
-        month: what that costs a month; null without prices.
     """
 
     origin: str
@@ -60,8 +58,6 @@ class PairView(View, frozen=True):
     destination_node: str | None = None
     bandwidth_capacity_bps: int | None = None
     bandwidth_allocated_bps: int | None = None
-    traffic_bps: float | None = None
-    month: float | None = None
 
     @property
     def overcommitted(self) -> bool:
@@ -90,7 +86,6 @@ class NetworkView(View, frozen=True):
         interval_s: length of a probing round, null without a plan.
         planned: links that are measured, one per two zones.
         measured_at: unix seconds of the newest sample.
-        currency: of every ``month``; empty without prices.
         unused: the scheduler does not go by these costs; they are shown because somebody asked, or for want of others.
     """
 
@@ -104,7 +99,6 @@ class NetworkView(View, frozen=True):
     interval_s: float | None = None
     planned: int = 0
     measured_at: float | None = None
-    currency: str = ""
     unused: bool = False
 
 

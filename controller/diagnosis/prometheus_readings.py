@@ -15,13 +15,12 @@ TRANSMIT = "sum by (node) (rate(netaware_node_network_transmit_bytes_total[2m]))
 RECEIVE = "sum by (node) (rate(netaware_node_network_receive_bytes_total[2m])) * 8"
 POD_USED = "sum by (namespace, pod, direction) (netaware_pod_bandwidth_used_bytes_per_second) * 8"
 VERDICTS = "netaware_pod_bandwidth_verdict == 1"
-TRAFFIC = "sum by (client_zone, server_zone) (netaware_zone_pair_traffic_bytes_per_second) * 8"
 ALERTS = 'ALERTS{alertstate="firing", alertname=~"Netaware.*"}'
 
 
 async def read_all(prometheus: PrometheusClient) -> Readings:
     """Everything that Prometheus adds, by concurrent queries. Its errors are in `Readings.error`."""
-    questions = (TRANSMIT, RECEIVE, POD_USED, VERDICTS, TRAFFIC, ALERTS)
+    questions = (TRANSMIT, RECEIVE, POD_USED, VERDICTS, ALERTS)
     answers = await asyncio.gather(*(prometheus.query(q) for q in questions), return_exceptions=True)
     series: list[Sequence[Series]] = []
     error = ""
@@ -33,13 +32,12 @@ async def read_all(prometheus: PrometheusClient) -> Readings:
             raise answer
         else:
             series.append(answer)
-    transmit, receive, used, verdicts, traffic, alerts = series
+    transmit, receive, used, verdicts, alerts = series
     return Readings(
         source=prometheus.url,
         error=error,
         nodes=_nodes(transmit, receive),
         pods=_pods(used, verdicts),
-        traffic={(s.labels.get("client_zone", ""), s.labels.get("server_zone", "")): s.value for s in traffic},
         alerts=tuple(
             Alert(name=s.labels.get("alertname", ""), severity=s.labels.get("severity", ""), labels=s.labels)
             for s in alerts

@@ -52,16 +52,12 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """What Prometheus adds. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer.
-
-    ``traffic`` is bits per second of calls by (client's zone, server's zone), as the leader exports it.
-    """
+    """What Prometheus adds. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer."""
 
     source: str = ""
     error: str = ""
     nodes: dict[str, NodeReading] = {}
     pods: dict[str, PodReading] = {}
-    traffic: dict[tuple[str, str], float] = {}
     alerts: tuple[Alert, ...] = ()
 
 

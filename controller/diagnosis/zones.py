@@ -18,7 +18,6 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
 from controller.topology.results import results_named_by, results_of_agents
 from controller.topology.status import group_pairs
-from controller.traffic.prices import per_month
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import RESULTS_NAME, ZONE_LABEL
@@ -111,7 +110,6 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         round_s=interval_s or DEFAULT_INTERVAL_S,
         now_s=snapshot.now_s,
     )
-    pairs = tuple(_with_traffic(pair, snapshot, zone_map) for pair in pairs) if snapshot.readings.traffic else pairs
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
@@ -124,20 +122,8 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         interval_s=interval_s,
         planned=sum(probe.pair_index == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
-        currency=snapshot.prices.currency if snapshot.prices is not None else "",
         unused=topology is not None and _is_unused(snapshot, topology, weights),
     )
-
-
-def _with_traffic(pair: PairView, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> PairView:
-    """The pair with its traffic: 0 for a pair without a series."""
-    # Three digits, so that noise does not change the page.
-    bps = float(f"{snapshot.readings.traffic.get((pair.origin, pair.destination), 0.0):.3g}")
-    month = None
-    if snapshot.prices is not None:
-        ends = [(zone_map.zones.get(zone, ""), zone) for zone in (pair.origin, pair.destination)]
-        month = per_month(bps / 8, snapshot.prices.per_gb(ends[0], ends[1]))
-    return msgspec.structs.replace(pair, traffic_bps=bps, month=month)
 
 
 def in_order(zones: Mapping[str, str]) -> list[str]:

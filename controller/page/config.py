@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from controller.prometheus import check_url
 from kubekit.errors import ConfigError
 from kubekit.settings import Section, join
 
@@ -14,7 +13,6 @@ class PageConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether it is served at all.
-        prometheus_url: adds rates in use, verdicts and alerts; empty for none.
         allowed_hosts: names in public DNS that the page is reached under, such as that of an Ingress. Addresses, localhost and
             names inside the cluster need not be listed; other names are refused, since a web site could read the page by them.
         auth: ``token`` shows the page to those alone who send a token for the audience netaware-page of somebody with the right to
@@ -23,15 +21,12 @@ class PageConfig(Section, frozen=True):
     """
 
     enabled: bool = True
-    prometheus_url: str = ""
     runbook_url: str = "https://netaware.io/docs/runbook.md"
     auth: Literal["none", "token"] = "token"
     allowed_hosts: list[str] = []
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when Prometheus' address is none."""
-        if self.prometheus_url:
-            check_url(self.prometheus_url, join(field, "prometheusUrl"))
+        """Raise ConfigError when the runbook's address is none."""
         if self.runbook_url and not self.runbook_url.startswith(("http://", "https://")):
             where = join(field, "runbookUrl")
             raise ConfigError(where, f"{self.runbook_url!r} is no address", "write https://HOST/PATH")

@@ -41,10 +41,8 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "allocated": lambda p: p.bandwidth_allocated_bps,
     # A mirrored pair is measured the other way, and that way has the names.
     "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.basis != "mirrored" else "",
-    "traffic": lambda p: _whole(p.traffic_bps),
-    "month": lambda p: None if p.month is None else round(p.month, 2),
 }
-"""Columns of the matrix; latencies in whole microseconds, rates in bits per second, times in unix seconds."""
+"""Columns of the matrix; latencies in whole microseconds, times in unix seconds."""
 _ATTENTION = {"down": 0, "away": 1, "up": 2}
 
 
@@ -52,7 +50,6 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
     """The page of an overview, without the time. Pure.
 
     Keys:
-        prometheus: ``{"url", "error"}``, the url empty without one.
         network: everything of `NetworkView` but the pairs.
         matrix: `COLUMNS` over all ordered pairs: origin by origin, and for each the destinations in order.
         agents, bandwidth: totals; agentRows, nodeRows, podRows: as `AgentView`, `NodeBandwidthView` and `PodBandwidthView`, of many
@@ -65,7 +62,6 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
     agents, nodes, pods = overview.agents, overview.bandwidth.nodes, overview.bandwidth.pods
     states = Counter[str](agent.state for agent in agents)
     return {
-        "prometheus": {"url": overview.prometheus, "error": overview.prometheus_error},
         "network": network,
         "matrix": {name: [value(pair) for pair in overview.network.pairs] for name, value in COLUMNS.items()},
         "agents": {"total": len(agents), "states": {state: states[state] for state in _ATTENTION}},

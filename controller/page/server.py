@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -24,10 +23,8 @@ from controller.page.config import PageConfig
 from controller.page.document import document, safe_headers, security_policy
 from controller.page.model import encode
 from controller.page.sources import Sources
-from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsStore
-from controller.traffic.prices import PriceTable
 from controller.views.overview import build
 from kubekit import logs
 from kubekit.client import Client
@@ -61,7 +58,6 @@ class Page:
         scheduler: for which costs to show, how long gates stay shut, and who asks us.
         client: reads the state of our own programs, and asks who may see the page if the configuration says so.
         clock: wall clock, unix seconds.
-        prices: of bytes between zones; None where nobody configured any.
 
     Attributes:
         sources: snapshots, also for other readers than the page.
@@ -78,11 +74,10 @@ class Page:
         scheduler: SchedulerConfig,
         client: Client,
         clock: Callable[[], float] = time.time,
-        prices: PriceTable | None = None,
     ) -> None:
         self._config, self._clock = config, clock
         self._access = Access(client, namespace) if config.auth == "token" else None
-        self.sources = Sources(caches, results, client, namespace, policy=policy, scheduler=scheduler, prices=prices)
+        self.sources = Sources(caches, results, client, namespace, policy=policy, scheduler=scheduler)
         self._data: Data | None = None
         self._fresh_until = float("-inf")
         self._computing = asyncio.Lock()
@@ -94,12 +89,8 @@ class Page:
                 app.router.add_get(path, handler if self._access is None else self._access.authorize(handler))
 
     async def run(self) -> None:
-        """Read what no store keeps, while somebody looks; until cancelled."""
-        async with AsyncExitStack() as stack:
-            prometheus: PrometheusClient | None = None
-            if self._config.prometheus_url:
-                prometheus = await stack.enter_async_context(PrometheusClient(self._config.prometheus_url))
-            await self.sources.run(prometheus)
+        """Read the state of our own programs, while somebody looks; until cancelled."""
+        await self.sources.run()
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(

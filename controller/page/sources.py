@@ -1,4 +1,4 @@
-"""Where the page's snapshots come from: the manager's stores, and what is read of our own programs while somebody looks."""
+"""Where the page's snapshots come from: the manager's stores, and the state of our own programs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from controller.cluster.caches import Caches
-from controller.diagnosis.prometheus_readings import read_all
 from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
-from controller.prometheus import PrometheusClient
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ObjectName, ResultsStore, results_named_by, results_of_agents
-from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
 from netperf.contract import RESULTS_NAME
@@ -37,7 +34,6 @@ class Sources:
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
         scheduler: for which costs to show, how long gates stay shut, and who asks us.
-        prices: of bytes between zones; None where nobody configured any.
     """
 
     def __init__(
@@ -49,24 +45,20 @@ class Sources:
         *,
         policy: CostPolicy,
         scheduler: SchedulerConfig,
-        prices: PriceTable | None = None,
     ) -> None:
         self._caches, self._results, self._namespace = caches, results, namespace
-        self._client, self._policy, self._scheduler, self._prices = client, policy, scheduler, prices
+        self._client, self._policy, self._scheduler = client, policy, scheduler
         self._decoded: dict[str, tuple[str, ZonePlan | None]] = {}
         self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._status: ControlPlaneStatus | None = None
-        self._readings = Readings()
 
-    async def run(self, prometheus: PrometheusClient | None) -> None:
-        """Read our own programs and Prometheus again and again while snapshots are asked for, until cancelled."""
+    async def run(self) -> None:
+        """Read the state of our own programs again and again while snapshots are asked for, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
             self._status = await self.read_status()
             self._known.set()
-            if prometheus is not None:
-                self._readings = await read_all(prometheus)
             await asyncio.sleep(READING_INTERVAL_S)
             if not self._wanted.is_set():
                 self._known.clear()
@@ -80,11 +72,11 @@ class Sources:
                 await self._known.wait()
                 await self._caches.pods.ready.wait()
         self._results.want("page", self._shown_results(await self._plans()))
-        return await self._snapshot(now_s, self._status, self._readings)
+        return await self._snapshot(now_s, self._status)
 
     async def look(self, now_s: float) -> ClusterSnapshot:
-        """The same without Prometheus, also while nobody looks at the page."""
-        return await self._snapshot(now_s, await self.read_status(), Readings())
+        """The same, also while nobody looks at the page."""
+        return await self._snapshot(now_s, await self.read_status())
 
     async def read_status(self) -> ControlPlaneStatus:
         """The state of our own programs now."""
@@ -112,7 +104,7 @@ class Sources:
             known = self._decoded = await asyncio.to_thread(_decode, objects, known)
         return tuple(plan for _, plan in known.values() if plan is not None)
 
-    async def _snapshot(self, now_s: float, status: ControlPlaneStatus | None, readings: Readings) -> ClusterSnapshot:
+    async def _snapshot(self, now_s: float, status: ControlPlaneStatus | None) -> ClusterSnapshot:
         plans = await self._plans()
         caches, results = self._caches, self._results
         return ClusterSnapshot(
@@ -130,8 +122,6 @@ class Sources:
             services=tuple(caches.services),
             policy=self._policy,
             scheduler=self._scheduler,
-            readings=readings,
-            prices=self._prices,
             control_plane=status,
         )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-
-import msgspec
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather
 from controller.cluster.costs import NOWHERE, CostTable, Location
@@ -18,9 +16,6 @@ from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair, choose_topology
 from controller.scheduler.placement.survival import survival_of
-from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
-from controller.traffic.prices import PriceTable
-from controller.traffic.weights import Edges, measured_traffic
 from controller.views.model import ConditionView, EdgeView, GroupView, PodView, WorkloadView
 from kubekit.wire import Condition
 from netperf.latencies import ZonePair
@@ -55,7 +50,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
             membership=membership,
             services=services,
             by_answer=snapshot.scheduler.by_answer,
-            prices=snapshot.prices,
         )
         for group in sorted(snapshot.groups, key=lambda g: g.metadata.key)
     )
@@ -77,7 +71,6 @@ def build_group(
     membership: Membership,
     services: ServiceIndex,
     by_answer: bool = True,
-    prices: PriceTable | None,
 ) -> GroupView:
     """One group.
 
@@ -89,14 +82,11 @@ def build_group(
         pairs: for the latencies behind the costs.
         membership: tells which pods belong to which group.
         services: tell which replica answers a call.
-        by_answer: whether dependencies are checked by that replica; where traffic goes is told by it in any case.
-        prices: of bytes between zones.
+        by_answer: whether dependencies are checked by that replica.
     """
     facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)
-    weights, selectors = measured_traffic(group, []), facts.graph.selectors
-    near = near_of(pods, services)
-    placed = _placed(facts, locations)
-    edges = tuple(_with_money(_edge(check, facts, pairs, weights), placed, near, prices) for check in facts.checks)
+    selectors = facts.graph.selectors
+    edges = tuple(_edge(check, facts, pairs) for check in facts.checks)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
@@ -147,10 +137,9 @@ def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     )
 
 
-def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Edges) -> EdgeView:
+def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
     edge, zones = check.edge, (check.origin.zone, check.destination.zone)
     dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
-    measured = weights.get((dependant, dependency))
     cost = check.cost if check.verdict in {"met", "violated"} else None
     return EdgeView(
         dependant=dependant,
@@ -162,33 +151,6 @@ def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, Pa
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,
-        traffic_bps=measured * 8 if measured is not None else None,
-    )
-
-
-def _placed(facts: GroupFacts, locations: Mapping[str, Location]) -> Placed:
-    found: dict[str, Counter[tuple[str, str]]] = {}
-    for selector, nodes in zip(facts.graph.selectors, facts.members, strict=True):
-        found[selector] = Counter()
-        for node, count in nodes.items():
-            found[selector][locations[node]] += count
-    return found
-
-
-def _with_money(
-    edge: EdgeView,
-    placed: Placed,
-    near: frozenset[str],
-    prices: PriceTable | None,
-) -> EdgeView:
-    """The edge with its traffic that leaves the zone, and the price of it."""
-    if edge.traffic_bps is None or edge.verdict == "idle":
-        return edge
-    traffic = GroupTraffic({(edge.dependant, edge.dependency): edge.traffic_bps / 8}, near=near)
-    return msgspec.structs.replace(
-        edge,
-        crossing_bps=crossing_of(traffic, placed) * 8,
-        month=month_of(traffic, placed, prices) if prices is not None else None,
     )
 
 

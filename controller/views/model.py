@@ -40,9 +40,6 @@ class EdgeView(View, frozen=True):
         cost: of that pair; 1 within a zone, null when none is known.
         origin, destination: the zones of that pair, empty when idle.
         p50_us: round trip between these zones; null within a zone or when unknown.
-        traffic_bps: measured bits per second, both ways; null where nobody measured.
-        crossing_bps: of it, what leaves its zone as the pods are placed and Services route.
-        month: what it costs a month; null without prices.
     """
 
     dependant: str
@@ -54,9 +51,6 @@ class EdgeView(View, frozen=True):
     origin: str
     destination: str
     p50_us: float | None
-    traffic_bps: float | None = None
-    crossing_bps: float | None = None
-    month: float | None = None
 
 
 class ConditionView(View, frozen=True):

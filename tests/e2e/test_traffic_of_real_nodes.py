@@ -82,7 +82,7 @@ async def test_propose_describes_an_application_that_nobody_described(
     # Every edge carries an answer of that size for each request; rates of counters are read a little low.
     assert all(d["min_bandwidth_bps"] >= 0.8 * 8 * RATE * ANSWER_BYTES for d in found)
     (gain,) = proposed["gains"]
-    assert gain["crossing_then"] <= gain["crossing_now"]
+    assert gain["planned"]["latencyUs"] <= gain["now"]["latencyUs"]
     assert applied["applied"]
 
 

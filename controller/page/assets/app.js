@@ -1,21 +1,20 @@
 // Putting it together: getting data and keeping them current, the summary, tabs, keys.
 
-const TABS = ["now", "matrix", "map", "groups", "agents", "bandwidth"];
-const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, map: drawMap, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
-const SHOWN_IN = { findings: ["now"], groups: ["groups", "now"], network: ["matrix", "map", "agents"], matrix: ["matrix", "map"], agents: ["agents"], agentRows: ["agents"], bandwidth: ["bandwidth"], nodeRows: ["bandwidth"], podRows: ["bandwidth"], prometheus: ["bandwidth"] };
+const TABS = ["now", "matrix", "groups", "agents", "bandwidth"];
+const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
+const SHOWN_IN = { findings: ["now"], groups: ["groups"], network: ["matrix", "agents"], matrix: ["matrix"], agents: ["agents"], agentRows: ["agents"], bandwidth: ["bandwidth"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
 let shownTab = "matrix";
 let dirty = new Set();
 let painting = false;
 
 function accept(page) {
   const old = state.page;
-  const chosen = [state.from, state.to, state.zone].map((i) => state.names[i]);
+  const chosen = [state.from, state.to].map((i) => state.names[i]);
   state.page = page;
   state.names = page.network.zones.map((each) => each.name);
   state.index = new Map(state.names.map((name, i) => [name, i]));
   // Positions move when zones come and go; what was selected stays selected by name.
-  [state.from, state.to, state.zone] = chosen.map((name) => state.index.get(name) ?? -1);
-  if (state.from < 0 || state.to < 0) state.from = state.to = -1;
+  [state.from, state.to] = chosen.map((name) => state.index.get(name) ?? -1);
   clockOffset = page.at - Date.now() / 1000;
   // The matrix is large, and finds by itself which cells look different.
   const changed = (name) => name === "matrix" || !old || JSON.stringify(old[name]) !== JSON.stringify(page[name]);
@@ -32,7 +31,6 @@ function repaint(tabs) {
   requestAnimationFrame(() => {
     painting = false;
     drawSummary();
-    drawNames();
     if (dirty.delete(shownTab)) DRAW[shownTab]();
   });
 }
@@ -55,9 +53,9 @@ function drawSummary() {
   tiles([
     ["agents", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
     ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
-    ["map", "Costs", highest ? `${lowest} – ${highest}` : "none", "", network.percentile && network.weights === "NetperfCosts" ? [`1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}`, ""] : [network.weights || "", ""]],
+    ["matrix", "Costs", highest ? `${lowest} – ${highest}` : "none", "", network.percentile && network.weights === "NetperfCosts" ? [`1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}`, ""] : [network.weights || "", ""]],
     ["groups", "AppGroups", groups.length, groups.length ? `${running} of ${members} running` : "", violated ? [`${counted(violated, "dependency", "dependencies")} violated`, "bad"] : [groups.length ? "no dependency violated" : "", groups.length ? "good" : ""]],
-    ["bandwidth", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, bandwidth.known < bandwidth.totalNodes ? "" : ""]],
+    ["bandwidth", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, ""]],
   ]);
   drawProblems();
 }
@@ -119,30 +117,30 @@ async function poll() {
   nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-function keys(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
-  if (event.key >= "0" && event.key < String(TABS.length)) showTab(TABS[event.key], true);
-  else if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
-  else if (event.key === "?") byId("keys").showModal();
-  else if (event.key === "Escape" && shownTab === "map" && state.zone >= 0) chooseZone(-1);
+// An address that can be passed on: #groups, or #matrix/z1/z3.
+function address(view, ...names) { return `#${[view, ...names.map(encodeURIComponent)].join("/")}`; }
+function keepPlace(view, ...names) { history.replaceState(null, "", address(view, ...names)); }
+
+function follow(text) {
+  const [view, ...names] = text.replace(/^#/, "").split("/");
+  if (!TABS.includes(view)) return false;
+  let ends = [];
+  try { ends = names.map(decodeURIComponent).map((name) => state.index.get(name) ?? -1); } catch { /* half an escape: somebody cut the address */ }
+  showTab(view, false);
+  if (view === "matrix" && ends.length === 2 && !ends.includes(-1)) choosePair(...ends);
+  return true;
 }
 
 function start() {
   startMatrix();
-  byId("help").addEventListener("click", () => byId("keys").showModal());
   for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => showTab(tab));
   byId("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (step) { event.preventDefault(); showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true); }
   });
-  document.addEventListener("keydown", keys);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; if (state.page) repaint(TABS); });
-  new ResizeObserver(() => { if (state.page && ["matrix", "map"].includes(shownTab)) repaint([shownTab]); }).observe(byId("main"));
   if (!follow(location.hash)) showTab("now");
   addEventListener("hashchange", () => follow(location.hash));
-  byId("seek").addEventListener("submit", (event) => { event.preventDefault(); search(); });
-  byId("search").addEventListener("change", search);
   // Ages grow without any message.
   setInterval(() => { if (state.page && !document.hidden) { drawSummary(); if (shownTab === "matrix") drawPairDetail(); } }, 5000);
   poll();

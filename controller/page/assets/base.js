@@ -8,7 +8,6 @@ const state = {
   index: new Map(),  // zone name -> position
   measure: "cost",   // what the matrix shows
   from: -1, to: -1,  // selected pair, positions
-  zone: -1,          // selected zone of the map
 };
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -47,12 +46,6 @@ function rate(bps) {
   return `${Math.round(bps)} bit/s`;
 }
 
-function money(amount) {
-  if (amount === null || amount === undefined) return "–";
-  const digits = amount >= 100 || amount === 0 ? 0 : 2;
-  return `${amount.toFixed(digits)} ${state.page.network.currency}`;
-}
-
 function age(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const whole = Math.max(0, Math.floor(seconds));
@@ -83,8 +76,6 @@ const MEASURES = {
   p50: { name: "p50", unit: "p50 round trip, ms", of: (m, k) => (m.p50[k] === null ? null : m.p50[k] / 1000) },
   p90: { name: "p90", unit: "p90 round trip, ms", of: (m, k) => (m.p90[k] === null ? null : m.p90[k] / 1000) },
   p99: { name: "p99", unit: "p99 round trip, ms", of: (m, k) => (m.p99[k] === null ? null : m.p99[k] / 1000) },
-  traffic: { name: "Traffic", unit: "traffic of calls, answers included, Mbit/s", of: (m, k) => (m.traffic[k] === null ? null : m.traffic[k] / 1e6) },
-  month: { name: "Money", unit: "cost of a month", of: (m, k) => m.month[k] },
   age: { name: "Age", unit: "age of the sample, s", of: (m, k) => (m.at[k] === null ? null : Math.max(0, since(m.at[k]))) },
 };
 
@@ -110,19 +101,3 @@ function classOf(value, ends) {
 
 // Fewer classes than colours spread over the whole ramp.
 function shadeOf(value, ends) { return ends.length < 2 ? 1 : Math.round((classOf(value, ends) * 6) / (ends.length - 1)); }
-
-let palette = null;
-function colours() {
-  if (palette === null) {
-    const style = getComputedStyle(document.documentElement);
-    const read = (name) => style.getPropertyValue(name).trim();
-    palette = {
-      ramp: [1, 2, 3, 4, 5, 6, 7].map((i) => read(`--ramp-${i}`)),
-      onLow: read("--on-low"), onHigh: read("--on-high"), onFrom: Number(read("--on-from")) - 1,
-      ground: read("--ground"), raised: read("--raised"), ink: read("--ink"), soft: read("--soft"),
-      line: read("--line"), strong: read("--line-strong"), accent: read("--accent"), bad: read("--bad"),
-    };
-  }
-  return palette;
-}
-function onShade(shade) { const c = colours(); return shade >= c.onFrom ? c.onHigh : c.onLow; }

@@ -3,7 +3,7 @@
 const LARGEST_DRAWN = 60;
 
 function drawGroups() {
-  const panel = byId("grouplist");
+  const panel = byId("panel-groups");
   const groups = state.page.groups;
   if (!groups.length) {
     panel.replaceChildren(h("p", { class: "note" }, "There are no AppGroups."));
@@ -19,7 +19,7 @@ function groupBox(group, open) {
   const verdict = group.violated
     ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
     : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
-  const facts = [`${group.running} of ${group.members} members running`, monthOf(group), group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
+  const facts = [`${group.running} of ${group.members} members running`, group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
   const remarks = [
     ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
     ...group.conditions.filter((condition) => condition.status !== "True").map((condition) => h("p", { class: "soft" }, `${condition.type} ${condition.status}: ${condition.message || condition.reason}`)),
@@ -35,7 +35,6 @@ function groupBox(group, open) {
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
     group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
-    group.workloads.length <= LARGEST_DRAWN ? h("p", { class: "note" }, dagLegend(group)) : null,
     h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
 }
 
@@ -82,15 +81,14 @@ function dag(group) {
     column.forEach((workload, r) => at.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) }));
   });
   const lines = [], costs = [];
-  const times = classes(group.edges.map((edge) => edge.p50Us)).ends;
   group.edges.forEach((edge) => {
     const a = at.get(edge.dependant), b = at.get(edge.dependency);
     const back = b.x <= a.x;
     const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
     const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
     const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-    lines.push(s("path", { class: `${edge.verdict}${wideness(edge, group)}${lateness(edge, times)}`, d },
-      s("title", {}, `${aboutEdge(edge)}; ${VERDICTS[edge.verdict][2]}`)));
+    lines.push(s("path", { class: edge.verdict, d },
+      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `}${VERDICTS[edge.verdict][2]}`)));
     if (edge.cost === null) return;
     // Costs stand by the box that they lead to, one below the other where several do.
     const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
@@ -109,36 +107,6 @@ function dag(group) {
       s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
   });
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
-}
-
-function dagLegend(group) {
-  const times = group.edges.map((edge) => edge.p50Us).filter((us) => us !== null);
-  const colour = times.length ? `Colour: time between zones, ${ms(Math.min(...times))}${Math.min(...times) < Math.max(...times) ? ` to ${ms(Math.max(...times))}` : ""}, darker or brighter is longer; grey within a zone. ` : "";
-  const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten. " : "";
-  return `${colour}${width}`.trim();
-}
-
-function monthOf(group) {
-  const known = group.edges.filter((edge) => edge.month !== null);
-  return known.length ? `${money(known.reduce((sum, edge) => sum + edge.month, 0))} a month` : "";
-}
-
-// Measured traffic as width, a step for each factor of ten below the group's greatest.
-function wideness(edge, group) {
-  if (!edge.trafficBps) return "";
-  const most = Math.max(...group.edges.map((other) => other.trafficBps || 0));
-  return ` wide${Math.max(1, 4 - Math.floor(Math.log10(most / edge.trafficBps)))}`;
-}
-
-// The time between the zones of its worst pair as colour, by the scale of the matrix; within a zone nobody measures it.
-function lateness(edge, times) { return edge.p50Us === null || !times.length ? "" : ` late${shadeOf(edge.p50Us, times) + 1}`; }
-
-function aboutEdge(edge) {
-  const parts = [edge.trafficBps === null ? "no traffic was measured" : rate(edge.trafficBps)];
-  if (edge.crossingBps !== null) parts.push(`${rate(edge.crossingBps)} of it across zones`);
-  if (edge.month !== null) parts.push(`${money(edge.month)} a month`);
-  if (edge.p50Us !== null) parts.push(`${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}`);
-  return `${edge.dependant} → ${edge.dependency}: ${parts.join(", ")}`;
 }
 
 function few(names) { return names.length > 5 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "); }
@@ -166,11 +134,11 @@ function worstPair(edge) {
 
 function edgeTable(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` }, h("table", {},
-    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth", "Traffic", "Across zones", "A month"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
+    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
     h("tbody", {}, ...group.edges.map((edge) => {
       const [sign, style, text] = VERDICTS[edge.verdict];
       return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, worstPair(edge)),
         h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
-        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: "n" }, rate(edge.trafficBps)), h("td", { class: "n" }, rate(edge.crossingBps)), h("td", { class: "n" }, money(edge.month)), h("td", { class: style }, `${sign} ${text}`));
+        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));
     }))));
 }

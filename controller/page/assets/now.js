@@ -7,18 +7,6 @@ function runbook(alert) {
   return base && alert ? h("a", { href: `${base}#${alert.toLowerCase()}`, target: "_blank", rel: "noopener noreferrer" }, alert) : h("span", { class: "soft" }, alert);
 }
 
-// A name that leads somewhere is a link; others are told as they are.
-function named(name) {
-  const where = known().get(name);
-  return where ? h("a", { class: "link", href: address(...where.split("/")) }, name) : name;
-}
-function seek(group) {
-  requestAnimationFrame(() => requestAnimationFrame(() => {
-    const box = [...document.querySelectorAll(".groupbox")].find((each) => each.dataset.group === group);
-    if (box) box.scrollIntoView({ block: "start" });
-  }));
-}
-
 function copied(text) {
   const button = h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, "Copy");
   button.addEventListener("click", async () => {
@@ -29,14 +17,14 @@ function copied(text) {
 
 const SHOWN_AFFECTED = 6;
 function findingBox(finding) {
-  const affected = finding.affects.slice(0, SHOWN_AFFECTED).flatMap((name, i) => (i ? [", ", named(name)] : [named(name)]));
+  const affected = finding.affects.slice(0, SHOWN_AFFECTED).join(", ");
   const more = finding.affects.length > SHOWN_AFFECTED ? ` and ${finding.affects.length - SHOWN_AFFECTED} more` : "";
   return h("li", { class: `finding ${finding.severity}` },
     h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, finding.since === null ? null : h("span", { class: "soft" }, `for ${age(since(finding.since))}`)),
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
-    affected.length ? h("p", { class: "soft" }, "Affects ", ...affected, more) : null,
+    affected ? h("p", { class: "soft" }, `Affects ${affected}${more}`) : null,
     ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copied(line))),
-    finding.alert ? h("p", {}, "Runbook: ", runbook(finding.alert), finding.firing ? ", firing" : "") : null);
+    finding.alert ? h("p", {}, "Runbook: ", runbook(finding.alert)) : null);
 }
 
 function drawNow() {

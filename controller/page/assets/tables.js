@@ -30,41 +30,24 @@ function bar(part, whole) {
   return box;
 }
 
-const FINE = ["enforced", "not-applicable", "other-enforcer"];
-
-function verdictText(pod) {
-  const parts = [["in", pod.ingressVerdict], ["out", pod.egressVerdict]].filter(([, verdict]) => verdict);
-  if (!parts.length) return [pod.problem ? `✗ ${pod.problem}` : "–", pod.problem ? "bad" : "soft"];
-  const fine = parts.every(([, verdict]) => FINE.includes(verdict)) && !pod.problem;
-  const same = new Set(parts.map(([, verdict]) => verdict)).size === 1;
-  const text = same ? parts[0][1] : parts.map(([direction, verdict]) => `${direction} ${verdict}`).join(", ");
-  return [`${fine ? "✓" : "✗"} ${text}${pod.problem ? `; ${pod.problem}` : ""}`, fine ? "good" : "bad"];
-}
-
 function drawBandwidth() {
-  const bandwidth = state.page.bandwidth;
-  const url = state.page.prometheus.url;
-  const source = url ? (state.page.prometheus.error ? `Prometheus does not answer: ${state.page.prometheus.error}` : `Rates and verdicts by ${url}.`) : "What flows and what is enforced comes from Prometheus, which is not configured (page.prometheusUrl).";
-  const shown = state.page.nodeRows.length < bandwidth.totalNodes ? ` The fullest ${state.page.nodeRows.length} of ${bandwidth.totalNodes} nodes are shown.` : "";
-  const nodes = state.page.nodeRows.map((node) => {
+  const { bandwidth, nodeRows, podRows } = state.page;
+  const nodes = nodeRows.map((node) => {
     const whole = node.allocatableBps === null ? node.capacityBps : node.allocatableBps;
-    const line = [[node.node, "name"], node.zone || "–", [whole === null ? "unknown" : rate(whole), whole === null ? "n soft" : "n"], [node.allocatedBps ? rate(node.allocatedBps) : "0", "n"],
-      bar(node.allocatedBps, whole), [percent(node.allocatedBps, whole), `n${whole !== null && node.allocatedBps > whole ? " bad" : ""}`], [String(node.pods), "n"]];
-    if (url) line.push([rate(node.transmitBps), "n"], [rate(node.receiveBps), "n"]);
-    // What follows the colon says which file or flag; the JSON has it.
-    return [...line, [node.source.split(":")[0], "soft"]];
+    return [[node.node, "name"], node.zone || "–", [whole === null ? "unknown" : rate(whole), whole === null ? "n soft" : "n"], [node.allocatedBps ? rate(node.allocatedBps) : "0", "n"],
+      bar(node.allocatedBps, whole), [percent(node.allocatedBps, whole), `n${whole !== null && node.allocatedBps > whole ? " bad" : ""}`], [String(node.pods), "n"],
+      // What follows the colon says which file or flag; the JSON has it.
+      [node.source.split(":")[0], "soft"]];
   });
-  const flows = url ? [["Sent", "n"], ["Received", "n"]] : [];
-  const pods = state.page.podRows.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],
-    [limit(pod.ingressAsked, pod.ingressAskedBps), "n"], [limit(pod.egressAsked, pod.egressAskedBps), "n"], ...(url ? [[rate(pod.ingressUsedBps), "n"], [rate(pod.egressUsedBps), "n"]] : []), verdictText(pod)]);
+  const pods = podRows.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],
+    [limit(pod.ingressAsked, pod.ingressAskedBps), "n"], [limit(pod.egressAsked, pod.egressAskedBps), "n"], [pod.problem, "bad"]]);
+  const of = (shown, total) => (shown < total ? ` (${shown} of ${total})` : "");
   byId("panel-bandwidth").replaceChildren(
-    h("p", { class: "note" }, source + shown),
-    h("h2", {}, "Nodes"),
-    table(["Node", "Zone", ["Capacity", "n"], ["Allocated", "n"], "", "", ["Pods", "n"], ...flows, "Source"], nodes),
-    h("h3", {}, `Pods that ask for bandwidth${pods.length < bandwidth.totalPods ? ` (${pods.length} of ${bandwidth.totalPods})` : ""}`),
-    pods.length
-      ? table(["Namespace", "Pod", "Node", ["Requests", "n"], ["Ingress limit", "n"], ["Egress limit", "n"], ...(url ? [["In use, in", "n"], ["In use, out", "n"]] : []), "Enforced"], pods)
-      : h("p", { class: "note" }, "None."));
+    h("h2", {}, `Nodes, the fullest first${of(nodes.length, bandwidth.totalNodes)}`),
+    table(["Node", "Zone", ["Capacity", "n"], ["Allocated", "n"], "", "", ["Pods", "n"], "Source"], nodes),
+    h("h3", {}, `Pods that ask for bandwidth${of(pods.length, bandwidth.totalPods)}`),
+    pods.length ? table(["Namespace", "Pod", "Node", ["Requests", "n"], ["Ingress limit", "n"], ["Egress limit", "n"], ""], pods) : h("p", { class: "note" }, "None."),
+    h("p", { class: "note" }, "What flows, and which limits are enforced: the dashboard Bandwidth, or kubectl netaware bandwidth pod."));
 }
 
 function limit(text, bps) { return text === null ? "–" : bps === null ? `“${text}”` : rate(bps); }

@@ -15,18 +15,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod, Readings
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod
 from controller.page.document import document, security_policy
 from controller.page.model import encode
-from controller.traffic.prices import PriceTable
 from controller.views.model import Overview
 from controller.views.overview import build
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
-VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
+VIEWS = ("now", "matrix", "groups", "agents", "bandwidth")
 WIDTHS = (1440, 1024, 390)
 RUNBOOK = "https://runbook.test/runbook.md"
 WELL = ControlPlaneStatus(
@@ -94,20 +92,6 @@ def broken() -> ClusterSnapshot:
     return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), control_plane=status)
 
 
-def with_traffic() -> ClusterSnapshot:
-    """Two dependencies of the boutique's frontend are measured, one a hundred times the other; between zones there is traffic one way."""
-    healthy = make_snapshot(6)
-    weights = {MEASURED_WEIGHTS_ANNOTATION: msgspec.json.encode({"P1": {"P2": 125_000.0, "P3": 1250.0}}).decode()}
-    names = [zone.name for zone in build(healthy).network.zones]
-    groups = tuple(
-        msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=weights))
-        for group in healthy.groups
-    )
-    readings = Readings(source="http://prometheus", traffic={(names[0], names[1]): 8e6, (names[0], names[2]): 8e4})
-    prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
-    return msgspec.structs.replace(healthy, groups=groups, control_plane=WELL, readings=readings, prices=prices)
-
-
 def page_of(overview: Overview) -> dict[str, Any]:
     """As the browser gets it."""
     data = msgspec.json.encode({"at": overview.at, **encode(overview, RUNBOOK)})
@@ -116,7 +100,6 @@ def page_of(overview: Overview) -> dict[str, Any]:
 
 
 PAGES: dict[str, dict[str, Any]] = {
-    "traffic": page_of(build(with_traffic())),
     "data": page_of(build(msgspec.structs.replace(make_snapshot(6), control_plane=WELL))),
     "empty": page_of(build(ClusterSnapshot(now_s=NOW_S, control_plane=WELL))),
     "broken": page_of(build(broken())),
@@ -167,14 +150,10 @@ async def test_now_says_what_is_wrong_with_commands_and_links(chromium: Chromium
         assert "ImagePullBackOff" in text
         link = await tab.evaluate("document.querySelector('.finding a:not(.link)').href")
         assert link == f"{RUNBOOK}#netawarenoleader"
-        await tab.press("1")
+        await tab.evaluate("showTab('matrix')")
         assert "and" in await text_of(tab, "#problems"), "the other views say that something is wrong"
         await tab.evaluate("document.querySelector('#problems button').click()")
         assert not await tab.evaluate("byId('panel-now').hidden")
-        zone = "[...document.querySelectorAll('.finding .link')].find((each) => state.index.has(each.textContent))"
-        await tab.evaluate(f"{zone}.click()")
-        await tab.wait_for("!byId('panel-map').hidden")
-        assert await tab.evaluate("state.zone >= 0")
         assert not tab.problems
 
 
@@ -199,7 +178,7 @@ async def test_every_view_can_be_read_in_both_themes_at_every_width(
                 await tab.prefer(scheme)
                 for view in VIEWS:
                     await tab.evaluate(f"showTab({view!r})")
-                    await tab.wait_for("!painting && dirty.size < 6")
+                    await tab.wait_for("!painting && dirty.size < 5")
                     at: Any = (name, view, width, scheme)
                     assert await tab.evaluate(CONTRAST) == [], at
                     assert await tab.evaluate(NAMELESS) == [], at
@@ -231,135 +210,39 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width(chromium: Ch
                 await tab.prefer(scheme)
                 for view in VIEWS:
                     await tab.evaluate(f"showTab({view!r})")
-                    await tab.wait_for("!painting && dirty.size < 6")
+                    await tab.wait_for("!painting && dirty.size < 5")
                     assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)
         await tab.evaluate("byId('main').append(h('button', { type: 'button' }))")
         assert await tab.evaluate(SERIOUS) != [], "axe does not see a button without a name"
 
 
-# Pixels of the matrix's canvas that are not the ground, in the strips beside and above the cells.
-NAMED = """
-(() => {
-  const ratio = window.devicePixelRatio || 1, pen = byId("matrix").getContext("2d"), ground = colours().ground.match(/\\w\\w/g).map((v) => parseInt(v, 16));
-  const inked = (x, y, width, height) => { const seen = pen.getImageData(x * ratio, y * ratio, width * ratio, height * ratio).data; let count = 0;
-    for (let i = 0; i < seen.length; i += 4) if (ground.some((v, c) => Math.abs(v - seen[i + c]) > 40)) count++;
-    return count; };
-  return state.names.map((_, i) => Math.min(inked(16, matrix.top + matrix.xs[i], matrix.left - 17, matrix.cell), inked(matrix.left + matrix.xs[i], 16, matrix.cell, matrix.top - 17)));
-})()
-"""
-
-
-async def test_every_row_and_column_of_the_matrix_has_the_name_of_its_zone(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "data")
-        await tab.press("1")
-        await tab.wait_for("!byId('panel-matrix').hidden && !painting && matrix.looks.length > 0")
-        inked = await tab.evaluate(NAMED)
-        assert len(inked) == 6
-        assert min(inked) > 20, inked
-
-
-async def test_an_address_leads_to_a_pair_a_zone_and_a_group_and_follows_what_is_chosen(chromium: Chromium) -> None:
+async def test_an_address_leads_to_a_pair_of_the_matrix_and_follows_what_is_chosen(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await tab.open(f"{url}/data/#matrix/eu-west-5/ap-south-1")
         await tab.wait_for("state.page !== null && state.from >= 0 && !painting")
-        chosen = await tab.evaluate("[state.names[state.from], state.names[state.to]]")
-        assert chosen == ["eu-west-5", "ap-south-1"]
-        await tab.evaluate("choosePair(state.to, state.from)")
-        assert await tab.evaluate("location.hash") == "#matrix/ap-south-1/eu-west-5"
-        await tab.evaluate("location.hash = '#map/eu-central-3'")
-        await tab.wait_for("!byId('panel-map').hidden && state.names[state.zone] === 'eu-central-3'")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
+        chosen = "[state.names[state.from], state.names[state.to]]"
+        assert await tab.evaluate(chosen) == ["eu-west-5", "ap-south-1"]
+        assert await tab.evaluate("[byId('pair-from'), byId('pair-to')].map((e) => e.selectedOptions[0].text)") == (
+            ["eu-west-5", "ap-south-1"]
+        )
+        cell = 'document.querySelector(\'[data-from="2"][data-to="1"]\')'
+        headers = f"[{cell}.parentElement.cells[0].innerText, {cell}.closest('table').rows[0].cells[2].innerText]"
+        await tab.evaluate(f"{cell}.click()")
+        assert await tab.evaluate(headers) == await tab.evaluate(chosen)
+        assert await tab.evaluate("location.hash.slice(1).split('/').slice(1)") == await tab.evaluate(chosen)
+        cost = await tab.evaluate("state.page.matrix.cost[cellIndex(2, 1)]")
+        assert await tab.evaluate(f"{cell}.innerText") == str(cost)
+        assert f"Cost\n{cost}" in await text_of(tab, "#pair-facts")
+        await tab.evaluate("byId('measure').value = 'p50'; byId('measure').dispatchEvent(new Event('change'))")
+        assert await tab.evaluate(f"{cell}.innerText") == await tab.evaluate(
+            "number(state.page.matrix.p50[cellIndex(2, 1)] / 1000)"
+        )
+        await tab.evaluate("location.hash = '#groups'")
         await tab.wait_for("!byId('panel-groups').hidden")
-        assert await tab.evaluate("location.hash") == "#groups/default/online-boutique"
         await tab.open("about:blank")
         await tab.open(f"{url}/data/#matrix/%E0%A4/nowhere")
-        await tab.wait_for("state.page !== null && !byId('panel-now').hidden")
+        await tab.wait_for("state.page !== null && !byId('panel-matrix').hidden")
         assert not tab.problems
-
-
-async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
-        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
-        drawn = (
-            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title')?.textContent || '',"
-            " getComputedStyle(path).strokeWidth])"
-        )
-        widths = {title: float(width.removesuffix("px")) for title, width in await tab.evaluate(drawn)}
-        by_edge = {title.partition(":")[0]: (title, width) for title, width in widths.items()}
-        (about, wide), (_, thin) = by_edge["P1 → P2"], by_edge["P1 → P3"]
-        assert wide > thin
-        assert "P1 → P2: 1 Mbit/s" in about
-        assert " of it across zones" in about
-        assert " EUR a month" in about
-        assert "no traffic was measured" in by_edge["P1 → P4"][0]
-        assert not tab.problems
-
-
-async def test_the_time_between_zones_is_the_colour_of_a_dependency(chromium: Chromium) -> None:
-    edges = {(e["dependant"], e["dependency"]): e for e in PAGES["traffic"]["groups"][0]["edges"]}
-    timed = {ends: e["p50Us"] for ends, e in edges.items() if e["p50Us"] is not None}
-    slowest, fastest = max(timed, key=timed.__getitem__), min(timed, key=timed.__getitem__)
-    # What is violated is orange, whatever it takes: a colour of the scale would hide it.
-    assert (edges[slowest]["verdict"], edges[fastest]["verdict"]) == ("violated", "met")
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
-        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
-        drawn = (
-            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title').textContent,"
-            " path.getAttribute('class').split(' '), getComputedStyle(path).stroke])"
-        )
-        looks = {title.partition(":")[0]: (words, colour) for title, words, colour in await tab.evaluate(drawn)}
-        ramp = await tab.evaluate("colours().ramp")
-        assert "late7" in looks[" → ".join(slowest)][0]
-        words, colour = looks[" → ".join(fastest)]
-        assert ("late1" in words, colour) == (True, _rgb(ramp[2]))
-        assert looks[" → ".join(slowest)][1] == _rgb(await tab.evaluate("colours().bad"))
-        assert "Colour: time between zones" in await tab.evaluate("byId('panel-groups').textContent")
-
-
-def _rgb(text: str) -> str:
-    return f"rgb({', '.join(str(int(text[i : i + 2], 16)) for i in (1, 3, 5))})"
-
-
-async def test_the_matrix_shows_bytes_between_zones_and_their_price(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#matrix'")
-        await tab.wait_for("!byId('panel-matrix').hidden")
-        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
-        assert "Mbit/s" in await tab.evaluate("byId('matrix-legend').textContent")
-        await tab.evaluate("choosePair(0, 1)")
-        told = await tab.evaluate("byId('cell-text').textContent")
-        assert "traffic 8 Mbit/s" in told
-        assert "EUR a month" in told
-        await tab.evaluate("document.querySelector('[data-measure=month]').click()")
-        assert "cost of a month, EUR" in await tab.evaluate("byId('matrix-legend').textContent")
-        await show(tab, url, "data")
-        await tab.evaluate("location.hash = '#matrix'")
-        await tab.wait_for("!byId('panel-matrix').hidden")
-        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
-        assert "nobody measures it" in await tab.evaluate("byId('matrix-legend').textContent")
-        assert not tab.problems
-
-
-async def test_the_search_finds_zones_nodes_groups_and_pods(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "data")
-        pod = PAGES["data"]["groups"][0]["workloads"][0]["pods"][0]["name"]
-        for text, view in (
-            ("eu-central-4", "map"),
-            ("ap-south-1-n1", "agents"),
-            ("online-bou", "groups"),
-            (pod, "groups"),
-        ):
-            await tab.evaluate(f"byId('search').value = {text!r}; search()")
-            await tab.wait_for(f"!byId('panel-{view}').hidden")
-        await tab.evaluate("byId('search').value = 'nowhere'; search()")
-        assert await tab.evaluate("byId('search').getAttribute('aria-invalid')") == "true"
 
 
 async def test_the_keyboard_alone_reaches_every_finding(chromium: Chromium) -> None:
@@ -376,5 +259,3 @@ async def test_the_keyboard_alone_reaches_every_finding(chromium: Chromium) -> N
             )
             reached.add(int(inside))
         assert len(reached - {-1}) == wanted
-        await tab.press("0")
-        assert await tab.evaluate("document.activeElement.id") == "tab-now"

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.diagnosis.snapshot import ClusterSnapshot, Readings
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
 from controller.page.model import encode
-from controller.traffic.prices import PriceTable, per_month
 from controller.views.overview import build
 from kubekit.errors import ConfigError
 from tests.unit.controller.made_up import make_nodes, make_snapshot
@@ -35,20 +34,6 @@ def test_the_matrix_is_in_the_order_of_the_zones_origin_by_origin_without_the_di
     expected = [by_pair[a, b] for a in names for b in names if a != b]
     assert found["matrix"]["cost"] == expected
     assert "pairs" not in found["network"]
-
-
-def test_traffic_between_zones_and_its_price_are_cells_and_a_pair_without_series_has_none() -> None:
-    bare = make_snapshot(3)
-    zones = [zone.name for zone in build(bare).network.zones]
-    assert set(page(bare)["matrix"]["traffic"]) == {None}
-    readings = Readings(source="http://p", traffic={(zones[0], zones[1]): 8e6, (zones[0], zones[0]): 99e6})
-    prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
-    found = page(msgspec.structs.replace(bare, readings=readings, prices=prices))
-    assert found["matrix"]["traffic"] == [8_000_000, 0, 0, 0, 0, 0]
-    region = {zone["name"]: zone["region"] for zone in found["network"]["zones"]}
-    price = 0.01 if region[zones[0]] == region[zones[1]] else 0.05
-    assert found["matrix"]["month"][0] == pytest.approx(per_month(1e6, price), abs=0.01)
-    assert found["network"]["currency"] == "EUR"
 
 
 def test_a_hundred_zones_fit_into_a_megabyte_and_compress_to_a_fifth() -> None:
@@ -86,7 +71,7 @@ def test_the_document_is_whole_and_loads_nothing_from_anywhere() -> None:
 def test_no_script_takes_a_name_that_another_has_taken() -> None:
     """They share one scope, where the last function of a name silently wins."""
     taken = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", document().decode(), re.MULTILINE)
-    assert len(taken) > 100
+    assert len(taken) > 50
     assert [name for name in taken if taken.count(name) > 1] == []
 
 
@@ -103,7 +88,7 @@ def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"prometheus_url": "prometheus:9090"}, "page.prometheusUrl"),
+        ({"runbook_url": "runbook"}, "page.runbookUrl"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(change: dict[str, Any], field: str) -> None:
