@@ -1,7 +1,7 @@
 """`kubectl netaware`: what the network looks like and why pods are where they are, in a terminal.
 
 `main` is the console script ``kubectl-netaware``, which kubectl finds on PATH and runs as ``kubectl netaware``. Nothing
-else is imported here, so that completion answers at once.
+else is imported here, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     from controller.cli.run import run
 
     return run(sys.argv[1:] if argv is None else argv)
-
-
-def complete() -> int:
-    """Entry point of ``kubectl_complete-netaware``, which kubectl runs for the shell's Tab key."""
-    return main(["__complete", *sys.argv[1:]])

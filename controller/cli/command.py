@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from controller.cli.session import Session
-
-Completes = Literal["", "appgroups", "pods", "nodes", "zones"]
 
 
 class Command(ABC):
@@ -23,14 +21,12 @@ class Command(ABC):
         description: what it shows and how to read it.
         examples: lines to paste, behind ``kubectl netaware``, each with what it does.
         online: whether the cluster is asked at all.
-        completes: kind of objects that the shell's Tab key should offer for its arguments.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
     online: ClassVar[bool] = True
-    completes: ClassVar[Completes] = ""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
         """Add the command's own arguments; none by default."""

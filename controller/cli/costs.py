@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import UNMEASURED, add_costs_arguments, note_unused
-from controller.cli.style import FAINT, STRONG, age, heat, legend, number, steps
+from controller.cli.style import FAINT, STRONG, age, heat, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
 _SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
-_BARE_WIDTH = 2
+_MEANINGS = {
+    "~": "old measurement",
+    "*": "inferred from a path",
+    "x": "unreachable",
+    "!": "newest sample not trusted",
+    "·": "none",
+}
 CORNER = "from \\ to"
+
+
+class _Cell(NamedTuple):
+    """A number, None for none, and the sign behind it."""
+
+    value: float | None
+    sign: str
+
+    def text(self, room: int, has_signs: bool) -> str:
+        shown = "·" if self.value is None else number(self.value)
+        return f" {shown.rjust(room)}{self.sign.ljust(has_signs)}"
 
 
 class CostsView(View, frozen=True):
@@ -70,31 +87,22 @@ class ShowCosts(Command):
 
     def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The heat map, in blocks of columns if it is wider than the terminal."""
-        network = answer.network
-        pairs = by_pair(network.pairs)
-        values = {key: _value(pair, options.percentile) for key, pair in pairs.items()}
-        names = [(zone.name, zone.region) for zone in network.zones]
-        unit = f"{options.percentile} round trip, ms" if options.percentile else "cost"
-        signs = {key: _sign(pair, latency=bool(options.percentile)) for key, pair in pairs.items()}
-        matrix = _Matrix(names, values, signs)
-        return Group(_headline(answer, options.percentile), Text(), *matrix.draw(width), Text(), *_foot(matrix, unit))
+        pairs = {key: _cell(pair, options.percentile) for key, pair in by_pair(answer.network.pairs).items()}
+        blocks = _blocks([(zone.name, zone.region) for zone in answer.network.zones], pairs, width)
+        return Group(_headline(answer, options.percentile), Text(), *blocks, Text(), _foot(list(pairs.values())))
 
     def is_bad(self, answer: CostsView) -> bool:
         """Some pair has no measurement of its own, or an old one."""
         return any(pair.basis in UNMEASURED for pair in answer.network.pairs)
 
 
-def _value(pair: PairView, percentile: str | None) -> float | None:
+def _cell(pair: PairView, percentile: str | None) -> _Cell:
     if percentile is None:
-        return pair.cost
+        sign = "!" if pair.quality_flags else pair.basis if pair.basis in _SIGNS else ""
+        return _Cell(pair.cost, _SIGNS.get(sign, sign))
     value_us = pair.percentiles_us[percentile]
-    return None if value_us is None else value_us / 1000
-
-
-def _sign(pair: PairView, *, latency: bool) -> str:
-    if pair.quality_flags:
-        return "!"
-    return _SIGNS.get(pair.basis, "") if not latency or pair.basis == "stale" else ""
+    sign = "!" if pair.quality_flags else "~" if pair.basis == "stale" else ""
+    return _Cell(None if value_us is None else value_us / 1000, sign)
 
 
 def _headline(answer: CostsView, percentile: str | None) -> Text:
@@ -112,73 +120,44 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
     return text
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """A matrix of numbers to draw; ``names`` are zones with their regions, in order."""
+def _blocks(
+    zones: Sequence[tuple[str, str]], pairs: Mapping[tuple[str, str], _Cell], width: int
+) -> Iterator[RenderableType]:
+    """The matrix; columns are numbered, since names of zones are longer than numbers are wide.
 
-    names: Sequence[tuple[str, str]]
-    values: Mapping[tuple[str, str], float | None]
-    signs: Mapping[tuple[str, str], str]
-
-    @cached_property
-    def ends(self) -> tuple[float, ...]:
-        return steps(v for v in self.values.values() if v is not None)
-
-    @cached_property
-    def texts(self) -> dict[tuple[str, str], str]:
-        return {key: number(value) if value is not None else "·" for key, value in self.values.items()}
-
-    @cached_property
-    def cell(self) -> int:
-        """Width of a cell: its number, room for a sign if there is any, and a blank on either side."""
-        digits = len(str(len(self.names)))
-        return max([len(t) for t in self.texts.values()] + [digits, _BARE_WIDTH]) + 2 + any(self.signs.values())
-
-    def draw(self, width: int) -> Iterator[RenderableType]:
-        """Lines; columns are numbered, since names of zones are longer than numbers are wide."""
-        digits = len(str(len(self.names)))
-        label = max([len(name) for name, _ in self.names] + [len(CORNER)]) + digits + 2
-        per_block = max(1, (width - label) // self.cell)
-        for start in range(0, len(self.names), per_block):
-            columns = self.names[start : start + per_block]
-            if start:
-                yield Text()
-            head = Text(CORNER.ljust(label), style=FAINT)
-            for column in range(start, start + len(columns)):
-                head.append(f"{column + 1}".rjust(self.cell - 1) + " ", style=STRONG)
-            yield head
-            previous = None
-            for index, (name, region) in enumerate(self.names):
-                if region != previous:
-                    yield Text(region or "(no region)", style=f"{FAINT} italic")
-                    previous = region
-                line = Text.assemble((f"{index + 1}".rjust(digits) + " ", FAINT), name.ljust(label - digits - 1))
-                for column_name, _ in columns:
-                    self._draw_cell(line, (name, column_name))
-                yield line
-
-    def _draw_cell(self, line: Text, pair: tuple[str, str]) -> None:
-        value = self.values.get(pair)
-        sign = self.signs.get(pair, "")
-        # The sign stands right of the number, so that numbers stay aligned.
-        room = self.cell - 1 - any(self.signs.values())
-        text = self.texts.get(pair, "").rjust(room) + sign.ljust(self.cell - room)
-        line.append(text, style=FAINT if value is None else heat(value, self.ends))
+    Args:
+        zones: names with their regions, in order.
+        pairs: cells by origin and destination.
+        width: of the terminal; what is wider is drawn in blocks of columns.
+    """
+    ends = steps(cell.value for cell in pairs.values() if cell.value is not None)
+    digits = len(str(len(zones)))
+    # The sign stands right of the number, so that numbers stay aligned.
+    room = max([digits, 2, *(len(number(cell.value)) for cell in pairs.values())])
+    has_signs = any(cell.sign for cell in pairs.values())
+    label = max(len(CORNER), *(len(name) + digits + 1 for name, _ in zones), *(len(region) for _, region in zones), 0)
+    per_block = max(1, (width - label - 1) // (room + has_signs + 2))
+    for start in range(0, len(zones), per_block):
+        columns = range(start, min(start + per_block, len(zones)))
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style=STRONG)
+        table.add_column(Text(CORNER, style=FAINT), no_wrap=True)
+        for column in columns:
+            table.add_column(Text(f"{column + 1} ".rjust(room + has_signs + 1)), no_wrap=True)
+        for row, (name, region) in enumerate(zones):
+            if row == 0 or region != zones[row - 1][1]:
+                table.add_row(Text(region or "(no region)", style=f"{FAINT} italic"))
+            cells = (pairs.get((name, zones[column][0])) for column in columns)
+            line = (
+                Text(" " if cell is None else cell.text(room, has_signs), style=_style(cell, ends)) for cell in cells
+            )
+            table.add_row(Text.assemble((f"{row + 1:>{digits}} ", FAINT), name), *line)
+        yield from ((Text(), table) if start else (table,))
 
 
-def _foot(matrix: _Matrix, unit: str) -> Iterator[RenderableType]:
-    known = [v for v in matrix.values.values() if v is not None]
-    if known:
-        yield legend(matrix.ends, unit, min(known))
-    used = set(matrix.signs.values())
-    meanings = {
-        "~": "old measurement",
-        "*": "inferred from a path",
-        "x": "unreachable",
-        "!": "newest sample not trusted",
-    }
-    notes = [f"{sign} {meaning}" for sign, meaning in meanings.items() if sign in used]
-    if any(value is None for value in matrix.values.values()):
-        notes.append("· none")
-    if notes:
-        yield Text("  ".join(notes), style=FAINT)
+def _style(cell: _Cell | None, ends: Sequence[float]) -> str:
+    return "" if cell is None else FAINT if cell.value is None else heat(cell.value, ends)
+
+
+def _foot(cells: Sequence[_Cell]) -> Text:
+    used = {cell.sign for cell in cells} | {"·" for cell in cells if cell.value is None}
+    return Text("  ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used), style=FAINT)

@@ -17,7 +17,6 @@ from controller.cli.session import Session
 from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, STRONG, grid
 from controller.cluster.pods import Target
-from controller.config import load_config
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundState, decide
@@ -67,24 +66,20 @@ class Deschedule(Command):
     )
     description = (
         "Decides one round of descheduling and evicts nobody: evictions are the controller's. The configuration is the running "
-        "controller's, unless --config or --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
+        "controller's, unless --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
         "limits and back-off are applied, as the controller does. Percentages are of allocatable, before and after each move."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
-        files = parser.add_mutually_exclusive_group()
-        files.add_argument("--config", metavar="FILE", help="a ControllerConfiguration instead of the running one")
-        files.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
+        parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Preview:
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
-        if options.config:
-            session.given = await asyncio.to_thread(load_config, options.config)
-        session.given = config = await session.configuration()
+        config = await session.configuration()
         section = config.descheduler
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")

@@ -10,20 +10,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.session import NotFoundError, Session
+from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, read_facts_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
-from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import STOPS_ALL, Finding
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.rules import diagnose
 
 SHOWN_AFFECTED = 4
-SHOWN_NAMES = 8
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The answer; ``at`` is unix seconds, ``pod`` the verdict on the pod that was asked about."""
+    """The answer; ``at`` is unix seconds, ``pod`` the state of the pod that was asked about."""
 
     at: float
     findings: tuple[Finding, ...]
@@ -37,34 +35,34 @@ class Diagnose(Command):
     examples = (
         ("diagnose", "what is wrong, worst first"),
         ("diagnose pod cart-5d9f -n shop", "why this pod is pending"),
-        ("diagnose zone eu-1a", "findings about one zone"),
     )
     description = (
         "Findings with their causes, worst first, each with commands to paste. A finding covers its consequences: one "
         "for a controller that is down, not one for each pod that waits for it. With `pod NAME`: why that pod is pending, or "
         "where it is. With --prometheus, limits that are not enforced and firing alerts are added."
     )
-    completes = "pods"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("kind", nargs="?", choices=("pod", "appgroup", "zone", "node"), help="about what (all)")
+        parser.add_argument("kind", nargs="?", choices=("pod",), help="about one pod (default: all findings)")
         parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Diagnosis:
         """Read everything and diagnose it."""
-        namespace = session.namespace or "default"
-        pod = await session.pod(options.name) if options.kind == "pod" and options.name else None
+        pod = await session.pod(options.name) if options.name else None
         await session.ask_controllers()
         facts = await read_facts_of(session, pod)
-        found = about(options.kind, options.name, namespace, facts) if options.name else diagnose(facts)
+        found = diagnose(facts)
+        if pod is not None:
+            key = pod.metadata.key
+            found = tuple(finding for finding in found if finding.code in STOPS_ALL or key in finding.affects)
         return Diagnosis(facts.now, found, pod_diagnosis(pod, facts))
 
     def show(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """The verdict, then the findings."""
+        """The pod, then the findings."""
         parts: list[RenderableType] = []
         if answer.pod is not None:
-            parts += describe_verdict(answer.pod, answer.at)
+            parts += describe_pod(answer.pod, answer.at)
             if answer.findings:
                 parts.append(Text())
         parts += describe(answer.findings, answer.at)
@@ -77,14 +75,14 @@ class Diagnose(Command):
         return any(finding.severity != "info" for finding in answer.findings)
 
 
-def describe_verdict(verdict: PodDiagnosis, at: float) -> list[RenderableType]:
+def describe_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
     """Why a pod waits, for a person."""
-    head = Text(verdict.summary, style=STRONG)
-    if verdict.since is not None and verdict.kind != "placed":
-        head.append(f"  for {age(at - verdict.since)}", style=FAINT)
-    if verdict.until is not None and verdict.until > at:
-        head.append(f", at most {age(verdict.until - at)} more", style=FAINT)
-    return [head, *_commands(verdict.fix)]
+    head = Text(pod.summary, style=STRONG)
+    if pod.since is not None and pod.kind != "placed":
+        head.append(f"  for {age(at - pod.since)}", style=FAINT)
+    if pod.until is not None and pod.until > at:
+        head.append(f", at most {age(pod.until - at)} more", style=FAINT)
+    return [head, *_commands(pod.fix)]
 
 
 def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
@@ -109,40 +107,3 @@ def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
 
 def _commands(commands: tuple[str, ...]) -> list[RenderableType]:
     return [Padding(Text(f"fix: {command}"), (0, 0, 0, 2)) for command in commands]
-
-
-def about(kind: str, name: str, namespace: str, facts: Facts) -> tuple[Finding, ...]:
-    """Findings that stop everything, and findings about one thing. Pure.
-
-    Raises:
-        NotFoundError: there is no such AppGroup, zone or node: a typo must not read as health.
-    """
-    found = diagnose(facts)
-    names = {f"{namespace}/{name}"} if kind == "pod" else _names_of(kind, name, namespace, facts)
-    return tuple(f for f in found if f.code in STOPS_ALL or _touches(f, names))
-
-
-def _names_of(kind: str, name: str, namespace: str, facts: Facts) -> set[str]:
-    """Names by which findings call a thing and what belongs to it: an AppGroup's pods, a zone's nodes, a node's zone."""
-    zones = {node: known.zone for node, known in facts.nodes.items()}
-    if kind == "appgroup":
-        key = f"{namespace}/{name}"
-        there = [group.metadata.key for group in facts.groups]
-        # Pods of no group count by the name on their label.
-        pods = {pod.key for pod in facts.pods if key == (pod.group_key or f"{pod.namespace}/{pod.group}")}
-        names, known = {key} | pods, key in there or bool(pods)
-    elif kind == "zone":
-        there = [zone for zone in zones.values() if zone]
-        names, known = {name} | {node for node, zone in zones.items() if zone == name}, name in there
-    else:
-        there = list(zones)
-        names, known = {name, zones.get(name, "")} - {""}, name in there
-    if not known:
-        msg = f"there is no {kind} {name!r}; there are: {', '.join(sorted(set(there))[:SHOWN_NAMES]) or 'none'}"
-        raise NotFoundError(msg)
-    return names
-
-
-def _touches(finding: Finding, names: set[str]) -> bool:
-    # A pair of zones is called "z1 to z3".
-    return any(names.intersection((name, *name.split(" to "))) for name in finding.affects)

@@ -10,22 +10,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.diagnose import describe_verdict
-from controller.cli.explain_group import (
-    ExplainedGroup,
-    explain_group,
-    show_group,
-    survival_lines,
-    survival_of_placed,
-)
+from controller.cli.diagnose import describe_pod
+from controller.cli.explain_group import ExplainedGroup, explain_group, show_group
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, state_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
-from controller.scheduler.balance import placed_group
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, explain
-from controller.scheduler.placement.survival import Survival
 from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30
@@ -35,13 +27,12 @@ SHOWN_BONDS = 6
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
     """What holds now, and why the pod still waits.
 
-    ``at`` is unix seconds; ``survival`` is that of its group as it stands.
+    ``at`` is unix seconds.
     """
 
     now: Explanation
-    verdict: PodDiagnosis | None = None
+    diagnosis: PodDiagnosis | None = None
     at: float = 0.0
-    survival: Survival | None = None
 
 
 class Explain(Command):
@@ -59,7 +50,6 @@ class Explain(Command):
         "running controller's configuration, from what holds now. For a group: what the loss of each zone would take, and what would "
         "route its calls better."
     )
-    completes = "pods"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -76,11 +66,7 @@ class Explain(Command):
         # The pod itself is to be judged as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
         state = state_of(snapshot, others)
-        verdict = pod_diagnosis(pod, read_facts(snapshot, pod))
-        now = explain(state, pod)
-        state.take_pod(pod.metadata.key, None, pod)
-        survival = survival_of_placed(placed_group(state, now.group)) if now.group else None
-        return Explained(now, verdict, snapshot.now_s, survival)
+        return Explained(explain(state, pod), pod_diagnosis(pod, read_facts(snapshot, pod)), snapshot.now_s)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""
@@ -88,15 +74,13 @@ class Explain(Command):
             return show_group(answer)
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]
-        verdict = answer.verdict
+        pod = answer.diagnosis
         # Of a pod that is where it should be, and of one that has ended, the headline says enough.
-        if verdict is not None and verdict.kind != "finished" and (verdict.kind != "placed" or verdict.fix):
-            parts += describe_verdict(verdict, answer.at)
+        if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
+            parts += describe_pod(pod, answer.at)
         # Where the rule would put a pod says nothing about one that the rule is not asked about.
-        if verdict is None or verdict.kind in {"placed", "waiting"}:
+        if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(now.decided))
-        if answer.survival is not None:
-            parts += survival_lines(answer.survival)
         if now.peers:
             parts += [Text(), _bonds(now)]
         if now.candidates:

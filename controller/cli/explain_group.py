@@ -8,7 +8,7 @@ from rich.text import Text
 
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import state_of
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
+from controller.cli.style import BAD, GOOD, STRONG, grid
 from controller.cluster.resources import APPGROUPS
 from controller.scheduler.balance import Advice, PlacedGroup, advise, placed_group
 from controller.scheduler.placement.survival import Survival, describe, survival_of
@@ -74,8 +74,3 @@ def show_group(answer: ExplainedGroup) -> RenderableType:
     for loss in answer.survival.losses:
         table.add_row(loss.zone, Text(describe(loss), style=BAD if loss.stops else GOOD))
     return Group(head, Text(), table, *(Text(advice.text) for advice in answer.advice))
-
-
-def survival_lines(survival: Survival) -> list[Text]:
-    """The losses that stop something, for answers that are about something else."""
-    return [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in survival.losses if loss.stops]

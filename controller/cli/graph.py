@@ -12,13 +12,13 @@ from rich.text import Text
 
 from controller.appgroups.status import BALANCED
 from controller.cli.command import Command
-from controller.cli.explain_group import survival_lines
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import add_costs_arguments, note_unused, state_of
+from controller.cli.shared import state_of
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.scheduler.balance import advise, placed_group
+from controller.scheduler.placement.survival import describe
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 
@@ -37,24 +37,18 @@ class GraphOf(Command):
         "that several others need is unfolded once; further mentions have an ↑. Below it: what would route calls better, and what the loss "
         "of a zone would stop."
     )
-    completes = "appgroups"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
-        add_costs_arguments(parser)
 
     async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
         """The groups asked for."""
         snapshot = await session.snapshot(groups=True)
         session.require(APPGROUPS)
-        network = build_network(snapshot, options.topology, options.weights)
-        asked_for = bool(options.topology or options.weights)
-        if asked_for:
-            note_unused(session, network)
         views = [
             view
-            for view in build_groups(snapshot, network, asked_for=asked_for)
+            for view in build_groups(snapshot, build_network(snapshot))
             if session.namespace in {None, view.namespace} and options.appgroup in {"", view.name}
         ]
         if options.appgroup and not views:
@@ -181,7 +175,8 @@ def _remarks(group: GroupView) -> Iterator[RenderableType]:
         if good.get(c.type, c.status) != c.status
     ]
     remarks += [Text.assemble(("advice", STRONG), f"  {advice.text}") for advice in group.advice]
-    remarks += survival_lines(group.survival)
+    losses = (loss for loss in group.survival.losses if loss.stops)
+    remarks += [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in losses]
     if remarks:
         yield Text()
         yield from remarks

@@ -33,7 +33,6 @@ class Latency(Command):
         "Round trips between two zones, or the zones of two nodes. One node per zone measures, so usually one direction has "
         "samples and stands for both. Its history is on the Grafana dashboard Latency."
     )
-    completes = "zones"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""

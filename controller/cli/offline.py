@@ -54,8 +54,6 @@ class Given(msgspec.Struct, frozen=True):
 
     spread: Spread | None = None
     objective: Objective | None = None
-    topology: str = ""
-    weights: str = ""
 
 
 def plan_offline(cluster: ClusterFile, given: Given) -> tuple[OfflinePlan, list[str]]:
@@ -121,8 +119,6 @@ def _read(
     inputs = inputs_of(
         snapshot, map(reader.read, pods), Volumes.among(cluster.volumes, cluster.claims, cluster.classes)
     )
-    if given.topology or given.weights:
-        inputs.state.judge_by(snapshot.costs(topology=given.topology, weights=given.weights))
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in pods:
         key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""

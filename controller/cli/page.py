@@ -17,9 +17,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
+from controller.cli.kubectl import READY_TIMEOUT_S, KubectlError, PageToken, PortForward, port_forward
 from controller.cli.local_proxy import LocalProxy
-from controller.cli.page_token import PageToken
-from controller.cli.port_forward import READY_TIMEOUT_S, PortForward, PortForwardError, port_forward
 from controller.cli.session import Session
 from controller.cli.style import FAINT, STRONG
 from netperf.contract import CONTROLLER
@@ -35,6 +34,7 @@ class OpenPage(Command):
     """See `controller.cli.command.Command`."""
 
     name = "page"
+    online = False
     examples = (
         ("page", "open it in the browser"),
         ("page --no-browser --port 9851", "print the address, at a port of yours"),
@@ -56,24 +56,24 @@ class OpenPage(Command):
         """Forward a port, and serve the proxy."""
         kubectl = shutil.which("kubectl")
         if kubectl is None:
-            raise PortForwardError("there is no kubectl on PATH, whose port-forward leads to the page")
+            raise KubectlError("there is no kubectl on PATH, whose port-forward leads to the page")
+        command = [kubectl, *flags_of(options)]
         forward = await session.stack.enter_async_context(
-            port_forward([kubectl, *flags_of(options)], session.home, f"deployment/{CONTROLLER}", "metrics")
+            port_forward(command, session.home, f"deployment/{CONTROLLER}", "metrics")
         )
-        return await self._serve(session, forward, options.port)
+        return await self._serve(session, forward, PageToken(command, session.home), options.port)
 
-    async def _serve(self, session: Session, forward: PortForward, port: int) -> Opened:
+    async def _serve(self, session: Session, forward: PortForward, token: PageToken, port: int) -> Opened:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
         asking = await session.stack.enter_async_context(aiohttp.ClientSession(forward.url, timeout=timeout))
-        token = PageToken(session.client, session.home)
         proxy = LocalProxy(asking, token.get)
         try:
             refused = await proxy.refusal()
         except (aiohttp.ClientError, OSError) as error:
-            raise PortForwardError(str(error) or type(error).__name__) from error
+            raise KubectlError(str(error) or type(error).__name__) from error
         if refused:
             why = f"; no token to be had: {token.refused}" if token.refused else ""
-            raise PortForwardError(f"the page lets nobody in without a token: {refused}{why}")
+            raise KubectlError(f"the page lets nobody in without a token: {refused}{why}")
         self._ended = forward.ended
         return Opened(await session.stack.enter_async_context(proxy.running(port)))
 
@@ -91,7 +91,7 @@ class OpenPage(Command):
         if not options.no_browser and has_screen():
             await asyncio.to_thread(webbrowser.open, answer.address)
         await self._ended
-        raise PortForwardError("the connection to the controller has ended; run the command again")
+        raise KubectlError("the connection to the controller has ended; run the command again")
 
 
 def flags_of(options: argparse.Namespace) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from controller.cli.command import Command
@@ -13,6 +14,8 @@ from kubekit.errors import ConfigError
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
+WIDTH = 100
+"""Of descriptions, in columns."""
 FORMATS = ("table", "json", "yaml")
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
 EPILOG = """\
@@ -33,12 +36,6 @@ environment:
   KUBECONFIG            as for kubectl
   NETAWARE_PROMETHEUS   default of --prometheus
   NO_COLOR              no colours; COLUMNS sets the width
-"""
-
-COMMON = """\
-options of every command, which `kubectl netaware --help` explains:
-  -n NAME  -A  --context  --kubeconfig  --netaware-namespace  --prometheus URL  --timeout
-  -o table|json|yaml  --exit-code
 """
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -76,9 +73,9 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
             command.name,
             aliases=aliases,
             help=HELP[command.name],
-            description=command.description,
+            description=textwrap.fill(command.description, WIDTH),
             epilog=_epilog(command),
-            formatter_class=_CommandFormatter,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[shared],
             allow_abbrev=False,
         )
@@ -86,32 +83,10 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
     return parser
 
 
-class _CommandFormatter(argparse.HelpFormatter):
-    """Help of one command: its own options alone, since every command has the others; lines of examples stay lines."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """Leaves out the options that `COMMON` names."""
-        if action.dest not in _DEFAULTS:
-            super().add_argument(action)
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[argparse._MutuallyExclusiveGroup],
-        prefix: str | None = None,
-    ) -> None:
-        """The same for the line of usage."""
-        super().add_usage(usage, [action for action in actions if action.dest not in _DEFAULTS], groups, prefix)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
-
-
 def _epilog(command: Command) -> str:
     width = max(len(line) for line, _ in command.examples) + 3
     lines = [f"  kubectl netaware {line:<{width}}{what}" for line, what in command.examples]
-    return "\n".join(["examples:", *lines, "", COMMON])
+    return "\n".join(["examples:", *lines])
 
 
 def fill_defaults(options: argparse.Namespace) -> None:

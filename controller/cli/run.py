@@ -28,11 +28,6 @@ SILENCE_S = 2.0
 
 def run(argv: Sequence[str]) -> int:
     """Parse, ask, print; return the exit code."""
-    if argv and argv[0] == "__complete":
-        from controller.cli.commands import load_all
-        from controller.cli.completion import answer
-
-        return answer(argv[1:], load_all())
     # Importing a command takes most of a second, so only those are imported that arguments may mean.
     words = {ALIASES.get(word, word) for word in argv}
     parser = build_parser([summary.load() if summary.name in words else summary for summary in SUMMARIES])

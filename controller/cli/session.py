@@ -73,7 +73,6 @@ class Session:
         notes: what could not be read and why, by kind; for stderr.
         remarks: what else the command has to say; for stderr.
         complaints: what the controller's replicas say is wrong with themselves, once they were asked.
-        given: the configuration to judge by; None for the running controller's.
         stack: closed when the command ends; for what it holds open meanwhile.
     """
 
@@ -86,7 +85,6 @@ class Session:
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-    given: ControllerConfiguration | None = None
     clock: Callable[[], float] = time.time
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -153,9 +151,7 @@ class Session:
         )
 
     async def configuration(self) -> ControllerConfiguration:
-        """What to judge by; the defaults, with a note, where the running controller's cannot be read."""
-        if self.given is not None:
-            return self.given
+        """The running controller's; the defaults, with a note, where it cannot be read."""
         found, note = await read_running_config(self.client, self.home)
         if note:
             self.notes["configuration"] = note

@@ -19,7 +19,7 @@ from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
-from controller.cli.session import NotFoundError, Session
+from controller.cli.session import Session
 from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
@@ -129,8 +129,6 @@ class Simulate(Command):
             choices=[name for name, objective in OBJECTIVES.items() if objective not in PRICED],
             help="with --offline: time that calls spend on the network (default), or upstream's sum over all pairs (parity)",
         )
-        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: as the scheduler's)")
-        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
 
     def asks_cluster(self, options: argparse.Namespace) -> bool:
         """Not with ``--offline``, nor to say that there is no file."""
@@ -155,13 +153,7 @@ class Simulate(Command):
         snapshot = await session.snapshot(groups=True)
         templates = {c.workload: c for c in (*await session.controllers(namespace), *given)}
         inputs, _ = await read_inputs(session, snapshot)
-        if options.topology or options.weights:
-            inputs.state.judge_by(snapshot.costs(topology=options.topology, weights=options.weights))
-        costs = inputs.state.costs(namespace)
-        if options.weights and not costs.weight:
-            msg = f"there is no weight {options.weights!r}"
-            raise NotFoundError(msg)
-        if not costs.weight:
+        if not inputs.state.costs(namespace).weight:
             session.notes["costs"] = "there are none that count, so that every place is as good as another"
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
@@ -174,7 +166,7 @@ class Simulate(Command):
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
         objective = OBJECTIVES[options.objective] if options.objective else None
-        given = Given(options.spread, objective, options.topology, options.weights)
+        given = Given(options.spread, objective)
         cluster = await asyncio.to_thread(read_cluster, options.offline)
         answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
         session.remarks += remarks

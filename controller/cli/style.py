@@ -62,22 +62,6 @@ def heat(value: float, ends: Sequence[float]) -> str:
     return f"{'#ffffff' if shade >= _DARK_FROM else '#10243e'} on {RAMP[shade]}"
 
 
-def legend(ends: Sequence[float], unit: str, low: float) -> Text:
-    """The classes as ranges of values, from ``low``; whole numbers where all values are whole."""
-    text = Text()
-    text.append(f"{unit}  ", style=FAINT)
-    whole = low == int(low) and bool(ends) and ends[-1] == int(ends[-1])
-    start = low
-    for end in ends:
-        last = math.floor(end * (1 + 1e-9)) if whole else end
-        if whole and last < start:
-            continue
-        label = number(start) if start == last else f"{number(start)}–{number(last)}"
-        text.append(f" {label} ", style=heat(last, ends))
-        start = last + 1 if whole else end
-    return text
-
-
 def number(value: float | None) -> str:
     """Two significant figures below 10, whole above; a dash for None."""
     if value is None:

@@ -264,17 +264,8 @@ class CostIndex:
         home: str,
         *,
         one_zone: bool,
-        topology: str = "",
-        weights: str = "",
     ) -> CostIndex:
-        """Of NetworkTopologies as they were at one moment; of one ``topology`` (name or ``namespace/name``), and one of ``weights``, where
-        a person asks for them instead of those that the scheduler uses.
-        """
-        if weights:
-            rules = msgspec.structs.replace(rules, weights_name=weights, fallback_weights_name="")
-        if topology:
-            rules = msgspec.structs.replace(rules, search_everywhere=True)  # the only one there is counts everywhere
-            topologies = filter(None, (topology_named(topologies, topology),))
+        """Of NetworkTopologies as they were at one moment."""
         made = cls(rules, home, one_zone=one_zone)
         for found in topologies:
             made.take(found.metadata.key, None, found)

@@ -1,4 +1,4 @@
-"""Why a pod is pending: the verdict on one pod, and the findings about all of them. Pure."""
+"""Why a pod is pending: of one pod, and the findings about all of them. Pure."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
     """Why a pod is where it is, or why it is pending.
 
     Attributes:
-        kind: the verdict; ``planned`` waits at its gate for its turn, ``refused`` is excluded from every node by its dependencies.
-        summary: the verdict in one sentence.
+        kind: its state; ``planned`` waits at its gate for its turn, ``refused`` is excluded from every node by its dependencies.
+        summary: the same in one sentence.
         since, until: unix seconds; None where nothing tells it. It waits no longer than ``until``.
         fix: the next commands.
     """
@@ -58,7 +58,7 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodDiagnosis:
-    """The verdict on one pod.
+    """Why one pod is where it is.
 
     Args:
         pod: which.

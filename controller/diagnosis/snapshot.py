@@ -158,11 +158,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Whether costs take all nodes for one zone, see `is_one_zone`."""
         return self.scheduler.by_answer and is_one_zone(map(location_of, self.nodes))
 
-    def costs(self, *, topology: str = "", weights: str = "") -> CostIndex:
-        """The costs, see `CostIndex.among`; made at each call."""
-        return CostIndex.among(
-            self.topologies, self.rules, self.home, one_zone=self.one_zone, topology=topology, weights=weights
-        )
+    def costs(self) -> CostIndex:
+        """The costs that the scheduler uses; made at each call."""
+        return CostIndex.among(self.topologies, self.rules, self.home, one_zone=self.one_zone)
 
     @property
     def placements(self) -> dict[str, Placement]:

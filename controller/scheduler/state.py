@@ -281,11 +281,6 @@ class State:
                 total[workload].update(nodes)
         return total
 
-    def judge_by(self, costs: CostIndex) -> None:
-        """Use other costs than those that the configuration names."""
-        self._costs = costs
-        self._touch()
-
     def costs(self, group_namespace: str) -> Costs:
         """The costs that a group of this namespace is judged by."""
         return self._costs.of(group_namespace)

@@ -14,22 +14,15 @@ from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.diagnosis.zones import by_pair, choose_topology
+from controller.diagnosis.zones import by_pair
 from controller.scheduler.placement.survival import survival_of
 from controller.views.model import ConditionView, EdgeView, GroupView, PodView, WorkloadView
 from kubekit.wire import Condition
 from netperf.latencies import ZonePair
 
 
-def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:
-    """All groups, sorted by namespace and name.
-
-    Args:
-        snapshot: what there is.
-        network: for the latencies.
-        asked_for: check every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
-            is checked against the costs that the scheduler uses for it.
-    """
+def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
+    """All groups, sorted by namespace and name, with the costs that the scheduler uses for each and the network's latencies."""
     pairs, locations = by_pair(network.pairs), build_zone_map(snapshot.nodes).locations
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
@@ -37,7 +30,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         name = pod.metadata.label(APPGROUP_LABEL)
         if name and not pod.finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
-    shown = _shown_costs(snapshot, network)
     index = snapshot.costs()
     services = ServiceIndex.among(snapshot.services)
     return tuple(
@@ -45,7 +37,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
             group,
             members[group.metadata.key],
             locations,
-            shown if asked_for else index.of(group.metadata.namespace).table,
+            index.of(group.metadata.namespace).table,
             pairs=pairs,
             membership=membership,
             services=services,
@@ -53,12 +45,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         )
         for group in sorted(snapshot.groups, key=lambda g: g.metadata.key)
     )
-
-
-def _shown_costs(snapshot: ClusterSnapshot, network: NetworkView) -> CostTable:
-    topology = choose_topology(snapshot, network.topology) if network.topology else None
-    weight = topology.weight(network.weights) if topology is not None and network.weights else None
-    return CostTable(weight, one_zone=snapshot.one_zone)
 
 
 def build_group(

@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from controller.cli.page_token import PageToken
 from controller.page.access import FRESH_S, STALE_S, Access
 from controller.page.config import PageConfig
 from kubekit.client import Client
@@ -108,17 +107,3 @@ async def test_a_right_that_is_taken_away_ends_within_seconds_and_outlives_a_sil
     while await access.decide(request) == "allowed":
         now += FRESH_S
     assert await access.decide(request) == "forbidden"
-
-
-async def test_a_token_is_used_until_it_is_due(client: Client, component: str) -> None:
-    now = 0.0
-    token = PageToken(client, component, clock=lambda: now)
-    first = await token.get()
-    now = 300.0
-    assert await token.get() == first
-    now = 400.0
-    assert await token.get() != first
-    async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
-        token = PageToken(nowhere, component)
-        assert not await token.get()
-        assert "127.0.0.1:9" in token.refused

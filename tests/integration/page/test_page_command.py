@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from controller.cli.kubectl import KubectlError
 from controller.cli.page import OpenPage
-from controller.cli.port_forward import PortForwardError
 from controller.cli.session import Session
 from controller.page.config import PageConfig
 from kubekit.client import Client
@@ -25,6 +25,7 @@ from tests.integration.page.conftest import ServePage
 
 DEADLINE_S = 30.0
 KUBECTL = """#!/bin/sh
+case "$*" in *" create token "*) exec REAL_KUBECTL "$@" ;; esac
 case "$*" in *"port-forward --address=127.0.0.1 deployment/netaware-controller :metrics") ;; *) exit 1 ;; esac
 test -n "$PAGE_PORT" || { echo 'Error from server (NotFound)'; exit 1; }
 echo "Forwarding from 127.0.0.1:$PAGE_PORT -> 9851"
@@ -44,13 +45,13 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").write_text(KUBECTL.replace("REAL_KUBECTL", str(control_plane.kubectl)))
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
-        with pytest.raises(PortForwardError, match="NotFound"):
+        with pytest.raises(KubectlError, match="NotFound"):
             await OpenPage().ask(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
         opened = await OpenPage().ask(session, options(control_plane))
@@ -76,5 +77,5 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
         async with browser.get(f"{root}api/v1/overview", headers={"If-None-Match": overview.headers["ETag"]}) as again:
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
-        with pytest.raises(PortForwardError, match="lets nobody in without a token: log in"):
+        with pytest.raises(KubectlError, match=r"lets nobody in without a token: log in.*not found"):
             await OpenPage().ask(session, options(control_plane))

@@ -17,13 +17,12 @@ from controller.cli.explain import Explain, Explained
 from controller.cli.graph import GraphOf
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.session import NotFoundError, Session
+from controller.cli.session import Session
 from controller.cli.shared import read_facts_of, state_of
 from controller.cli.simulate import Simulate, Simulation
 from controller.cli.traffic_reading import _costs
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
-from controller.config import ControllerConfiguration
 from controller.scheduler.config import SchedulerConfig
 from kubekit.errors import ConfigError
 from kubekit.wire import Node
@@ -114,13 +113,6 @@ async def test_a_configuration_that_cannot_be_read_is_noted_and_the_defaults_cou
         snapshot = await session.snapshot()
         assert snapshot.scheduler == SchedulerConfig()
         assert "defaults are used" in session.notes["configuration"]
-
-
-async def test_a_configuration_that_is_given_is_not_read() -> None:
-    async with cluster(None, *NODES) as session:
-        session.given = ControllerConfiguration()
-        await session.snapshot()
-        assert session.notes == {}
 
 
 async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) -> None:
@@ -244,22 +236,6 @@ async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
             network = (await ShowCosts().ask(session, asked(ShowCosts(), *argv))).network
             assert not network.unused
         assert session.notes == {}
-
-
-async def test_costs_that_a_person_asks_for_are_planned_by(tmp_path: Any) -> None:
-    file = group_file(tmp_path, group())
-    topologies = (*ELSEWHERE, topology(weight("UserDefined", 3), weight("Mine", 5)))
-    async with cluster(HEAD, *NODES, *topologies) as session:
-
-        async def told(*argv: str) -> tuple[str | None, str | None]:
-            answer = await simulate(session, file, *argv)
-            return answer.topology, answer.weights
-
-        assert await told() == ("default/nt-default", "UserDefined")
-        assert await told("--weights", "Mine") == ("default/nt-default", "Mine")
-        assert await told("--topology", "other") == await told("--topology", "a/other") == ("a/other", "UserDefined")
-        with pytest.raises(NotFoundError, match="there is no weight 'NetperfCosts'"):
-            await told("--weights", "NetperfCosts")
 
 
 NOT_READY = {"conditions": [{"type": "Ready", "status": "Unknown"}]}

@@ -148,7 +148,6 @@ SCREENS = {
     "costs-p90": ("costs", "--percentile", "p90"),
     "graph": ("graph", "online-boutique", "-n", "default"),
     "bandwidth": ("bandwidth",),
-    "bandwidth-node": ("bandwidth", "node", "ap-south-1-n1"),
     "bandwidth-pod": ("bandwidth", "pod"),
     "latency": ("latency", "ap-south-1", "eu-west-6"),
 }

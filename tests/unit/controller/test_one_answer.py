@@ -15,7 +15,6 @@ from controller.appgroups import reconciler
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController
 from controller.cli.command import Command
-from controller.cli.diagnose import about
 from controller.cli.graph import GraphOf
 from controller.cli.offline import Given, _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
@@ -472,17 +471,10 @@ async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too()
     facts = led(await world.page())
     assert {f.code: f.affects for f in find_groups(facts, ())} == {"members-exceeded": ("default/g",)}
     old = tuple(msgspec.structs.replace(fact, created=-1000.0) for fact in facts.pods)
-    late = about("appgroup", "g", "default", msgspec.structs.replace(facts, pods=old))
+    late = diagnose(msgspec.structs.replace(facts, pods=old))
     (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
     assert stuck.affects == tuple(fact.key for fact in facts.pods)
     assert stuck.fix[0] == "kubectl -n default describe appgroup g"
-
-
-async def test_graph_judges_by_the_costs_that_it_is_asked_for() -> None:
-    world = World(*NODES, *PODS, group(most=5), topology(weight("UserDefined", 5), weight("NetperfCosts", 9)))
-    for argv, cost in (((), 5), (("--weights", "NetperfCosts"), 9)):
-        (graph,), _ = await world.command(GraphOf(), "-n", "x", *argv)
-        assert [edge.cost for edge in graph.edges] == [cost]
 
 
 async def test_a_configuration_that_makes_no_sense_is_a_note_and_the_status_comes_all_the_same() -> None:
