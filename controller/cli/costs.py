@@ -97,12 +97,12 @@ class ShowCosts(Command):
 
 
 def _cell(pair: PairView, percentile: str | None) -> _Cell:
+    sign = "!" if pair.quality_flags else _SIGNS.get(pair.basis, "")
     if percentile is None:
-        sign = "!" if pair.quality_flags else pair.basis if pair.basis in _SIGNS else ""
-        return _Cell(pair.cost, _SIGNS.get(sign, sign))
+        return _Cell(pair.cost, sign)
     value_us = pair.percentiles_us[percentile]
-    sign = "!" if pair.quality_flags else "~" if pair.basis == "stale" else ""
-    return _Cell(None if value_us is None else value_us / 1000, sign)
+    # Where a round trip is shown, it was measured.
+    return _Cell(None if value_us is None else value_us / 1000, sign if sign in {"!", "~"} else "")
 
 
 def _headline(answer: CostsView, percentile: str | None) -> Text:
