@@ -79,19 +79,19 @@ const MEASURES = {
   age: { name: "Age", unit: "age of the sample, s", of: (m, k) => (m.at[k] === null ? null : Math.max(0, since(m.at[k]))) },
 };
 
-// Seven classes of equal width on a logarithmic scale, since latencies spread over decades.
+// Upper ends of seven classes of equal width on a logarithmic scale, since latencies spread over decades.
 function classes(values) {
   let low = Infinity, high = 0;
   for (const value of values) {
     if (value !== null && value > 0) { low = Math.min(low, value); high = Math.max(high, value); }
   }
-  if (high === 0) return { low: 0, ends: [] };
-  if (high / low < 1.0000001) return { low, ends: [high] };
+  if (high === 0) return [];
+  if (high / low < 1.0000001) return [high];
   const step = Math.log(high / low) / 7;
   const ends = [];
   for (let i = 1; i < 7; i++) ends.push(low * Math.exp(step * i));
   ends.push(high);
-  return { low, ends };
+  return ends;
 }
 
 function classOf(value, ends) {

@@ -9,7 +9,7 @@ function drawMatrix() {
   const key = JSON.stringify(zones.map((zone) => [zone.name, zone.region]));
   if (key !== matrix.key) buildMatrix(zones, key);
   const values = m.cost.map((_, k) => MEASURES[state.measure].of(m, k));
-  const { low, ends } = classes(values);
+  const ends = classes(values);
   matrix.cells.forEach((cell, k) => {
     const value = values[k], mark = m.doubts[k] ? "!" : MARKS[m.basis[k]]?.[0] ?? "";
     const text = value === null ? "·" : `${number(value)}${mark}`;
@@ -17,7 +17,7 @@ function drawMatrix() {
     if (cell.firstChild.data !== text) cell.firstChild.data = text;
     if (cell.className !== look) cell.className = look;
   });
-  drawLegend(low, ends);
+  drawLegend();
 }
 
 function buildMatrix(zones, key) {
@@ -30,13 +30,12 @@ function buildMatrix(zones, key) {
   for (const id of ["pair-from", "pair-to"]) byId(id).replaceChildren(h("option", { value: -1 }, "–"), ...zones.map((zone, i) => h("option", { value: i }, zone.name)));
 }
 
-function drawLegend(low, ends) {
+function drawLegend() {
   const network = state.page.network, m = state.page.matrix;
   const unit = state.measure === "cost" && network.weights === "NetperfCosts"
     ? `cost; 1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}, rounded up` : MEASURES[state.measure].unit;
-  const ramp = ends.map((end, i) => h("span", { class: `shade${shadeOf(end, ends) + 1}` }, i === 0 && low < end ? `${number(low)}–${number(end)}` : `≤ ${number(end)}`));
   const marks = Object.entries(MARKS).filter(([basis]) => (basis === "!" ? m.doubts.some(Boolean) : m.basis.includes(basis))).map(([, [mark, text]]) => h("span", {}, `${mark} ${text}`));
-  byId("matrix-legend").replaceChildren(h("span", {}, unit), h("span", { class: "ramp" }, ...ramp), ...marks, m.cost.includes(null) ? h("span", {}, "· none") : "");
+  byId("matrix-legend").replaceChildren(h("span", {}, unit), ...marks, m.cost.includes(null) ? h("span", {}, "· none") : "");
 }
 
 function choosePair(from, to) {
