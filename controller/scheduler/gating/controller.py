@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.appgroups.order import order
@@ -28,10 +27,7 @@ from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING, PlacementEvents, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
 from controller.scheduler.gating.release import (
-    FORCED,
-    PENDING,
     GroupQueue,
-    ReleaseDecision,
     peers_first,
     plan_release,
     settles_in_s,
@@ -225,13 +221,13 @@ class GatingController:
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now) <= 0
         plan_state = self.plans.get_or_request(group, pods) if settled and self._config.plans else PlanState()
-        if plan_state.plan is not None and not plan_state.pending:
-            queue = msgspec.structs.replace(
-                queue, unplaced=frozenset(plan_state.plan.unplaced), crowded=plan_state.crowded
-            )
-        decision = plan_release(queue, now, self._config.gates)
-        held = await self._release(group, decision, plan_state)
-        told_s = self._tell_waiting(pods, {**decision.waiting, **held}, now)
+        decision = plan_release(plan_state.applied_to(queue), now, self._config.gates)
+        for release in decision.releases:
+            self.plans.assumed.release(release.pod.metadata.key)
+        await self._updater.release(group, decision.releases, plan_state.plan)
+        if decision.releases:
+            self._wake(group)
+        told_s = self._tell_waiting(pods, decision.waiting, now)
         actions, again_s = self._stuck.plan(pods, plan_state.plan, self.state, now)
         await self._updater.see_to(actions)
         if actions:
@@ -247,23 +243,6 @@ class GatingController:
         for pod, text in news:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
         return again_s
-
-    async def _release(self, group: str, decision: ReleaseDecision, plan_state: PlanState) -> Mapping[str, str]:
-        """Open gates; of pods whose turn it is and that the plan holds, what they wait for."""
-        releases = decision.releases
-        if plan_state.pending:
-            # The plan that is being made may have a place for those that have none in the one there is.
-            places = plan_state.plan.targets if plan_state.plan is not None else {}
-            planned = {r.pod.metadata.key for r in releases if r.cause in FORCED or r.pod.metadata.key in places}
-            incomplete = {r.pod.pod_group for r in releases if r.pod.metadata.key not in planned} - {""}
-            releases = tuple(r for r in releases if r.pod.metadata.key in planned and r.pod.pod_group not in incomplete)
-        for release in releases:
-            self.plans.assumed.release(release.pod.metadata.key)
-        await self._updater.release(group, releases, plan_state.plan)
-        if releases:
-            self._wake(group)
-        going = {release.pod.metadata.key for release in releases}
-        return {r.pod.metadata.key: PENDING for r in decision.releases if r.pod.metadata.key not in going}
 
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         known = self.state.groups.get(group)

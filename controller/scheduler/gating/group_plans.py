@@ -26,7 +26,7 @@ from controller.scheduler.gating.cached_plan import (
     judge,
 )
 from controller.scheduler.gating.planner_time import SEARCH_S, PlannerTime
-from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
+from controller.scheduler.gating.release import ROLLOUT_PAUSE_S, GroupQueue
 from controller.scheduler.gating.replacements import Expected, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
@@ -64,6 +64,16 @@ class PlanState(msgspec.Struct, frozen=True):
     plan: Plan | None = None
     pending: bool = False
     crowded: frozenset[str] = frozenset()
+
+    def applied_to(self, queue: GroupQueue) -> GroupQueue:
+        """The queue with what the plan says of its pods. A plan that is being made may have a place for those without one."""
+        targets, unplaced = (self.plan.targets, self.plan.unplaced) if self.plan is not None else ({}, ())
+        return msgspec.structs.replace(
+            queue,
+            unplaced=frozenset() if self.pending else frozenset(unplaced),
+            planned=frozenset(targets) if self.pending else None,
+            crowded=self.crowded,
+        )
 
 
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]

@@ -47,6 +47,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
         free_at: pod key -> when the last gate of others opened, for pods that had one; its waits count from then.
+        planned: keys of pods that have a place while another plan is being made, None where none is; the others wait for it.
         crowded: keys of pods whose places are held by pods that a rollout is about to replace.
     """
 
@@ -58,6 +59,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
     seen_at: Mapping[str, float] = {}
     unplaced: frozenset[str] = frozenset()
     free_at: Mapping[str, float] = {}
+    planned: frozenset[str] | None = None
     crowded: frozenset[str] = frozenset()
 
 
@@ -197,8 +199,19 @@ class _Decider:
                 releases.append(Release(pod, cause))
             else:
                 waiting[pod.metadata.key] = reason
+        late = self._unplanned(releases)
         again_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
-        return ReleaseDecision(tuple(releases), waiting, again_s)
+        going = tuple(release for release in releases if release.pod.metadata.key not in late)
+        return ReleaseDecision(going, waiting | dict.fromkeys(late, PENDING), again_s)
+
+    def _unplanned(self, releases: Sequence[Release]) -> set[str]:
+        """Keys of the pods that wait for the plan that is being made, and of the others of their PodGroups."""
+        planned = self._queue.planned
+        if planned is None:
+            return set()
+        late = {r.pod.metadata.key for r in releases if r.cause not in FORCED} - planned
+        groups = {r.pod.pod_group for r in releases if r.pod.metadata.key in late} - {""}
+        return late | {r.pod.metadata.key for r in releases if r.pod.pod_group in groups}
 
     @staticmethod
     def _pod_groups(

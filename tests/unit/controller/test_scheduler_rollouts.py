@@ -79,16 +79,15 @@ class Cluster(World):
         if not any(pod.waiting for pod in pods):
             self.plans.drop(group, pods)
             return
-        if self.plans.get_or_request(group, pods).pending:
-            await self.plans.make(group)
         found = self.plans.get_or_request(group, pods)
-        if found.plan is None:
-            return  # pods were refused the hosts of that one: the next plan is due
         order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
-        queue = GroupQueue(order, exists=True, pods=pods, crowded=found.crowded)
+        queue = found.applied_to(GroupQueue(order, exists=True, pods=pods))
         for released in plan_release(queue, self.now, self.config.gates).releases:
             self.plans.assumed.release(released.pod.metadata.key)
+            assert found.plan is not None
             self.release(released.pod.metadata.key, found.plan.targets[released.pod.metadata.key])
+        if found.pending:
+            await self.plans.make(group)
 
     def schedule(self) -> None:
         """Bind what is released; a node without room is counted, as FailedScheduling would be."""
