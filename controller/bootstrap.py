@@ -26,11 +26,11 @@ CHECK_S = 60.0
 
 
 class BootstrapConfig(Section, frozen=True):
-    """What the leader creates where it is missing. Nothing by default; the shipped manifests ask for both.
+    """Objects that the leader creates if they are missing. The shipped manifests set both.
 
     Attributes:
-        network_topology: name of a NetworkTopology to create in netaware's namespace while the cluster has none at all.
-        probe_secret: create the Secret netaware-probe with a random passphrase. An existing one is neither read nor changed.
+        network_topology: name of a NetworkTopology to create while the cluster has none.
+        probe_secret: create the Secret netaware-probe with a random passphrase.
     """
 
     network_topology: str = ""

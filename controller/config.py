@@ -25,11 +25,11 @@ KIND = "ControllerConfiguration"
 
 
 class LeaderElectionSection(Section, frozen=True):
-    """Which replica works.
+    """Which replica leads.
 
     Attributes:
-        enabled: off for a single replica that need not wait.
-        lease_duration_s: after this time without renewal another replica takes over; the leader stops writing after 70 % of it.
+        enabled: false for a single replica.
+        lease_duration_s: another replica takes over after this time without renewal; the leader stops writing after 70 % of it.
     """
 
     enabled: bool = True
@@ -46,8 +46,8 @@ class ControllerConfiguration(Section, frozen=True):
     """The whole file.
 
     Attributes:
-        namespace: where netaware lives: plans, results, the Lease.
-        listen: address of the manager's page, metrics and health checks; the extender takes its own by flag.
+        namespace: of our programs, probe plans, results and the Lease.
+        listen: address of the manager's page, metrics and health checks; the extender's is a flag.
     """
 
     api_version: str = API_VERSION

@@ -37,12 +37,12 @@ from kubekit.settings import Range  # noqa: E402 - this script stands outside of
 
 PACKAGES = ("kubekit", "netperf", "agent", "controller")
 STRICT = """\
-Every field has a default that works. A field that is unknown, of the wrong type or out of range ends the program at start with
-exit code 2 and one line that names the field; `python -m controller check-config FILE` does the same without a cluster.
+Every field has a default. An unknown field, a wrong type or a value out of range ends the program at start with
+exit code 2 and a line that names the field; `python -m controller check-config FILE` checks a file without a cluster.
 """
 ONE_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
-from `manifests/base/controller/config.yaml`. Flags lie over the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
+from `manifests/base/controller/config.yaml`. Flags override the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
 and, for the manager, `--[no-]leader-elect`.
 
 ```yaml
@@ -51,8 +51,8 @@ kind: ControllerConfiguration
 ```
 """
 CAPACITIES = """\
-Capacities for nodes whose links do not tell their speed, such as virtual machines. The first selector that matches a node's
-labels wins, then its instance type. Quantities are bits per second.
+Capacities, in bits per second, of nodes whose hardware does not report its speed, such as virtual machines. The first selector that matches a
+node's labels counts, then its instance type.
 """
 CAPACITIES_EXAMPLE = """\
 ```yaml
@@ -65,9 +65,8 @@ capacityByInstanceType:
 ```
 """
 SERVED = """\
-All are served at `/metrics` in Prometheus' text format or OpenMetrics. Seconds, bytes, bytes per second and ratios from 0 to 1 are the
-units. Series vanish with what they are about: a pair of zones, a pod, a group. *pair* stands for the labels `origin_zone`, `destination_zone`,
-`origin_region` and `destination_region`.
+Served at `/metrics` in Prometheus' text format or OpenMetrics. Units are seconds, bytes, bytes per second and ratios from 0 to 1. Series of a pair of zones, a pod or a
+group end with it. *pair* stands for the labels `origin_zone`, `destination_zone`, `origin_region` and `destination_region`.
 """
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
 
@@ -103,7 +102,7 @@ def _own_attributes(struct: type, lines: list[str]) -> dict[str, str]:
     names = "|".join(field.name for field in msgspec.structs.fields(struct))
     parts = re.split(rf"[;.]* *;? ((?:(?:{names}), )*(?:{names})): ", flat.partition("Attributes:")[2])
     return {
-        name: text.strip(" ;") for key, text in zip(parts[1::2], parts[2::2], strict=True) for name in key.split(", ")
+        name: text.strip(" ;.") for key, text in zip(parts[1::2], parts[2::2], strict=True) for name in key.split(", ")
     }
 
 
@@ -179,7 +178,7 @@ def rows_of(struct: type, path: str = "") -> Iterator[tuple[str, str, str, str]]
 
 
 def _short(text: str, limit: int = 160) -> str:
-    return text if len(text) <= limit else "see the example"
+    return text if len(text) <= limit else f"{text[: limit // 3]}...`"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -62,10 +62,8 @@ class PlanOptions(Section, frozen=True):
 
     Attributes:
         interval_s: shortest round.
-        slot_s: time set aside for one probe; a round lasts max(interval_s, slots * slot_s). With Z zones there are
-            Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
-        node_pairs: pairs of nodes that stand for two zones, where they have so many: their median is the zones' value, and
-            what one of them alone reads is a bad node and no bad path.
+        slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
+        node_pairs: pairs of nodes that represent two zones by their median, so that a slow node does not look like a slow path.
     """
 
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0

@@ -72,12 +72,10 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that now and then take the usual one's place, one after the other. Each pair has its own phase,
-            so that streams are spread over the rounds.
+        extra_tests: tests that replace the usual one in every tenth round, in turn, at another round for each pair.
         extra_every: in one of so many rounds, at least 2.
-        duration_s: length of a run; latency probes busy-loop, so 1 to 2 s is right.
-        port: netserver's control port; data_port: the one its data connection uses, fixed so that it can be let
-            through a firewall; datagram_port: the datagram responder, UDP.
+        duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
+        port: netserver's control port; data_port: netserver's data port; datagram_port: UDP port of the datagram responder.
     """
 
     test: Test = "TCP_RR"

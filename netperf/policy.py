@@ -20,18 +20,17 @@ GREATEST_COST = 10_000
 
 
 class CostPolicy(Section, frozen=True):
-    """The rules of pricing; in YAML and custom resources the fields are spelled in camelCase (``unitUs``).
+    """How latencies become costs; fields are in camelCase in YAML (``unitUs``).
 
     Attributes:
-        percentile: which latency counts.
-        unit_us: latency per unit of cost, rounded up; 1000 is a millisecond, 100 suits sub-millisecond clouds.
-        hysteresis: a cost stays while the estimate is within this share of the latencies it stands for.
-        stale_after_s: a measurement older than this, or than three rounds, is stale: its last value stays, flagged.
-        expire_after_s: after this it is a hole, to be inferred or absent.
-        external_stale_after_s: the same as stale_after_s for numbers of other components, which carry no time and do
-            not change when written again; None never ages them.
-        unreachable_cost: cost of a pair whose path is known to be dead; the default is beyond every maxNetworkCost.
-        accept_quality_flags: flags with which a run counts all the same. Loss is a property of the path, not of the measurement.
+        percentile: which latency is priced.
+        unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
+        hysteresis: a cost stays while the latency is within this share of it.
+        stale_after_s: a measurement older than this and than three rounds is stale; its value stays.
+        expire_after_s: after this the value is dropped, and the pair inferred or absent.
+        external_stale_after_s: the same for numbers of other components, which carry no time; null for never.
+        unreachable_cost: cost of a dead path; the default exceeds every maxNetworkCost.
+        accept_quality_flags: flags with which a run is priced nevertheless.
     """
 
     percentile: Percentile = "p90"

@@ -6,10 +6,10 @@ from kubekit.settings import Section
 
 
 class AppGroupConfig(Section, frozen=True):
-    """How groups are kept. Which costs the condition CostsMet is judged by is the scheduler's choice: its section tells.
+    """Order and status of AppGroups. ``scheduler.networkOverhead`` sets the costs of the condition CostsMet.
 
     Attributes:
-        namespaces: where AppGroups are looked after; empty for everywhere.
+        namespaces: whose AppGroups are managed; empty for all.
     """
 
     namespaces: tuple[str, ...] = ()

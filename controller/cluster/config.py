@@ -1,4 +1,4 @@
-"""Settings that more than one package reads: which AppGroups, NetworkTopologies and weights count."""
+"""Settings of several packages: which AppGroups, NetworkTopologies and weights count."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class NetworkOverheadConfig(Section, frozen=True):
     NetperfCosts counts.
 
     Attributes:
-        namespaces: where AppGroups and NetworkTopologies are looked for, in order; the first hit wins.
-        weights_name: which costs of the NetworkTopology count.
+        namespaces: of AppGroups and NetworkTopologies, in order; the first hit counts.
+        weights_name: weight of the NetworkTopology to use; NetperfCosts if it has none of this name.
         network_topology_name: its name.
-        score_dependents: placed pods that depend on the pod add their cost to a node's score. Ours.
-        bandwidth_filter: refuse a node when the free bandwidth towards a dependency's pod is below minBandwidth. Ours.
+        score_dependents: also count placed pods that depend on the pod. Not upstream's.
+        bandwidth_filter: refuse a node if the free bandwidth to a dependency's pod is below minBandwidth. Not upstream's.
         weight: factor of this score in the extender's answer.
     """
 

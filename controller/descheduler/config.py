@@ -22,8 +22,8 @@ class Queries(Section, frozen=True):
     Attributes:
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
-        node_bandwidth: bits per second, the busier of transmit and receive, per node.
-        pod_cpu, pod_memory, pod_bandwidth: the same per pod.
+        node_bandwidth: bits per second in the busier direction, per node.
+        pod_cpu, pod_memory, pod_bandwidth: the same per pod
     """
 
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
@@ -57,7 +57,7 @@ class PrometheusConfig(Section, frozen=True):
 
     Attributes:
         url: base address; empty for no Prometheus.
-        token_file: file with a bearer token, read before each round; empty for none.
+        token_file: file with a bearer token; empty for none.
         queries: expressions by purpose.
     """
 
@@ -70,7 +70,7 @@ class UsageConfig(Section, frozen=True):
     """Where usage comes from.
 
     Attributes:
-        source: of cpu and memory; bandwidth is always Prometheus', since metrics.k8s.io does not have it.
+        source: of cpu and memory; bandwidth always comes from Prometheus.
     """
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
@@ -81,21 +81,18 @@ class LimitsConfig(Section, frozen=True):
     """How many evictions, where, and how often. 0 means none at all.
 
     Attributes:
-        per_node, per_namespace, per_round: evictions in one round, together with those of before whose replacements are not
-            there yet: where nothing starts, nothing more is stopped.
+        per_node, per_namespace, per_round: evictions in a round, with earlier ones whose replacement has not started.
         per_hour: evictions in any 60 minutes.
-        per_workload: moves of one workload within workloadBackoffS: a number, or a share such as ``10%`` of its pods,
-            at least one.
-        unavailable_per_workload: pods of one workload that may be missing or not ready, the moving ones included.
-        workload_backoff_s: see per_workload; also before the planner is asked again about a pod that it would not move.
-        failure_backoff_s: how long a workload backs off after a move that did not help; doubles with each further one, up
-            to a week.
-        usage_lag_s: how long until usage shows a move. Until then its node is left alone, and the pod's usage counts where it
-            went; a move is evaluated 2.5 times as long after its replacement runs.
-        start_timeout_s: a replacement that is not running after this time counts as a move that did not help.
-        min_chance_percent: a pod goes only when kube-scheduler's scores put its replacement with this chance where it is a
-            gain; 0 where its profile is not the default, so that they would say nothing.
-        min_success_percent: a strategy stops where less of its moves of a day helped and landed as expected; 0 for never.
+        per_workload: moves of a workload within workloadBackoffS: a number, or a share of its pods, at least one.
+        unavailable_per_workload: pods of a workload that may be missing, not ready or being moved.
+        workload_backoff_s: see perWorkload; also the back-off of a pod that the planner would not move.
+        failure_backoff_s: back-off of a workload after a move that did not help; doubles up to a week.
+        usage_lag_s: how long until usage shows a move; its node is left alone until then, and the move evaluated after 2.5 times
+            as long.
+        start_timeout_s: a move whose replacement is not running after this time did not help.
+        min_chance_percent: least predicted chance that the replacement lands on a better node; 0 if kube-scheduler's profile is
+            not the default.
+        min_success_percent: a strategy stops if fewer of its moves of a day helped and landed as expected; 0 for never.
     """
 
     per_node: Count = 2
@@ -121,14 +118,13 @@ class ProtectionConfig(Section, frozen=True):
     """Who is never evicted, beside mirror, DaemonSet, critical and annotated pods.
 
     Attributes:
-        bare_pods: whether pods without a controller may go; nobody makes them anew.
-        local_storage: whether pods with emptyDir or hostPath volumes may go; they lose that data.
+        bare_pods: whether pods without a controller, which nobody replaces, may go.
+        local_storage: whether pods with emptyDir or hostPath volumes, whose data is lost, may go.
         priority_below: only pods with a priority below this go.
-        volume_claims: whether pods with PersistentVolumeClaims may go; their volume may hold them where they are.
-        owner_kinds: kinds of workloads whose pods may go. A Job counts an evicted pod against its backoffLimit, and who makes a
-            pod of an unknown kind anew is not known.
-        min_replicas: workloads with fewer pods stay: moving the only replica is an outage.
-        min_pod_age_s: younger pods stay, since they may still be starting.
+        volume_claims: whether pods with PersistentVolumeClaims may go.
+        owner_kinds: kinds of workloads whose pods may go. A Job would count an eviction against its backoffLimit.
+        min_replicas: pods of workloads with fewer replicas stay.
+        min_pod_age_s: younger pods stay.
     """
 
     bare_pods: bool = False
@@ -144,11 +140,11 @@ class MisplacementConfig(Section, frozen=True):
     """Moving pods of AppGroups for the network's sake.
 
     Attributes:
-        enabled: off by default.
-        margin: least gain in network cost that justifies a move of a pod whose dependencies are within bounds; a fifth of the
-            cost that it has now, where that is more.
-        hold_s: how long the gain must have been there without a break; costs move.
-        dry_run: decide and tell, but evict nobody.
+        enabled: whether pods are moved for the network's sake.
+        margin: least gain in network cost, and at least a fifth of the present cost, to move a pod without violated
+            dependencies.
+        hold_s: how long the gain must last before the move.
+        dry_run: decide and report, but evict nothing.
     """
 
     enabled: bool = False
@@ -158,16 +154,14 @@ class MisplacementConfig(Section, frozen=True):
 
 
 class DeschedulerConfig(Section, frozen=True):
-    """The section.
+    """The descheduler (docs/descheduling.md).
 
     Attributes:
-        enabled: off by default, since it evicts pods.
-        interval_s: between rounds; a policy's deschedulingInterval wins.
-        dry_run: decide and tell, but evict nobody.
-        policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2), as koord-descheduler reads them; without
-            one, LowNodeLoad's defaults hold.
-        taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on them, so that kube-scheduler puts replacements
-            elsewhere; needs the right to patch nodes, which the component heat-taint gives.
+        enabled: whether it runs.
+        interval_s: between rounds; a policy's deschedulingInterval overrides it.
+        dry_run: decide and report, but evict nothing.
+        policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.
+        taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on hot nodes; needs the component heat-taint.
     """
 
     enabled: bool = False

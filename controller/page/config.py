@@ -12,12 +12,10 @@ class PageConfig(Section, frozen=True):
     """The read-only page at the manager's address.
 
     Attributes:
-        enabled: whether it is served at all.
-        allowed_hosts: names in public DNS that the page is reached under, such as that of an Ingress. Addresses, localhost and
-            names inside the cluster need not be listed; other names are refused, since a web site could read the page by them.
-        auth: ``token`` shows the page to those alone who send a token for the audience netaware-page of somebody with the right to
-            get services/proxy of the controller's Service, as ``kubectl netaware page`` does; ``none`` to whoever reaches the port.
-        runbook_url: where the runbook is, for links; empty for none.
+        enabled: whether it is served.
+        allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
+        auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves anybody who reaches the port.
+        runbook_url: base of links to the runbook; empty for none.
     """
 
     enabled: bool = True

@@ -27,9 +27,9 @@ class AllocatableArgs(Section, frozen=True):
     """Arguments of NodeResourcesAllocatable (docs/contracts, section 5).
 
     Attributes:
-        mode: ``Least`` prefers nodes with little allocatable, ``Most`` those with much.
-        resources: what counts, and how much.
-        weight: of this score beside the network's, 100 each at most, in plans and in the extender's answers; 0 leaves it out.
+        mode: prefer nodes with little (``Least``) or much (``Most``) allocatable.
+        resources: names and factors of the resources that count.
+        weight: factor of this score, in plans and in the extender's answer; 0 disables it.
     """
 
     mode: Literal["Least", "Most"] = "Least"
@@ -54,8 +54,8 @@ class GatesConfig(Section, frozen=True):
     """TopologicalSort by scheduling gates.
 
     Attributes:
-        max_wait_s: no pod stays gated for longer than this after it was created, or after the last gate of others opened.
-        missing_workload_timeout_s: how long a pod waits for earlier workloads that have no pods at all, or fewer than they declare.
+        max_wait_s: longest time that a pod stays gated after its creation, or after the last gate of another owner opened.
+        missing_workload_timeout_s: how long a pod waits for earlier workloads with fewer pods than declared.
     """
 
     max_wait_s: Annotated[float, Range(1, 3600)] = 120.0
@@ -70,8 +70,8 @@ class ExtenderConfig(Section, frozen=True):
     """TLS of the HTTP service.
 
     Attributes:
-        tls_cert_file: PEM certificate chain; needed off localhost.
-        tls_key_file: its key.
+        tls_cert_file: PEM certificate chain; needed unless it listens on localhost.
+        tls_key_file: PEM key.
     """
 
     tls_cert_file: str = ""
@@ -84,15 +84,13 @@ class ExtenderConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """The whole section.
+    """Placement, gates and the extender.
 
     Attributes:
-        scheduler_names: whose pods the extender answers for; others get a neutral answer, since kube-scheduler sends the
-            pods of all its profiles. Empty for all. The policy and the webhook that gate pods name ``network-aware-scheduler``
-            alone; templates of others carry the gate themselves.
-        placement: how decisions reach the scheduler; ``affinity`` needs no extender. Pods choose for themselves with the
-            label ``netaware.io/placement``.
-        parity: ``upstream`` for exactly what upstream's plugins do, without plans.
+        scheduler_names: schedulers whose pods the extender scores; empty for all. Only pods of ``network-aware-scheduler`` are
+            gated by the shipped policy; templates of others must contain the gate.
+        placement: how plans reach pods without the label ``netaware.io/placement``.
+        parity: ``upstream`` for exactly the behaviour of upstream's plugins, without plans.
     """
 
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)

@@ -11,12 +11,12 @@ from netperf.policy import CostPolicy, parse_policy
 
 
 class TopologyConfig(Section, frozen=True):
-    """How costs are kept.
+    """Measurements and costs.
 
     Attributes:
-        namespaces: where NetworkTopologies are looked after; empty for everywhere.
+        namespaces: whose NetworkTopologies are managed; empty for all.
         probing: the probe plan.
-        cost_policy: defaults of `netperf.policy.CostPolicy` fields, in camelCase; a NetworkTopology's own win.
+        cost_policy: defaults of the cost policy's fields, see below; a NetworkTopology may override them.
     """
 
     namespaces: tuple[str, ...] = ()

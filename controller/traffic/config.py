@@ -14,14 +14,14 @@ Price = Annotated[float, PRICE]
 
 
 class PricesConfig(Section, frozen=True):
-    """Prices per GB (10^9 bytes), sender's and receiver's side together. One that is left out is that of the next nearer reach.
+    """Prices per GB (10^9 bytes), of sender and receiver together. A missing one is that of the next nearer distance.
 
     Attributes:
-        preset: list prices of a cloud, in place of the others; empty for your own.
-        currency: of your own.
-        same_zone: within a zone.
-        between_zones: between zones of a region.
-        between_regions: between regions.
+        preset: list prices of a cloud; empty to use the following prices.
+        currency: of these prices.
+        same_zone: per GB within a zone.
+        between_zones: per GB between zones of a region.
+        between_regions: per GB between regions.
     """
 
     preset: Literal["", "aws", "gcp", "azure"] = ""
@@ -45,15 +45,15 @@ class PricesConfig(Section, frozen=True):
 
 
 class TrafficConfig(Section, frozen=True):
-    """What the leader does with traffic that Prometheus knows: it holds AppGroups against it, and with `keepWeights` keeps it for plans.
+    """Traffic from Prometheus: the leader compares AppGroups with it and, with ``keepWeights``, lets plans weigh by it.
 
     Attributes:
-        prometheus_url: of the Prometheus that knows traffic; empty for none, and then nothing is done.
-        source: where traffic is known from, as for ``kubectl netaware propose``; empty for what Prometheus has.
-        window_s: over how long.
-        interval_s: how often it is read.
-        keep_weights: write measured traffic to the AppGroups' annotation netaware.io/measured-weights; needs the right to patch
-            AppGroups, which the component measured-weights gives.
+        prometheus_url: Prometheus with traffic metrics; empty to do nothing.
+        source: as for ``kubectl netaware propose --source``; empty for the first that Prometheus has.
+        window_s: range of rates.
+        interval_s: between readings.
+        keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
+            measured-weights.
         prices: turn bytes between zones into money.
     """
 
