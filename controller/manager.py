@@ -163,7 +163,7 @@ class Manager:
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
-            "netaware_informer_sync_seconds", "How long the first listing of all stores took.", registry=registry
+            "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=registry
         )
         registry.register(InformerMetrics(lambda: self._stores))
         self._loop = EventLoopMonitor(registry)

@@ -30,7 +30,7 @@ def count_tasks(registry: CollectorRegistry) -> None:
         RuntimeError: no loop is running.
     """
     loop = asyncio.get_running_loop()
-    tasks = Gauge("netaware_loop_tasks", "Tasks of the event loop that have not ended.", registry=registry)
+    tasks = Gauge("netaware_loop_tasks", "Running tasks of the event loop.", registry=registry)
     tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
@@ -44,19 +44,19 @@ class EventLoopMonitor:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._late = Histogram(
             "netaware_loop_delay_seconds",
-            "By how much the event loop was late for a look at it, whatever the reason.",
+            "Delay of the event loop at these checks.",
             registry=registry,
             buckets=_BUCKETS,
         )
         self._busy = Histogram(
             "netaware_loop_busy_seconds",
-            "CPU time that the event loop's thread took between two looks, 20 ms apart: no step held the loop for longer.",
+            "CPU time of the event loop's thread between two checks, 20 ms apart.",
             registry=registry,
             buckets=_BUCKETS,
         )
         self._longest = Gauge(
             "netaware_loop_longest_seconds",
-            "The longest delay, and the most CPU time between two looks, of the last minute.",
+            "Maximum of delay and of CPU time of the last minute.",
             ["of"],
             registry=registry,
         )
@@ -108,10 +108,10 @@ class InformerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Three families over all stores."""
         objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])
-        malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be read.", labels=["kind"])
+        malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be decoded.", labels=["kind"])
         age = GaugeMetricFamily(
             "netaware_informer_age_seconds",
-            "Time since the API server was last heard of on this store's watch; quiet ones speak once a minute.",
+            "Time since the API server last sent something on this watch; at least once a minute.",
             labels=["kind"],
         )
         for name, store in self._stores().items():

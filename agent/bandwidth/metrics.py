@@ -41,17 +41,17 @@ class BandwidthMetrics:
         """The families of this node."""
         verdict = GaugeMetricFamily(
             "netaware_pod_bandwidth_verdict",
-            "Always 1: whether the pod is kept to its bandwidth annotation, and on which device.",
+            "Always 1: verdict on the pod's bandwidth annotation, and the device with the limit.",
             labels=(*_LABELS, "verdict", "device"),
         )
-        wanted = _gauge("wanted_bytes_per_second", "What the annotation asks for.")
-        rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces, 0 when nothing gets through.")
-        burst = _gauge("effective_burst_bytes", "Burst that the kernel lets through unlimited.")
-        queue = _gauge("queue_seconds", "The longest that a packet can wait in the limit's queue.")
-        used = _gauge("used_bytes_per_second", "What went through, mean of the last quarter of a minute.")
-        backlog = _gauge("backlog_bytes", "What waits in the limit's queue.")
-        dropped = _counter("dropped_packets", "Packets that the limit's queue had no room for.")
-        overlimits = _counter("overlimits", "How often the limit made a packet wait.")
+        wanted = _gauge("wanted_bytes_per_second", "The annotation's rate.")
+        rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces; 0 if all packets are lost.")
+        burst = _gauge("effective_burst_bytes", "Burst that the kernel allows.")
+        queue = _gauge("queue_seconds", "Longest time that a packet can wait in the limit's queue.")
+        used = _gauge("used_bytes_per_second", "Traffic, mean of the last 12 seconds.")
+        backlog = _gauge("backlog_bytes", "Bytes in the limit's queue.")
+        dropped = _counter("dropped_packets", "Packets dropped by the limit's queue.")
+        overlimits = _counter("overlimits", "Packets delayed by the limit.")
         for status in self._statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device), 1)
@@ -75,7 +75,7 @@ class BandwidthMetrics:
         )
         yield GaugeMetricFamily(
             "netaware_pod_bandwidth_programs_unknown",
-            "1 when programs (tcx, netkit) on pods' devices cannot be looked at, which may carry packets past a limit.",
+            "1 if tcx and netkit programs on pods' devices, which may bypass a limit, cannot be listed.",
             float(self._programs_unknown),
         )
 

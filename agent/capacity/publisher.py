@@ -124,7 +124,7 @@ class Publisher:
         self._competing_writer = CompetingWriter()
         self._disputed = Gauge(
             "netaware_node_bandwidth_disputed",
-            "1 while another writer replaces the published capacity again and again, and the agent waits.",
+            "1 while another writer keeps replacing the published capacity, and the agent backs off.",
             registry=registry,
         )
         view.subscribe(self._wake.set)

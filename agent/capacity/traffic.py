@@ -97,7 +97,7 @@ class Traffic:
         yield known
         capacity = GaugeMetricFamily(
             "netaware_node_bandwidth_capacity_bytes_per_second",
-            "Published capacity after the reserve, and where it came from.",
+            "Published capacity after the reserve, and its source.",
             labels=("node", "source"),
         )
         if node_bandwidth is not None and node_bandwidth.rate_bps is not None:

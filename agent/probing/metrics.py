@@ -129,11 +129,11 @@ class ProbeMetrics:
 
     def _last_run(self) -> Iterator[Metric]:
         taken = _gauge("sample_timestamp_seconds", "When the newest sample was taken.")
-        trusted = _gauge("sample_trusted", "1 when there is no reason to doubt the newest sample, else 0.")
+        trusted = _gauge("sample_trusted", "1 if the newest sample has no quality flag, else 0.")
         throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
         datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent since the sample before.")
-        retransmits = _gauge("retransmitted_segments", "TCP segments sent again in the newest run, both ends.")
+        retransmits = _gauge("retransmitted_segments", "Retransmitted TCP segments of the newest run, both ends.")
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
         for pair, measured, sample in self._samples(self._usual_test):
             taken.add_metric(pair, sample.taken_at)
@@ -154,12 +154,12 @@ class ProbeMetrics:
     def _counts(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            "Turns of probes, by outcome: ok, or the name of the failure.",
+            "Probe runs, by outcome: ok, or the failure.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
             "netaware_probe_quality_flags",
-            "Runs that may not be trusted, by quality flag.",
+            "Flagged runs, by quality flag.",
             labels=(*PAIR_LABELS, "test", "flag"),
         )
         for pair, state in self._pairs.items():
@@ -169,7 +169,7 @@ class ProbeMetrics:
                 quality_flags.add_metric((*pair, *key), count)
         others = CounterMetricFamily(
             "netaware_probe_other_node_pairs",
-            "Looks at pairs of nodes that only datagrams measure, by outcome.",
+            "Rounds of pairs of nodes that only datagrams measure, by outcome.",
             labels=("outcome",),
         )
         for result, count in self._others.copy().items():
@@ -186,7 +186,7 @@ class ProbeMetrics:
             sum(probe.pair_index == 0 for probe in plan.probes) if plan else 0,
         )
         if plan is not None:
-            yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the plan in force.", plan.epoch)
+            yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the current probe plan.", plan.epoch)
             yield GaugeMetricFamily("netaware_probe_round_seconds", "Length of a round.", plan.interval_s)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
@@ -195,11 +195,11 @@ class ProbeMetrics:
             refusals.add_metric((reason,), count)
         yield refusals
         yield CounterMetricFamily(
-            "netaware_probe_rejected_peers", "Peers that could not prove that they know the secret.", self.rejected()
+            "netaware_probe_rejected_peers", "Peers that failed to authenticate.", self.rejected()
         )
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
-            "1 when the probing secret cannot be used and the last good one, or none, is used instead.",
+            "1 if the probing secret cannot be used; the last good one, or none, is used instead.",
             float(self.secret_refused()),
         )
 

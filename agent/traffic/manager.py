@@ -155,7 +155,7 @@ class Counting:
             yield _bytes_moved(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
-            "Whose address of this node answers calls: joins netaware_traffic_bytes_total on `server`; always 1.",
+            "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
             labels=("server", *_SERVER),
         )
         for address, end in self.edges.responding_servers():
@@ -163,7 +163,7 @@ class Counting:
         yield info
         yield _gauge(
             "netaware_traffic_edges",
-            "Series of who calls whom on this node, at most 2,000.",
+            "Client-server pairs of this node, at most 2,000.",
             sum(edge is not OVERFLOW_EDGE for edge, *_ in totals),
         )
         yield from self._about_counting()
@@ -177,14 +177,14 @@ class Counting:
         )
         yield _gauge(
             "netaware_traffic_uncounted_connections",
-            "Live connections of pods that the kernel counts no bytes for: they began before it was told to.",
+            "Live connections of pods without byte counters, because they began before accounting was enabled.",
             self.edges.uncounted,
         )
         yield _gauge("netaware_traffic_connections", "Connections in the kernel's table.", table.entries)
-        yield _gauge("netaware_traffic_connections_limit", "How many the table may hold.", table.limit)
+        yield _gauge("netaware_traffic_connections_limit", "Size of that table.", table.limit)
         missed = CounterMetricFamily(
             "netaware_traffic_untracked_connections",
-            "Connections whose bytes are missing because the table was full: refused, or pushed out early.",
+            "Connections that are not counted because the table was full: refused, or removed early.",
             labels=("reason",),
         )
         for reason, count in (("refused", table.dropped), ("pushed_out", table.pushed_out)):
@@ -192,7 +192,7 @@ class Counting:
                 missed.add_metric((reason,), count)
         yield missed
         yield _counter(
-            "netaware_traffic_lost_messages", "Times the kernel dropped messages of ended connections.", self.lost
+            "netaware_traffic_lost_messages", "Times that the kernel dropped events of ended connections.", self.lost
         )
         yield _counter(
             "netaware_traffic_unreported_bytes",

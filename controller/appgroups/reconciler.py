@@ -216,11 +216,11 @@ class AppGroupMetrics(Collector):
         pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
         edges = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
-            "Dependencies of a group by how they fare.",
+            "Dependencies of a group, by verdict.",
             labels=["appgroup", "verdict"],
         )
         faults = GaugeMetricFamily(
-            "netaware_appgroup_spec_faults", "What is wrong with a group's spec.", labels=["appgroup", "problem"]
+            "netaware_appgroup_spec_faults", "Errors in a group's spec, by kind.", labels=["appgroup", "problem"]
         )
         cycles = GaugeMetricFamily("netaware_appgroup_cycles", "Cycles among a group's workloads.", labels=["appgroup"])
         for key, (group, facts) in tuple(self._facts.items()):

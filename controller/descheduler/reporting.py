@@ -138,13 +138,13 @@ class DeschedulerMetrics:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
         self.rounds = counter("rounds", "Rounds, by how they ended.", "outcome")
-        self.evictions = counter("evictions", "Evictions asked for, by the answer.", "strategy", "result")
-        self.ended = counter("moves_ended", "Moves by what became of them.", "strategy", "outcome")
+        self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
+        self.ended = counter("moves_ended", "Ended moves, by outcome.", "strategy", "outcome")
         self.predictions = counter(
-            "predictions", "Forecasts of where a replacement lands, by what they came to.", "strategy", "result"
+            "predictions", "Predictions of where a replacement lands, by result.", "strategy", "result"
         )
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
-        self.refused = counter("usage_refused", "Usage readings that were not believed.", "reason")
+        self.refused = counter("usage_refused", "Impossible usage readings.", "reason")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
             "Time to decide one round.",
@@ -153,8 +153,8 @@ class DeschedulerMetrics:
         )
         self._nodes = gauge("nodes", "Nodes by pool and load.", "pool", "load")
         self._hot = gauge("hot_nodes", "Nodes found hot for long enough.")
-        self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round could not relieve as needed.")
-        self._skipped = gauge("skipped_pods", "Pods that should go and stay, by condition.", "condition")
+        self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round could not relieve enough.")
+        self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
         self._backed_off = gauge("backed_off", "Workloads and replicas that are not moved for a while.", "kind")
         self._spent = gauge("hourly_budget_spent", "Evictions of the last hour.")
         self._limit = gauge("hourly_budget", "Evictions allowed in an hour.")

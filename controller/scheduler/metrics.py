@@ -44,7 +44,7 @@ class GateMetrics:
     """Of the leader's part: gates, plans, retries."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.gated = Gauge("netaware_gated_pods", "Pods held by the topological order's gate.", registry=registry)
+        self.gated = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)
         self.waited = Histogram(
             "netaware_gate_wait_seconds",
             "Time from a pod's creation to the opening of its gate.",
@@ -68,19 +68,19 @@ class GateMetrics:
         )
         self.retried = Counter(
             "netaware_pod_retries",
-            "Pending pods handed to the scheduler again, by cause: costs, plan, rule (shown all nodes after the planned one).",
+            "Pending pods requeued in the scheduler, by cause: costs, plan, rule (all nodes after the planned one).",
             ["cause"],
             registry=registry,
         )
         self.replaced = Counter(
             "netaware_pod_replacements",
-            "Pending pods with a stale node affinity that were to be deleted, by result.",
+            "Deletions of pending pods with a stale node affinity, by result.",
             ["result"],
             registry=registry,
         )
         self.placed = Counter(
             "netaware_placed_pods",
-            "Pods of AppGroups placed, by how: as-planned, planned-zone, elsewhere, by-rule.",
+            "Placed pods of AppGroups: as-planned, planned-zone, elsewhere, by-rule.",
             ["how"],
             registry=registry,
         )

@@ -48,7 +48,7 @@ class TopologyMetrics(Collector):
         self._views: dict[str, MetricsView] = {}
         self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
         self.conflicts = Counter(
-            "netaware_topology_conflicts", "Writes refused because the object had changed.", registry=registry
+            "netaware_topology_conflicts", "Writes that conflicted with a change of the object.", registry=registry
         )
         registry.register(self)
 
@@ -107,7 +107,7 @@ class TopologyMetrics(Collector):
 
     def _errors(self) -> Metric:
         family = GaugeMetricFamily(
-            "netaware_zone_latency_error_seconds", "By how much the priced latency may be off.", labels=_ZONES
+            "netaware_zone_latency_error_seconds", "Error bar of the priced latency.", labels=_ZONES
         )
         for key, view in self._shown():
             for (origin, destination), entry in view.table.zones.items():
@@ -118,7 +118,7 @@ class TopologyMetrics(Collector):
     def _outliers(self) -> Metric:
         family = GaugeMetricFamily(
             "netaware_outlier_node_offset_seconds",
-            "By how much the readings of a node that others contradict are off; only such nodes.",
+            "Error of the readings of an outlier node.",
             labels=["topology", "node"],
         )
         for key, view in self._shown():
@@ -138,7 +138,7 @@ class TopologyMetrics(Collector):
 
     def _pairs(self) -> Metric:
         family = GaugeMetricFamily(
-            "netaware_zone_pairs", "Directed pairs of zones by what their cost rests on.", labels=["topology", "basis"]
+            "netaware_zone_pairs", "Directed pairs of zones, by the basis of their cost.", labels=["topology", "basis"]
         )
         for key, view in self._shown():
             for basis, count in count_bases(view.counts, view.table).items():
@@ -164,10 +164,10 @@ class TopologyMetrics(Collector):
 
     def _bandwidths(self) -> Iterator[Metric]:
         capacity = GaugeMetricFamily(
-            "netaware_bandwidth_capacity_bytes_per_second", "What a path carries, as far as known.", labels=_PAIR
+            "netaware_bandwidth_capacity_bytes_per_second", "Capacity of a path, if known.", labels=_PAIR
         )
         allocated = GaugeMetricFamily(
-            "netaware_bandwidth_allocated_bytes_per_second", "What placed pods have asked of a path.", labels=_PAIR
+            "netaware_bandwidth_allocated_bytes_per_second", "minBandwidth of placed pods on a path.", labels=_PAIR
         )
         for key, view in self._shown():
             levels = (

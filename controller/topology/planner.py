@@ -101,7 +101,7 @@ class ProbePlanner:
             registry=registry,
         )
         self._silent = Gauge(
-            "netaware_probe_plan_silent_nodes", "Nodes left out because nobody can measure them.", registry=registry
+            "netaware_probe_plan_silent_nodes", "Nodes left out because no node can measure them.", registry=registry
         )
         self._writes = CounterMetric(
             "netaware_probe_plan_writes",

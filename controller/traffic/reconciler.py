@@ -219,22 +219,22 @@ class TrafficController:
         """By AppGroup; empty on replicas that do not lead, and without a Prometheus."""
         drift = GaugeMetricFamily(
             "netaware_appgroup_traffic_drift",
-            "Dependencies in which real traffic differs from the AppGroup: new, gone, or ten times its minBandwidth.",
+            "Dependencies that differ from traffic: new, gone, or ten times their minBandwidth.",
             labels=("namespace", "appgroup", "kind"),
         )
         moved = GaugeMetricFamily(
             "netaware_appgroup_traffic_bytes_per_second",
-            "Traffic of the group's workloads as callers, by whether it stays in its zone.",
+            "Traffic of the group's calls, by whether it crosses zones.",
             labels=("namespace", "appgroup", "crossing"),
         )
         month = GaugeMetricFamily(
             "netaware_appgroup_traffic_cost_per_month",
-            "What that traffic costs in a month of 730 hours, by the configured prices.",
+            "Price of that traffic in a month of 730 hours.",
             labels=("namespace", "appgroup", "currency"),
         )
         pairs = GaugeMetricFamily(
             "netaware_zone_pair_traffic_bytes_per_second",
-            "Traffic of calls from zone to zone, answers included.",
+            "Traffic between zones, by the caller's zone, answers included.",
             labels=("client_zone", "server_zone"),
         )
         age = GaugeMetricFamily(

@@ -59,8 +59,8 @@ _KINDS = {k.lower(): k for k in ("Deployment", "StatefulSet", "DaemonSet", "Job"
 
 
 @dataclass(frozen=True)
-class Counter:
-    """One counter of a source.
+class SourceMetric:
+    """A counter in Prometheus that a source exports.
 
     Attributes:
         metric: its name in Prometheus.
@@ -103,7 +103,7 @@ class Source:
     limitations: str
     client: End
     server: End
-    counters: Sequence[Counter]
+    counters: Sequence[SourceMetric]
     port: str = ""
     names_sender_first: bool = False
     both_nodes: bool = False
@@ -122,7 +122,7 @@ class Source:
         """An expression that has a value where the source is; names alone may be somebody else's."""
         return " or ".join(f"group({counter.selector})" for counter in self.counters)
 
-    def rate(self, counter: Counter, range_s: int) -> str:
+    def rate(self, counter: SourceMetric, range_s: int) -> str:
         """The expression of a counter's rate by ends and port."""
         by = [*self.client.labels, *([self.address] if self.address else self.server.labels), self.port]
         by.append(_INSTANCE if self.both_nodes else "")
@@ -149,8 +149,8 @@ SOURCES: Sequence[Source] = (
             _EBPF_LIMITATIONS,
             *_ends("k8s_*_namespace k8s_*_owner_name k8s_*_owner_type *_zone", "src", "dst"),
             [
-                Counter(f"{name}_network_flow_bytes_total", "request-bytes", 'direction="request"'),
-                Counter(f"{name}_network_flow_bytes_total", "response-bytes", 'direction="response"'),
+                SourceMetric(f"{name}_network_flow_bytes_total", "request-bytes", 'direction="request"'),
+                SourceMetric(f"{name}_network_flow_bytes_total", "response-bytes", 'direction="response"'),
             ],
             port="server_port",
             names_sender_first=True,
@@ -166,11 +166,11 @@ SOURCES: Sequence[Source] = (
         "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
         *_ends("*_workload_namespace *_workload", "source", "destination"),
         [
-            Counter("istio_requests_total", "requests", 'reporter="source"'),
-            Counter("istio_request_bytes_sum", "request-bytes", 'reporter="source"'),
-            Counter("istio_response_bytes_sum", "response-bytes", 'reporter="source"'),
-            Counter("istio_tcp_received_bytes_total", "request-bytes", 'reporter="source"'),
-            Counter("istio_tcp_sent_bytes_total", "response-bytes", 'reporter="source"'),
+            SourceMetric("istio_requests_total", "requests", 'reporter="source"'),
+            SourceMetric("istio_request_bytes_sum", "request-bytes", 'reporter="source"'),
+            SourceMetric("istio_response_bytes_sum", "response-bytes", 'reporter="source"'),
+            SourceMetric("istio_tcp_received_bytes_total", "request-bytes", 'reporter="source"'),
+            SourceMetric("istio_tcp_sent_bytes_total", "response-bytes", 'reporter="source"'),
         ],
     ),
     # https://linkerd.io/2/reference/proxy-metrics/: the client's proxy, towards the other end.
@@ -181,9 +181,9 @@ SOURCES: Sequence[Source] = (
         End("namespace", "deployment"),
         End("dst_namespace", "dst_deployment", zone="dst_zone"),
         [
-            Counter("tcp_write_bytes_total", "request-bytes", f'{_LINKERD},peer="dst"'),
-            Counter("tcp_read_bytes_total", "response-bytes", f'{_LINKERD},peer="dst"'),
-            Counter("request_total", "requests", _LINKERD),
+            SourceMetric("tcp_write_bytes_total", "request-bytes", f'{_LINKERD},peer="dst"'),
+            SourceMetric("tcp_read_bytes_total", "response-bytes", f'{_LINKERD},peer="dst"'),
+            SourceMetric("request_total", "requests", _LINKERD),
         ],
     ),
     # agent/traffic/supervisor.py: the client by name, the server by address, and each server's agent says whose address it is.
@@ -194,8 +194,8 @@ SOURCES: Sequence[Source] = (
         " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
         *_ends("*_namespace *_workload *_kind *_zone", "client", "server"),
         [
-            Counter("netaware_traffic_bytes_total", "request-bytes", 'direction="request"'),
-            Counter("netaware_traffic_bytes_total", "response-bytes", 'direction="response"'),
+            SourceMetric("netaware_traffic_bytes_total", "request-bytes", 'direction="request"'),
+            SourceMetric("netaware_traffic_bytes_total", "response-bytes", 'direction="response"'),
         ],
         port="port",
         address="server",
@@ -225,7 +225,7 @@ _Key = tuple[WorkloadId, WorkloadId, str, str, int]
 
 
 def _add(
-    sums: dict[_Key, _Rates], source: Source, counter: Counter, means: Iterable[Series], peaks: Iterable[Series]
+    sums: dict[_Key, _Rates], source: Source, counter: SourceMetric, means: Iterable[Series], peaks: Iterable[Series]
 ) -> None:
     """Add one counter's series."""
     if source.both_nodes:

@@ -40,7 +40,9 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
     _load(tls, certificate_dir)
     registry = CollectorRegistry()
     server = Server(listen, registry=registry, tls=tls)
-    reviews = Counter("netaware_webhook_reviews", "Pods that we were asked about.", ["result"], registry=registry)
+    reviews = Counter(
+        "netaware_webhook_reviews", "Admission reviews of pods, by result.", ["result"], registry=registry
+    )
 
     async def review(request: web.Request) -> web.Response:
         try:

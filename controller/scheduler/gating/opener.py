@@ -93,7 +93,7 @@ class Opener:
         self._free_at: dict[str, float] = {}
         self.pods.subscribe(self._on_pod)
         self._opened = Counter(
-            "netaware_overdue_gates_opened", "Gates opened because nobody else did in time.", registry=registry
+            "netaware_overdue_gates_opened", "Overdue gates opened by the gate opener.", registry=registry
         )
 
     def tasks(self) -> dict[str, Awaitable[None]]:
