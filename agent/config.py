@@ -28,6 +28,7 @@ from netperf.sample import PERCENTILES, Percentile
 BandwidthMode = Literal["observe", "enforce", "off"]
 TrafficMode = Literal["off", "conntrack"]
 ENVIRONMENT_PREFIX = "NETAWARE_"
+PASSPHRASE_FILE = Path("/etc/netaware/probe/passphrase")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -47,29 +48,7 @@ class CapacityRule(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked configuration.
-
-    Attributes:
-        node: name of the node.
-        credentials: directory with server, ca.crt and token, or None for the pod's own.
-        listen: address of the metrics and health server.
-        namespace: where plans, results and the Secret are.
-        address: where this node is probed; None takes the node's InternalIP.
-        capacity_bps: capacity that outranks what hardware says.
-        capacity_rules, capacity_by_type: the same by node label and by instance type, from the file.
-        reserve: subtracted from the capacity.
-        measured_capacity: if nothing else is known, use the highest throughput of stream probes.
-        bandwidth: what to do about bandwidth annotations.
-        repair_burst: in ``enforce``, also repair limits that the CNI plugin set with a burst that is too large.
-        cni_network: name of the CNI network, part of the plugin's device names; None reads the CNI configuration.
-        probing: whether to take part in measuring.
-        traffic: how to count bytes between pods; ``off`` counts none.
-        passphrase_file: the probing secret; None asks the API server for the Secret.
-        budget: CPU and bandwidth that probes may use.
-        upstream_percentiles: percentiles written in upstream's key format beside our own.
-        proc: where the proc file system of the host is.
-        sys: where its sys file system is.
-    """
+    """The checked configuration: the values of `add_run_flags` and of the file, and the paths of the host's file systems."""
 
     node: str
     credentials: str | None = None
@@ -86,7 +65,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     cni_network: str | None = None
     probing: bool = True
     traffic: TrafficMode = "off"
-    passphrase_file: Path | None = None
+    passphrase_file: Path = PASSPHRASE_FILE
     budget: ProbeBudget = ProbeBudget()
     upstream_percentiles: tuple[Percentile, ...] = ()
     proc: Path = Path("/proc")
@@ -147,7 +126,7 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
     flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
     flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
-    flag("passphrase-file", "file with the probing passphrase; default: Secret netaware-probe", metavar="FILE")
+    flag("passphrase-file", "file with the probing passphrase; may be absent", str(PASSPHRASE_FILE), metavar="FILE")
     flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
     flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
     flag("upstream-keys", "percentiles to write also in upstream's key format, such as p90", "", metavar="LIST")
@@ -192,7 +171,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         cni_network=arguments.cni_network or None,
         probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
         traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
-        passphrase_file=Path(arguments.passphrase_file) if arguments.passphrase_file else None,
+        passphrase_file=Path(arguments.passphrase_file),
         budget=ProbeBudget(
             max_cpu_ratio=parse_share("--max-probe-cpu", arguments.max_probe_cpu),
             max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
@@ -30,9 +30,6 @@ from kubekit.reflector import Reflector
 from kubekit.version import installed_version
 from kubekit.wire import NODES, PODS, Pod
 from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
-
-if TYPE_CHECKING:
-    from agent.probing.scheduler import Outcome
 
 log = logs.get("agent")
 
@@ -94,12 +91,7 @@ async def run_agent(config: AgentConfig) -> None:
         if config.probing:
             from agent.probing.manager import ProbingManager
 
-            def note(outcome: Outcome) -> None:
-                sample = outcome.sample
-                if sample is not None and sample.measurement.throughput_bps is not None:
-                    publisher.note_throughput(sample.measurement.throughput_bps)
-
-            probing = ProbingManager(client, view, config, registry, (note,))
+            probing = ProbingManager(client, view, config, registry, publisher.note_throughput)
             checks.ready["probing"] = lambda: probing.problem
             checks.warnings["probing"] = lambda: probing.warning
             tasks |= probing.tasks()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,6 @@ from prometheus_client.registry import Collector
 from kubekit.reflector import Reflector
 
 TICK_S = 0.02
-MEMORY_S = 60.0
 _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -54,39 +52,15 @@ class EventLoopMonitor:
             registry=registry,
             buckets=_BUCKETS,
         )
-        self._longest = Gauge(
-            "netaware_loop_longest_seconds",
-            "Maximum of delay and of CPU time of the last minute.",
-            ["of"],
-            registry=registry,
-        )
-        self._latest: deque[tuple[float, float, float]] = deque()
-        self._longest.labels("delay").set_function(lambda: max((late for _, late, _ in self._seen()), default=0.0))
-        self._longest.labels("busy").set_function(lambda: max((busy for _, _, busy in self._seen()), default=0.0))
-
-    def _seen(self) -> list[tuple[float, float, float]]:
-        """Those of the last minute; a copy, since metrics are read in a thread."""
-        since = time.monotonic() - MEMORY_S
-        return [look for look in tuple(self._latest) if look[0] >= since]
 
     async def run(self) -> None:
         """Look until cancelled."""
-        worst_late = worst_busy = 0.0
-        second = time.monotonic()
         due, cpu_s = time.monotonic() + TICK_S, time.thread_time()
         while True:
             await asyncio.sleep(TICK_S)
             now, cpu_now_s = time.monotonic(), time.thread_time()
-            late_s, busy_s = max(0.0, now - due), cpu_now_s - cpu_s
-            self._late.observe(late_s)
-            self._busy.observe(busy_s)
-            worst_late, worst_busy = max(worst_late, late_s), max(worst_busy, busy_s)
-            if now - second >= 1.0:
-                # One entry a second: a minute of looks would be three thousand.
-                self._latest.append((now, worst_late, worst_busy))
-                while self._latest[0][0] < now - MEMORY_S:
-                    self._latest.popleft()
-                worst_late, worst_busy, second = 0.0, 0.0, now
+            self._late.observe(max(0.0, now - due))
+            self._busy.observe(cpu_now_s - cpu_s)
             due, cpu_s = now + TICK_S, cpu_now_s
 
 

@@ -199,12 +199,6 @@ class ConfigMap(Object, frozen=True):
     data: dict[str, str] | None = None
 
 
-class Secret(Object, frozen=True):
-    """v1 Secret; values are base64 as on the wire."""
-
-    data: dict[str, str] | None = None
-
-
 class ListMeta(Wire, frozen=True):
     """Metadata of a list page."""
 

@@ -32,7 +32,6 @@ from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
-from netperf.shards import shard_index
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
@@ -289,7 +288,7 @@ async def _until_ready(installation: Installation, urls: list[str]) -> None:
 async def result_maps(client: Client, base: str) -> list[ConfigMap]:
     """The ConfigMaps of results: one of this name, and its shards."""
     maps = await client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
-    return [found for found in maps if shard_index(base, found.metadata.name) is not None]
+    return [found for found in maps if found.metadata.name == base or found.metadata.name.startswith(f"{base}-")]
 
 
 async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Callable[[], object] = bool) -> None:

@@ -57,7 +57,7 @@ async def serve(address: str, prober: str, secret: bytes) -> None:
 
 async def probe(args: argparse.Namespace, secret: bytes) -> None:
     """Measure once and print the measurement as JSON."""
-    prober = NetperfProber(find_binary("netperf"), secret)
+    prober = NetperfProber(find_binary("netperf") or "netperf", secret)
     settings = ProbeSettings(duration_s=args.duration_s, port=PORT, data_port=PORT + 1)
     for attempt in range(args.attempts):
         try:

@@ -22,8 +22,6 @@ DOUBT_RATIO = 0.12
 DOUBT_US = 300.0
 RESOLVED_SHARE = 0.6
 """Of that; a dispute is over once readings are so near again, lest two that lie at the edge are in and out of it all day."""
-OFFSET_READINGS, OFFSET_SPREADS = 3, 6.0
-"""A node that is off by the same way in at least so many readings, by so many times what readings differ as a rule."""
 MIN_CONTRADICTIONS = 2
 ROUNDS = 50
 TRIANGLE_SHARE = 0.5
@@ -151,8 +149,6 @@ def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> fl
 def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[NodePairReading] | None:
     """The contradicted readings of the node that is contradicted most, if that is clear; else those outvoted on their link."""
     against, count = _contradictions(by_link)
-    for node, found in _offsets(by_link).items():
-        against.setdefault(node, found)
     ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
     for node in ranked:
         bad = against[node]
@@ -181,29 +177,6 @@ def _one_against_one(bad: Iterable[NodePairReading], by_link: Mapping[Link, list
 def _only_about(node: str, found: Iterable[NodePairReading]) -> bool:
     """Whether every reading of a link has the node at one end: then what it wrote stands against what others wrote of it."""
     return all(node in (r.origin, r.destination) for r in found)
-
-
-def _offsets(by_link: Mapping[Link, list[NodePairReading]]) -> dict[str, list[NodePairReading]]:
-    """Nodes that are off in the same direction in all of their readings, far beyond what readings differ by, and these."""
-    residuals_us: dict[NodePairReading, float] = {}
-    for found in by_link.values():
-        for reading in found if len(found) > 2 else ():
-            others_us = _others_us(reading, found)
-            if others_us is not None:
-                residuals_us[reading] = reading.value_us - others_us
-    if not residuals_us:
-        return {}
-    bound_us = max(DOUBT_US, OFFSET_SPREADS * statistics.median(abs(us) for us in residuals_us.values()))
-    of_node: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in residuals_us:
-        of_node[reading.origin].append(reading)
-        of_node[reading.destination].append(reading)
-    return {
-        node: found
-        for node, found in of_node.items()
-        if len(found) >= OFFSET_READINGS
-        and (all(residuals_us[r] > bound_us for r in found) or all(residuals_us[r] < -bound_us for r in found))
-    }
 
 
 def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, int], node: str) -> tuple[float, int]:

@@ -8,7 +8,6 @@ it would cost 8 MB/s. So shards are kept small, long before 1 MiB.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 ZONES_PER_SHARD = 10
@@ -20,16 +19,6 @@ MAX_SHARDS = 100
 def shard_name(base: str, index: int) -> str:
     """``base`` for shard 0, so that a small cluster has the one object that other tools know; else ``base-index``."""
     return base if index == 0 else f"{base}-{index}"
-
-
-def shard_index(base: str, name: str) -> int | None:
-    """The number of a shard of ``base``, or None for an object that is none."""
-    if name == base:
-        return 0
-    suffix = name.removeprefix(f"{base}-")
-    if suffix == name or not re.fullmatch(r"[1-9][0-9]{0,3}", suffix):
-        return None
-    return int(suffix)
 
 
 def zones_per_shard(zone_count: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -35,14 +34,12 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         container: what CNI plugins call the container id.
         network: name of the network that it was called with.
-        devices: names in the result, of the host's side too.
         plugins: types of the plugins that were called.
         asked: the keys of the bandwidth that the runtime asked for, with their values in bits (per second).
     """
 
     container: str
     network: str
-    devices: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     asked: dict[str, int] = {}
 
@@ -71,14 +68,6 @@ def _plugins(document: object) -> tuple[str, ...]:
     return tuple(type_ for type_ in types if isinstance(type_, str))
 
 
-class _Interface(msgspec.Struct):
-    name: str = ""
-
-
-class _Result(msgspec.Struct):
-    interfaces: list[_Interface] | None = None
-
-
 class _Capabilities(msgspec.Struct):
     bandwidth: dict[str, int] | None = None
 
@@ -91,7 +80,6 @@ class _Cached(msgspec.Struct, rename="camel"):
     config: str = ""
     cni_args: list[tuple[str, str]] | None = None
     capability_args: _Capabilities | None = None
-    result: _Result | None = None
 
 
 _decode_cached = msgspec.json.Decoder(_Cached).decode
@@ -152,11 +140,9 @@ def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
         plugins = _plugins(json.loads(base64.b64decode(cached.config)))
     except (ValueError, RecursionError):
         plugins = ()
-    interfaces: Iterable[_Interface] = (cached.result.interfaces if cached.result is not None else None) or ()
     attachment = Attachment(
         container=cached.container_id,
         network=cached.network_name,
-        devices=tuple(one.name for one in interfaces),
         plugins=plugins,
         asked=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
     )

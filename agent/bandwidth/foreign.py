@@ -6,11 +6,9 @@ A foreign limit is never changed. Cilium is recognised by its configuration, bec
 
 from __future__ import annotations
 
-import msgspec
-
 from agent.bandwidth.annotations import Direction
 from agent.bandwidth.cni import Attachment
-from agent.bandwidth.state import PLUGIN_HANDLE, Device, Hook
+from agent.bandwidth.state import PLUGIN_HANDLE, Device, Hook, LimitAssessment
 from agent.bandwidth.tc_index import TcIndex, is_limit_device
 
 PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
@@ -20,24 +18,10 @@ PLUGIN = "bandwidth"
 """Type of the CNI plugin that sets limits."""
 
 
-class ForeignShaper(msgspec.Struct, frozen=True):
-    """A foreign shaper of one direction of a pod.
-
-    Attributes:
-        evidence: what shows that there is one.
-        device: device with its limit, or without.
-        limits_nothing: it controls the device but sets no limit here, and prevents ours from working.
-    """
-
-    evidence: str
-    device: Device
-    limits_nothing: bool = False
-
-
 def find_foreign(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
-) -> ForeignShaper | None:
-    """The foreign shaper of this direction, or None."""
+) -> LimitAssessment | None:
+    """The verdict if a foreign shaper controls this direction, or None. One that sets no limit here prevents ours from working."""
     return (
         _cilium(direction, device, tc)
         or _foreign_root(direction, device, attachment, tc)
@@ -47,44 +31,40 @@ def find_foreign(
     )
 
 
-def _has_plugin(attachment: Attachment | None, tc: TcIndex) -> bool:
-    """Whether the CNI bandwidth plugin may have set limits: it is configured, or the configuration is unknown."""
-    plugins = attachment.plugins if attachment is not None and attachment.plugins else tc.network.plugins
-    return not plugins or PLUGIN in plugins
+def _foreign_limit(detail: str, device: Device, tc: TcIndex) -> LimitAssessment:
+    return LimitAssessment("other-enforcer", detail, device, tc.params_at(device.index))
 
 
 def _foreign_root(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
-) -> ForeignShaper | None:
+) -> LimitAssessment | None:
     root = tc.roots.get(device.index)
     if direction == "egress" or root is None or tc.is_our_root(device.index):
         return None
     if root.params is not None:
-        if root.handle == PLUGIN_HANDLE and _has_plugin(attachment, tc):
+        plugins = attachment.plugins if attachment is not None and attachment.plugins else tc.network.plugins
+        if root.handle == PLUGIN_HANDLE and (PLUGIN in plugins or not plugins):
             return None
-        handle = f"{root.handle >> 16:x}:"
-        return ForeignShaper(f"another program set {root.kind} {handle} on {device.name}, not the CNI plugin", device)
-    if root.kind not in PASSIVE:
-        return ForeignShaper(f"another program set {root.kind} on {device.name}", device)
-    below = sorted({kind for kind in tc.below_root(device.index) if kind not in PASSIVE})
-    return (
-        ForeignShaper(f"another program set {', '.join(below)} below the root of {device.name}", device)
-        if below
-        else None
-    )
+        what = f"{root.kind} {root.handle >> 16:x}: on {device.name}, not the CNI plugin"
+    elif root.kind not in PASSIVE:
+        what = f"{root.kind} on {device.name}"
+    else:
+        below = sorted({kind for kind in tc.below_root(device.index) if kind not in PASSIVE})
+        what = f"{', '.join(below)} below the root of {device.name}" if below else ""
+    return _foreign_limit(f"another program set {what}", device, tc) if what else None
 
 
-def _foreign_redirect(direction: Direction, device: Device, tc: TcIndex) -> ForeignShaper | None:
+def _foreign_redirect(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
     through = tc.redirect_target(device.index)
     if direction == "ingress" or through is None or is_limit_device(through):
         return None
     found = f"a filter of somebody else's redirects what {device.name} receives to {through.name}"
-    return ForeignShaper(found, through)
+    return _foreign_limit(found, through, tc)
 
 
 def _foreign_in_other_direction(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
-) -> ForeignShaper | None:
+) -> LimitAssessment | None:
     """A shaper of the other direction manages the device, and might remove a limit of ours."""
     if direction == "ingress":
         other = _foreign_redirect("egress", device, tc)
@@ -94,33 +74,29 @@ def _foreign_in_other_direction(
         limited = tc.redirect_target(device.index) is not None
     if other is None or limited:
         return None
-    return ForeignShaper(
-        f"nothing limits {device.name} in this direction; {other.evidence}", device, limits_nothing=True
-    )
+    return LimitAssessment("missing", f"nothing limits {device.name} in this direction; {other.detail}", device)
 
 
-def _cilium(direction: Direction, device: Device, tc: TcIndex) -> ForeignShaper | None:
+def _cilium(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
     """Cilium, by its configuration: neither device names nor an fq qdisc prove that it limits."""
     cilium = tc.cilium
     its_own = tc.has_cilium and device.name.startswith(_CILIUM_DEVICES)
     if not its_own and device.kind != "netkit":
         return None
     if cilium.limits:
-        where = (
+        how = (
             "paces packets by their departure time" if direction == "egress" else "drops what is too much (since 1.18)"
         )
-        return ForeignShaper(
-            f"Cilium's bandwidth manager {where}: cilium-config has enable-bandwidth-manager: true", device
-        )
+        found = f"Cilium's bandwidth manager {how}: cilium-config has enable-bandwidth-manager: true"
+        return _foreign_limit(found, device, tc)
     if cilium.unknown or not cilium.installed:
         why = cilium.unknown or "there is no cilium-config"
-        hint = "; an uplink has fq, as with the bandwidth manager" if tc.paced_uplinks else ""
-        return ForeignShaper(f"unknown: whether Cilium limits cannot be told, so nothing is set ({why}{hint})", device)
+        return _foreign_limit(f"unknown: whether Cilium limits cannot be told, so nothing is set ({why})", device, tc)
     chained = tc.network.plugins and "cilium-cni" in tc.network.plugins[1:]
     if chained and device.kind == "veth":
         return None  # Another plugin routes the packets, and they pass token buckets.
     found = "Cilium carries packets past this device, and its bandwidth manager is off (cilium-config)"
-    return ForeignShaper(found, device, limits_nothing=True)
+    return LimitAssessment("missing", found, device)
 
 
 def unseen_programs(device: Device, tc: TcIndex) -> str:
@@ -137,9 +113,10 @@ def unseen_programs(device: Device, tc: TcIndex) -> str:
     return f"unseen programs of Cilium on {device.name} ({tc.programs_unknown})"
 
 
-def _shared_filters(direction: Direction, device: Device, tc: TcIndex) -> ForeignShaper | None:
+def _shared_filters(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
     """Tc refuses a filter on a device that shares its filter block; in the block it would match packets of all its devices."""
     block = tc.shared_blocks.get(device.index)
     if direction == "ingress" or block is None:
         return None
-    return ForeignShaper(f"what {device.name} receives goes through filter block {block}, which devices share", device)
+    found = f"what {device.name} receives goes through filter block {block}, which devices share"
+    return _foreign_limit(found, device, tc)

@@ -7,25 +7,17 @@ nested kubelets), and inside a cgroup namespace, where paths of others begin wit
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
-
 from agent.bandwidth.annotations import plain_uid
+from agent.bandwidth.state import Location
 
 _UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 # CRI-O's monitors run in the pod's slice but in the node's network namespace.
 _MONITOR = "conmon"
 INTERFACE = "eth0"
-
-
-class PodProcess(msgspec.Struct, frozen=True):
-    """The oldest process of a pod, and the id of its container, empty where the cgroup's name has none."""
-
-    pid: int
-    container: str
 
 
 def parse_cgroup(text: str) -> tuple[str, str] | None:
@@ -40,11 +32,11 @@ def parse_cgroup(text: str) -> tuple[str, str] | None:
     return None
 
 
-def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:
-    """The oldest process of each pod, by the uid as given. Reads all of ``/proc`` once."""
+def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
+    """The oldest process of each pod, and its container, by the uid as given. Reads all of ``/proc`` once."""
     wanted = {plain_uid(uid): uid for uid in uids}
-    found: dict[str, tuple[int, PodProcess]] = {}
-    for directory in _processes(proc) if wanted else ():
+    found: dict[str, tuple[int, Location]] = {}
+    for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()) if wanted else ():
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
         except (OSError, UnicodeDecodeError):
@@ -54,7 +46,7 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:
         started = _started_at(directory)
         uid = wanted[owner[0]]
         if started is not None and (uid not in found or started < found[uid][0]):
-            found[uid] = (started, PodProcess(int(directory.name), owner[1]))
+            found[uid] = (started, Location(pid=int(directory.name), sandbox=owner[1]))
     return {uid: process for uid, (_, process) in found.items()}
 
 
@@ -80,10 +72,6 @@ def shares_our_network(proc: Path, pid: int) -> bool:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
     except OSError:
         return False
-
-
-def _processes(proc: Path) -> Iterator[Path]:
-    return (entry for entry in proc.iterdir() if entry.name.isdigit())
 
 
 def _started_at(directory: Path) -> int | None:

@@ -12,7 +12,7 @@ import os
 import platform
 from collections.abc import Iterator
 
-from agent.bandwidth.state import BpfAttachment, Hook
+from agent.bandwidth.state import Filter, Hook
 
 _SYSCALLS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _PROG_QUERY = 16
@@ -26,6 +26,7 @@ _ATTACH_TYPES: tuple[tuple[int, str, Hook], ...] = (
 """enum bpf_attach_type, linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS, BPF_NETKIT_PRIMARY, BPF_NETKIT_PEER."""
 _NO_SUCH_HOOK = frozenset({errno.ENOENT, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP})
 _MAX_PROGRAMS = 64
+BEFORE_FILTERS = -1
 
 
 class ProgramsUnknown(Exception):  # noqa: N818 - an answer, not an error
@@ -50,7 +51,7 @@ class _Query(ctypes.Structure):
     )
 
 
-def read_programs(device: int) -> Iterator[BpfAttachment]:
+def read_programs(device: int) -> Iterator[Filter]:
     """The programs on a device, by hook; empty if the device is gone.
 
     Raises:
@@ -59,7 +60,8 @@ def read_programs(device: int) -> Iterator[BpfAttachment]:
     for attach_type, kind, hook in _ATTACH_TYPES:
         ids = _query(device, attach_type)
         if ids:
-            yield BpfAttachment(device=device, kind=kind, hook=hook, ids=ids)
+            names = ", ".join(map(str, ids))
+            yield Filter(device=device, kind=kind, hook=hook, priority=BEFORE_FILTERS, name=names)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -24,6 +24,7 @@ from agent.bandwidth.state import (
     Device,
     Filter,
     Hook,
+    LimitAssessment,
     LimitEgress,
     LimitIngress,
     LimitStatus,
@@ -53,25 +54,23 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
+    repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
     for pod in snapshot.pods:
+        location = snapshot.locations.get(pod.uid)
         if pod.uid in doubtful:
             refusal = LimitAssessment("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
-            statuses += [_status_of(pod, direction, refusal) for direction in pod.limits]
+            statuses += [_status_of(pod, direction, refusal, None, tc) for direction in pod.limits]
             continue
-        for direction in DIRECTIONS:
-            if direction not in pod.limits:
+        for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
+            found = _assess(pod, direction, location, tc)
+            if isinstance(found, str):
+                unlocated[pod.key] = found
                 continue
-            judged = _assess(pod, direction, snapshot.locations.get(pod.uid), tc)
-            if isinstance(judged, str):
-                unlocated[pod.key] = judged
-                continue
-            status, action = judged
-            statuses.append(status)
-            repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
-            if policy.enforce and action is not None and status.verdict in repaired:
-                actions.append(action)
+            statuses.append(_status_of(pod, direction, found, location, tc))
+            if policy.enforce and found.action is not None and found.verdict in repaired:
+                actions.append(found.action)
         if policy.enforce:
-            actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), tc)
+            actions += _leftovers_of(pod, location, tc)
     if policy.enforce:
         actions += _orphans(tc, snapshot)
     return BandwidthPlan(
@@ -91,9 +90,7 @@ def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatu
     else:
         return status
     set_up = status.verdict + (f", {status.detail}" if status.detail else "")
-    return msgspec.structs.replace(
-        status, verdict=verdict, configured=status.verdict, detail=f"{found}; as set up: {set_up}"
-    )
+    return msgspec.structs.replace(status, verdict=verdict, detail=f"{found}; as set up: {set_up}")
 
 
 def intermediate_name(network: str, sandbox: str) -> str:
@@ -121,59 +118,20 @@ def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) ->
     return min(found, key=lambda d: (d.peer or 0, d.index), default=None)
 
 
-class LimitAssessment(msgspec.Struct, frozen=True):
-    """A verdict, what it is about, and what would mend it; ``lossy`` where others may drop what a pod sends."""
-
-    verdict: Verdict
-    detail: str = ""
-    device: Device | None = None
-    params: TbfParams | None = None
-    action: Action | None = None
-    lossy: bool = False
-
-
 def _assess(
     pod: PodBandwidthSpec, direction: Direction, location: Location | None, tc: TcIndex
-) -> tuple[LimitStatus, Action | None] | str:
-    """A status and what would mend it; or a text, when it is too early to judge."""
+) -> LimitAssessment | str:
+    """A verdict and the repair; or why it is too early for them."""
     limit_spec = pod.limits[direction]
-    assessment: LimitAssessment | str
     if limit_spec.rate_bps is None:
-        assessment = LimitAssessment("invalid", limit_spec.problem)
-    elif pod.host_network:
-        assessment = LimitAssessment("not-applicable", "the pod uses the node's network")
-    elif not pod.has_address:
-        assessment = "the pod has no address yet"
-    elif location is None:
-        assessment = "none of its processes was found"
-    else:
-        assessment = _assess_located(pod, direction, limit_spec.rate_bps, location, tc)
-    if isinstance(assessment, str):
-        return assessment
-    status = _status_of(pod, direction, assessment)
-    if location is None or limit_spec.rate_bps is None:
-        return status, assessment.action
-    return msgspec.structs.replace(status, **_counters_of(direction, assessment, location, tc)), assessment.action
-
-
-def _counters_of(
-    direction: Direction, assessment: LimitAssessment, location: Location, tc: TcIndex
-) -> dict[str, object]:
-    """Where the effect can be counted, and whether it tells that the limit is exceeded."""
-    end = find_device(location, tc.pod_devices)
-    bucket = assessment.device.index if assessment.device is not None and assessment.device.index in tc.roots else None
-    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_of(end.index) is None):
-        bucket = None
-    counts = (
-        direction == "ingress" or bucket is not None or not (assessment.lossy or assessment.verdict == "other-enforcer")
-    )
-    if location.host_network:  # what its eth0 counts is the node's own traffic
-        return {}
-    return {
-        "host_device": end.name if end is not None else "",
-        "counter_source": CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
-        "is_measurable": counts,
-    }
+        return LimitAssessment("invalid", limit_spec.problem)
+    if pod.host_network:
+        return LimitAssessment("not-applicable", "the pod uses the node's network")
+    if not pod.has_address:
+        return "the pod has no address yet"
+    if location is None:
+        return "none of its processes was found"
+    return _assess_located(pod, direction, limit_spec.rate_bps, location, tc)
 
 
 def _assess_located(
@@ -188,9 +146,7 @@ def _assess_located(
         return LimitAssessment("not-applicable", detail)
     foreign = find_foreign(direction, device, location.attachment, tc)
     if foreign is not None:
-        verdict: Verdict = "missing" if foreign.limits_nothing else "other-enforcer"
-        params = None if foreign.limits_nothing else tc.params_at(foreign.device.index)
-        return LimitAssessment(verdict, foreign.evidence, foreign.device, params)
+        return foreign
     if direction == "ingress":
         assessment = _assess_ingress(rate_bps, device, tc)
     else:
@@ -321,23 +277,37 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
     return "enforced", ""
 
 
-def _status_of(pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment) -> LimitStatus:
-    device, params = assessment.device, assessment.params
-    found = LimitStatus(
+def _status_of(
+    pod: PodBandwidthSpec, direction: Direction, found: LimitAssessment, location: Location | None, tc: TcIndex
+) -> LimitStatus:
+    device, params = found.device, found.params if found.verdict != "filter-missing" else None
+    status = LimitStatus(
         pod=pod,
         direction=direction,
-        verdict=assessment.verdict,
+        verdict=found.verdict,
         device=device.name if device is not None else "",
         wanted_bps=pod.limits[direction].rate_bps,
-        detail=assessment.detail,
+        detail=found.detail,
     )
-    if params is None or device is None or assessment.verdict == "filter-missing":
-        return found
+    if params is not None and device is not None:
+        status = msgspec.structs.replace(
+            status,
+            rate_bytes_per_s=0 if tbf.blocks_everything(params, device.mtu) else params.rate_bytes_per_s,
+            burst_bytes=params.burst_bytes,
+            queue_s=params.queue_s,
+        )
+    if location is None or status.wanted_bps is None or location.host_network:
+        return status  # Of a process in the node's network eth0 would count the node's own traffic.
+    end = find_device(location, tc.pod_devices)
+    bucket = device.index if device is not None and device.index in tc.roots else None
+    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_of(end.index) is None):
+        bucket = None
+    others_may_drop = found.lossy or found.verdict == "other-enforcer"
     return msgspec.structs.replace(
-        found,
-        rate_bytes_per_s=0 if tbf.blocks_everything(params, device.mtu) else params.rate_bytes_per_s,
-        burst_bytes=params.burst_bytes,
-        queue_s=params.queue_s,
+        status,
+        host_device=end.name if end is not None else "",
+        counter_source=CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
+        is_measurable=direction == "ingress" or bucket is not None or not others_may_drop,
     )
 
 

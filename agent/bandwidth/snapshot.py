@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from agent.bandwidth.annotations import PodBandwidthSpec, contested
 from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.locate import INTERFACE, eth0_index, find_processes, shares_our_network
-from agent.bandwidth.state import BandwidthSnapshot, Location
+from agent.bandwidth.state import BandwidthSnapshot
 from agent.bandwidth.traffic_control import read_kernel
 
 
@@ -46,9 +48,9 @@ async def take_snapshot(
     kernel, numbers = await read_kernel({uid: process.pid for uid, process in processes.items()})
     attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
     locations = {
-        uid: Location(
-            pid=process.pid,
-            sandbox=attachments[uid].container if uid in attachments else process.container,
+        uid: msgspec.structs.replace(
+            process,
+            sandbox=attachments[uid].container if uid in attachments else process.sandbox,
             attachment=attachments.get(uid),
             namespace_id=numbers.get(uid),
             host_network=shares_our_network(proc, process.pid),

@@ -94,14 +94,14 @@ Hook = Literal["ingress", "egress"]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter on a device.
+    """A filter on a device, or BPF programs attached to it by tcx or netkit.
 
     Attributes:
         device: index of its device.
-        kind: ``u32``, ``matchall``, ``bpf``, ...
+        kind: ``u32``, ``matchall``, ``bpf``, ``tcx``, ...
         hook: which of the device's packets it sees.
-        priority: tc's preference; smaller ones come first.
-        name: of its BPF program.
+        priority: tc's preference; smaller ones come first. Programs come before all filters.
+        name: of a filter's BPF program; of programs their ids, in the order in which they run.
         matches_all: it matches every packet.
         redirects_to: index of the device that it redirects to, or None.
         polices: it has a police action, a limiter without a queue.
@@ -117,22 +117,6 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     redirects_to: int | None = None
     polices: bool = False
     loses_packets: bool = False
-
-
-class BpfAttachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """BPF programs attached by tcx or netkit, which run before filters.
-
-    Attributes:
-        device: index of their device.
-        kind: ``tcx`` or ``netkit``.
-        hook: which of the device's packets they see.
-        ids: of the programs, in the order in which they run.
-    """
-
-    device: int
-    kind: str
-    hook: Hook
-    ids: tuple[int, ...]
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,7 +151,7 @@ class TcState(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
-    programs: tuple[BpfAttachment, ...] = ()
+    programs: tuple[Filter, ...] = ()
     programs_unknown: str = ""
 
 
@@ -220,7 +204,6 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         counter_source: counters of its packets; None without any.
         is_measurable: counters can prove that the limit was exceeded. Not for egress if others may drop packets after they
             were counted.
-        configured: verdict on the configuration alone, if counters overruled it.
     """
 
     pod: PodBandwidthSpec
@@ -235,7 +218,6 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     host_device: str = ""
     counter_source: CounterSource | None = None
     is_measurable: bool = False
-    configured: Verdict | None = None
 
     @property
     def key(self) -> Key:
@@ -302,6 +284,17 @@ class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
 
 
 Action = LimitIngress | LimitEgress | RemoveLimit | RemoveDevice
+
+
+class LimitAssessment(msgspec.Struct, frozen=True):
+    """A verdict, its device, and the repair; ``lossy`` if others may drop what a pod sends."""
+
+    verdict: Verdict
+    detail: str = ""
+    device: Device | None = None
+    params: TbfParams | None = None
+    action: Action | None = None
+    lossy: bool = False
 
 
 class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):

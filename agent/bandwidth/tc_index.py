@@ -11,7 +11,6 @@ from agent.bandwidth.state import (
     OUR_HANDLE,
     ROOT,
     BandwidthSnapshot,
-    BpfAttachment,
     Device,
     Filter,
     Hook,
@@ -20,7 +19,6 @@ from agent.bandwidth.tbf import TbfParams
 
 PLUGIN_PREFIX = "bwp"
 """Name prefix of intermediate devices, both the CNI bandwidth plugin's and ours."""
-_UPLINKS = frozenset({"", "bond", "team", "vlan"})
 
 
 def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
@@ -50,17 +48,12 @@ class TcIndex:
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
         for one in sorted(kernel.filters, key=lambda f: f.priority):
             self._filters.setdefault((one.device, one.hook), []).append(one)
-        self._programs: dict[tuple[int, Hook], list[BpfAttachment]] = {}
+        self._programs: dict[tuple[int, Hook], list[Filter]] = {}
         for program in kernel.programs:
             self._programs.setdefault((program.device, program.hook), []).append(program)
         self.programs_unknown = kernel.programs_unknown
         self.cilium = snapshot.cilium
         self.has_cilium = self.cilium.installed or "cilium_host" in self.by_name
-        self.paced_uplinks = any(
-            qdisc.kind == "fq" and self.devices[qdisc.device].kind in _UPLINKS
-            for qdisc in kernel.qdiscs
-            if qdisc.device in self.devices
-        )
         self.with_ingress_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
     def params_at(self, device: int) -> TbfParams | None:
@@ -94,7 +87,7 @@ class TcIndex:
         """Indexes of the devices that filters redirect to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
-    def foreign_attachments(self, device: Device, hook: Hook) -> list[Filter | BpfAttachment]:
+    def foreign_attachments(self, device: Device, hook: Hook) -> list[Filter]:
         """Filters and programs on a device that are neither ours nor the CNI bandwidth plugin's."""
         filters = [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
         return [*self._programs.get((device.index, hook), ()), *filters]
@@ -106,13 +99,13 @@ class TcIndex:
         target = self.devices.get(one.redirects_to)
         return is_limit_device(target) if target is not None else one.matches_all
 
-    def bypassed_filters(self, device: Device) -> list[Filter | BpfAttachment]:
+    def bypassed_filters(self, device: Device) -> list[Filter]:
         """Foreign filters that no longer see what a pod sends, because our filter has a smaller preference."""
         ours, through = self.redirect_of(device.index), self.redirect_target(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
         others = self.foreign_attachments(device, "ingress")
-        return [one for one in others if isinstance(one, Filter) and one.priority > ours.priority]
+        return [one for one in others if one.priority > ours.priority]
 
 
 def is_limit_device(device: Device) -> bool:
@@ -130,12 +123,12 @@ def pod_uid_of(device: Device) -> str:
     return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
 
 
-def describe(device: Device, foreign_attachments: list[Filter | BpfAttachment]) -> str:
+def describe(device: Device, foreign_attachments: list[Filter]) -> str:
     """Names what is attached to a device, so that a person finds it with ``tc`` and ``bpftool``."""
     parts = []
     for one in foreign_attachments:
-        if isinstance(one, BpfAttachment):
-            parts.append(f"{one.kind} program{'s' * (len(one.ids) > 1)} {', '.join(str(id_) for id_ in one.ids)}")
+        if one.kind in {"tcx", "netkit"}:
+            parts.append(f"{one.kind} program{'s' * (',' in one.name)} {one.name}")
         else:
             name = f" {one.name}" if one.name else ""
             parts.append(f"a {one.kind} filter{name} with preference {one.priority}")

@@ -22,7 +22,6 @@ from agent.bandwidth.state import (
     INGRESS_HOOK,
     PLUGIN_HANDLE,
     ROOT,
-    BpfAttachment,
     Device,
     Filter,
     Hook,
@@ -150,7 +149,7 @@ def parse_class(data: bytes, begin: int, end: int) -> tuple[int, tuple[int, int]
     return handle, (rate, buffer)
 
 
-def programs_of(indexes: Iterable[int]) -> tuple[tuple[BpfAttachment, ...], str]:
+def programs_of(indexes: Iterable[int]) -> tuple[tuple[Filter, ...], str]:
     """The programs on some devices, or why the kernel does not say."""
     try:
         return tuple(program for index in indexes for program in read_programs(index)), ""

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from agent.capacity.instances import find_instance
-from agent.config import AgentConfig, Reserve
+from agent.config import AgentConfig
 from agent.node import OwnNode
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -80,7 +80,7 @@ def choose_bandwidth(
     )
     if source == "unknown" and instance_type:
         explanation = f"instance type {instance_type} is not in the table; {explanation}"
-    rate_bps = None if gross_bps is None else after_reserve(gross_bps, config.reserve)
+    rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
     if rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
         explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
     if rate_bps is not None and rate_bps <= 0:
@@ -137,11 +137,6 @@ def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
         return rate_bps
     warnings.append(f"annotation {CAPACITY_ANNOTATION}: {text!r} is not above 0; write it as 10G")
     return None
-
-
-def after_reserve(gross_bps: int, reserve: Reserve) -> int:
-    """What is left, in whole bits per second; may be 0 or less."""
-    return int(gross_bps * (1 - reserve.ratio)) - reserve.rate_bps
 
 
 def remember_peak(peak_bps: int | None, throughput_bps: float) -> int:

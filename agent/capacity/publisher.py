@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -19,15 +18,14 @@ from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.node import NodeView, OwnNode
 from kubekit import logs
-from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
+from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.waiting import Backoff, wait_for
-from kubekit.wire import NODES, Resource
+from kubekit.wire import NODES
 from netperf.contract import AGENT
 
 log = logs.get("agent.capacity")
 
-T = TypeVar("T")
 POLL_S = 60.0
 """Links are read this often, and after events of the kernel."""
 MIN_READ_PAUSE_S = 2.0
@@ -75,21 +73,11 @@ class CompetingWriter:
         return f"somebody else replaced the published value {len(self._replaced_s)} times within ten minutes"
 
 
-class NodePatcher(Protocol):
-    """The method of `kubekit.client.Client` that the publisher uses."""
-
-    async def patch(
-        self, resource: Resource, name: str, body: object, type_: type[T], *, kind: str, subresource: str | None = None
-    ) -> T:
-        """PATCH an object and return it."""
-        ...
-
-
 class Publisher:
     """Publishes the capacity of one node.
 
     Args:
-        patcher: usually the cluster's client.
+        client: the cluster's.
         view: the own node.
         config: flags and file.
         read_hardware: reads links and applies the rules to them.
@@ -102,7 +90,7 @@ class Publisher:
 
     def __init__(
         self,
-        patcher: NodePatcher,
+        client: Client,
         view: NodeView,
         config: AgentConfig,
         read_hardware: Callable[[], Awaitable[HardwareCapacity]],
@@ -110,7 +98,7 @@ class Publisher:
         instance_type: str = "",
         registry: CollectorRegistry | None = None,
     ) -> None:
-        self._patcher, self._view, self._config = patcher, view, config
+        self._client, self._view, self._config = client, view, config
         self._read_hardware, self._instance_type = read_hardware, instance_type
         self._backoff = Backoff(base_s=0.2, cap_s=30.0)
         self._wake = asyncio.Event()
@@ -188,7 +176,8 @@ class Publisher:
         writes = plan_writes(node, node_bandwidth, time.time(), disputed=disputed)
         if not writes:
             return False
-        await self._execute(node.metadata.name, writes)
+        await execute_writes(self._client, node.metadata.name, writes)
+        self._writes.labels("ok").inc()
         if writes.status and node_bandwidth.rate_bps is not None:
             self._competing_writer.written_bps = node_bandwidth.rate_bps
         self._planned_from = node.metadata.resource_version
@@ -210,20 +199,16 @@ class Publisher:
                 source=node_bandwidth.source,
             )
 
-    async def _execute(self, name: str, writes: Writes) -> None:
-        await execute_writes(self._patcher, name, writes)
-        self._writes.labels("ok").inc()
 
-
-async def execute_writes(patcher: NodePatcher, name: str, writes: Writes) -> None:
+async def execute_writes(client: Client, name: str, writes: Writes) -> None:
     """Send the patches.
 
     Raises:
         KubekitError: a request failed; all may be sent again.
     """
     if writes.metadata:
-        await patcher.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)
+        await client.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)
     if writes.status:
-        await patcher.patch(NODES, name, list(writes.status), OwnNode, kind=JSON_PATCH, subresource="status")
+        await client.patch(NODES, name, list(writes.status), OwnNode, kind=JSON_PATCH, subresource="status")
     if writes.condition:
-        await patcher.patch(NODES, name, writes.condition, OwnNode, kind=STRATEGIC_PATCH, subresource="status")
+        await client.patch(NODES, name, writes.condition, OwnNode, kind=STRATEGIC_PATCH, subresource="status")

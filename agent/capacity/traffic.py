@@ -28,26 +28,16 @@ class Counters(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
 
 
-class Rates(msgspec.Struct, frozen=True):
-    """Bytes per second."""
+def utilisation(old: Counters, new: Counters, capacity_bps: int) -> float | None:
+    """The mean rate of the busier direction over the capacity, 0..1, since links are full duplex.
 
-    sent_bytes_per_s: float
-    received_bytes_per_s: float
-
-
-def rates_between(old: Counters, new: Counters) -> Rates | None:
-    """Mean rates; None where the devices changed or a counter went back, as when a driver was loaded again."""
+    None where the devices changed or a counter went back, as when a driver was loaded again.
+    """
     seconds = new.at_s - old.at_s
     sent, received = new.sent_bytes - old.sent_bytes, new.received_bytes - old.received_bytes
     if old.devices != new.devices or seconds <= 0 or sent < 0 or received < 0:
         return None
-    return Rates(sent / seconds, received / seconds)
-
-
-def utilisation(rates: Rates, capacity_bps: int) -> float:
-    """The busier direction over the capacity, 0..1; links are full duplex."""
-    busiest_bps = 8 * max(rates.sent_bytes_per_s, rates.received_bytes_per_s)
-    return min(1.0, busiest_bps / capacity_bps)
+    return min(1.0, 8 * max(sent, received) / seconds / capacity_bps)
 
 
 class Traffic:
@@ -108,12 +98,13 @@ class Traffic:
             "netaware_node_network_receive_bytes", "Received by the uplinks.", labels=("node",)
         )
         used = _gauge("netaware_node_network_utilization_ratio", "Busier direction over the capacity of the uplinks.")
-        rates = rates_between(self._samples[0], self._samples[-1]) if len(self._samples) > 1 else None
         if self._samples:
             sent.add_metric((self._node,), self._samples[-1].sent_bytes)
             received.add_metric((self._node,), self._samples[-1].received_bytes)
-        if rates is not None and node_bandwidth is not None and node_bandwidth.gross_bps:
-            used.add_metric((self._node,), utilisation(rates, node_bandwidth.gross_bps))
+        if node_bandwidth is not None and node_bandwidth.gross_bps and self._samples:
+            ratio = utilisation(self._samples[0], self._samples[-1], node_bandwidth.gross_bps)
+            if ratio is not None:
+                used.add_metric((self._node,), ratio)
         yield from (sent, received, used)
 
 

@@ -39,7 +39,7 @@ class BackgroundProber:
         self._stream: DatagramStream | None = None
         self._tails: dict[DatagramTarget, deque[Histogram]] = {}
 
-    def pause(self, paused: bool) -> None:
+    def pause(self, *, paused: bool) -> None:
         """Send none while a run has the CPU."""
         if self._stream is not None:
             self._stream.paused = paused

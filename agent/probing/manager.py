@@ -1,13 +1,13 @@
 """Puts the parts of probing together and restarts what depends on something that changed: address, secret or ports.
 
 New samples go one way: the scheduler runs probes and asks the background prober, and hands each outcome to this manager, which
-hands it to metrics, results and listeners.
+hands it to metrics and results.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from agent.probing.plan_source import PlanSource, run_until
 from agent.probing.responder import ProbeResponder, keep_announced
 from agent.probing.results import ResultsWriter
 from agent.probing.results_queue import ResultsQueue
-from agent.probing.scheduler import Outcome, OutcomeListener, ProbeScheduler
+from agent.probing.scheduler import Outcome, ProbeScheduler
 from agent.probing.secret import SecretSource
 from kubekit import logs
 from kubekit.client import Client
@@ -40,7 +40,7 @@ class ProbingManager:
         view: the own node.
         config: flags.
         registry: for metrics.
-        listeners: called with each outcome, after metrics and results.
+        on_throughput: called with what each run of a stream reached, bits per second.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ProbingManager:
         view: NodeView,
         config: AgentConfig,
         registry: CollectorRegistry,
-        listeners: tuple[OutcomeListener, ...] = (),
+        on_throughput: Callable[[float], None],
     ) -> None:
         self._client, self._view, self._config = client, view, config
-        self._listeners = listeners
-        self._source = SecretSource(client, config.namespace, config.passphrase_file)
+        self._on_throughput = on_throughput
+        self._source = SecretSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
         self._metrics = ProbeMetrics(self._plans, registry)
         self._metrics.rejected = lambda: self._responder.rejected if self._responder else 0
@@ -68,7 +68,7 @@ class ProbingManager:
             registry=registry,
         )
         self._background = BackgroundProber(self._plans)
-        self._scheduler = ProbeScheduler(self._plans, config.budget, self._hand_on, background=self._background)
+        self._scheduler = ProbeScheduler(self._plans, config.budget, self._hand_on, self._background)
         self._responder: ProbeResponder | None = None
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
@@ -122,8 +122,8 @@ class ProbingManager:
             self._results.add_failure(outcome.failure, outcome.test)
         elif outcome.heard:
             self._results.clear_failure(outcome.origin, outcome.destination, outcome.test)
-        for listener in self._listeners:
-            listener(outcome)
+        if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
+            self._on_throughput(outcome.sample.measurement.throughput_bps)
 
     async def _follow_secret(self) -> None:
         self._secret = await self._source.read()

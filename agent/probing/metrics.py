@@ -56,7 +56,6 @@ class ProbeMetrics:
     ) -> None:
         self._plans = plans
         self._pairs: dict[Pair, _PairState] = {}
-        self._others: dict[str, int] = {}
         self.rejected: Callable[[], int] = lambda: 0
         self.secret_refused: Callable[[], bool] = lambda: False
         if registry is not None:
@@ -71,12 +70,9 @@ class ProbeMetrics:
     def add(self, outcome: Outcome) -> None:
         """Count one turn; those of pairs that left the plan meanwhile are dropped."""
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
-        if outcome.result == "waiting":
-            return
-        if outcome.pair_index:  # the pair's own series are those of its pair 0; the others are counted apart
-            self._others[outcome.result] = self._others.get(outcome.result, 0) + 1
-            return
-        if state is None:
+        if (
+            state is None or outcome.result == "waiting" or outcome.pair_index
+        ):  # a pair's own series are those of its pair 0
             return
         state.outcomes[outcome.test, outcome.result] = state.outcomes.get((outcome.test, outcome.result), 0) + 1
         sample = outcome.sample
@@ -167,24 +163,12 @@ class ProbeMetrics:
                 runs.add_metric((*pair, *key), count)
             for key, count in state.quality_flags.copy().items():
                 quality_flags.add_metric((*pair, *key), count)
-        others = CounterMetricFamily(
-            "netaware_probe_other_node_pairs",
-            "Rounds of pairs of nodes that only datagrams measure, by outcome.",
-            labels=("outcome",),
-        )
-        for result, count in self._others.copy().items():
-            others.add_metric((result,), count)
-        yield from (runs, quality_flags, others)
+        yield from (runs, quality_flags)
 
     def _about_plan(self) -> Iterator[Metric]:
         plan = self._plans.plan
         own = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
-        yield GaugeMetricFamily(
-            "netaware_probe_plan_zone_probes",
-            "Probes of the whole zone in its plan.",
-            sum(probe.pair_index == 0 for probe in plan.probes) if plan else 0,
-        )
         if plan is not None:
             yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the current probe plan.", plan.epoch)
             yield GaugeMetricFamily("netaware_probe_round_seconds", "Length of a round.", plan.interval_s)

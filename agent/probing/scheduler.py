@@ -12,10 +12,10 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
 
 import msgspec
 
+from agent.probing.background import BackgroundProber
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import wait_for
@@ -31,7 +31,8 @@ from netperf.pacing import (
     within_budget,
 )
 from netperf.plans import Probe, ZonePlan
-from netperf.probers.prober import ProbeFailedError, Prober
+from netperf.probers.netperf import NetperfProber
+from netperf.probers.prober import ProbeFailedError
 from netperf.sample import (
     MIN_DATAGRAMS,
     Failure,
@@ -47,22 +48,6 @@ from netperf.sample import (
 log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
-
-
-class DatagramReader(Protocol):
-    """What the scheduler needs of `agent.probing.background.BackgroundProber`."""
-
-    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        """What datagrams read of a pair since the last call, if it is enough to tell, and how many came back."""
-        ...
-
-    def pause(self, paused: bool) -> None:
-        """Send none while a run has the CPU."""
-        ...
-
-    async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
-        """Whether datagrams of a pair come back, or why not."""
-        ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,31 +78,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     heard: bool = False
 
 
-class OutcomeListener(Protocol):
-    """Somebody who wants to know how turns end."""
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Must be quick and must not raise."""
-        ...
-
-
 class ProbeScheduler:
     """The probing loops of one node.
 
     Args:
         plans: the plan in force.
         budget: what runs may take.
-        listener: called with each outcome.
-        background: reads of datagrams; None where there are none.
+        listener: called with each outcome; must be quick and must not raise.
+        background: reads of datagrams.
     """
 
     def __init__(
         self,
         plans: PlanSource,
         budget: ProbeBudget,
-        listener: OutcomeListener,
+        listener: Callable[[Outcome], None],
+        background: BackgroundProber,
         *,
-        background: DatagramReader | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._plans, self._budget, self._listener = plans, budget, listener
@@ -130,9 +107,9 @@ class ProbeScheduler:
         self._sequence = int(wall_clock())
         self._taken_s = wall_clock()
         self._changed = asyncio.Event()
-        self._prober: Prober | None = None
+        self._prober: NetperfProber | None = None
 
-    def use(self, prober: Prober | None) -> None:
+    def use(self, prober: NetperfProber | None) -> None:
         """Run probes by this prober; None leaves all pairs to datagrams."""
         self._prober = prober
         self.follow_plan()
@@ -172,7 +149,7 @@ class ProbeScheduler:
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
     async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
-        found = await self._background.check(probe) if self._background is not None else "waiting"
+        found = await self._background.check(probe)
         if found != "waiting" and self._plans.plan is plan:
             run = found if isinstance(found, ProbeFailedError) else None
             self._listener(self.conclude(probe, plan.settings.test, run))
@@ -203,15 +180,13 @@ class ProbeScheduler:
                 return False
         return True
 
-    async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: Prober) -> Outcome:
-        probe, settings, now_s = turn.probe, plan.settings, self._wall_clock()
-        # An extra test that this prober does not know is no reason to lose the round: the usual one is run.
-        test = turn.test if turn.test in prober.tests else settings.test
+    async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: NetperfProber) -> Outcome:
+        probe, settings, test, now_s = turn.probe, plan.settings, turn.test, self._wall_clock()
         self._spent = forget_old(self._spent, now_s, self._budget)
         if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
             return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
         run: Measurement | ProbeFailedError
-        self._pause_datagrams(paused=True)
+        self._background.pause(paused=True)
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s(turn, plan)):
@@ -222,14 +197,10 @@ class ProbeScheduler:
         except TimeoutError:
             run = ProbeFailedError("timeout", "no end before the next turn", alive=True)
         finally:
-            self._pause_datagrams(paused=False)
+            self._background.pause(paused=False)
         if isinstance(run, ProbeFailedError):
             self._book(min(time.monotonic() - started, settings.duration_s), None)
         return self.conclude(probe, test, run)
-
-    def _pause_datagrams(self, *, paused: bool) -> None:
-        if self._background is not None:
-            self._background.pause(paused)
 
     def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
         """Until this node's next turn can only just begin, but always long enough for a run as planned."""
@@ -245,7 +216,7 @@ class ProbeScheduler:
         A run that failed says little about a path on which datagrams come back, and where neither came back it is a failure
         that must be told: silence could be anything.
         """
-        datagrams, returned = self._background.close_window(probe) if self._background is not None else (None, 0)
+        datagrams, returned = self._background.close_window(probe)
         if isinstance(run, Measurement):
             self._failed_runs.pop(probe.nodes, None)
             if test == "TCP_STREAM":

@@ -76,23 +76,6 @@ def child_environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-async def start(arguments: Sequence[str], *, stdout: int = DEVNULL) -> Process:
-    """Start a child that dies with us.
-
-    Raises:
-        OSError: the program cannot be started.
-    """
-    return await asyncio.create_subprocess_exec(
-        *arguments,
-        stdin=DEVNULL,
-        stdout=stdout,
-        stderr=PIPE,
-        env=child_environment(),
-        limit=OUTPUT_LIMIT,
-        preexec_fn=die_with_parent,
-    )
-
-
 async def start_confined(program: str, *arguments: str, stdin: int, limits: ChildLimits) -> Process:
     """Start a child that serves another host, without rights and within limits; it dies with us.
 
@@ -121,13 +104,21 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
 
 
 async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
-    """Run a program to its end.
+    """Run a program to its end; it dies with us.
 
     Raises:
         TimeoutError: it did not end in time, and was killed.
         OSError: it cannot be started.
     """
-    process = await start(arguments, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=child_environment(),
+        limit=OUTPUT_LIMIT,
+        preexec_fn=die_with_parent,
+    )
     last: list[CpuUse] = []
     watcher = asyncio.create_task(follow_cpu_use(process.pid, lambda use: last.__setitem__(slice(None), [use])))
     try:

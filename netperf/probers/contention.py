@@ -11,10 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from netperf.sample import Measurement
-
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 SAMPLING_S = 0.05
 
@@ -90,16 +86,6 @@ def read_cpu_use(pid: int | str = "self") -> CpuUse | None:
 def difference(after: float | None, before: float | None) -> float | None:
     """After minus before, where both are known; never negative, as when the process moved to another group."""
     return None if after is None or before is None else max(0.0, after - before)
-
-
-def with_circumstances(measurement: Measurement, throttled_us: float | None, cpu: CpuUse | None) -> Measurement:
-    """A run's measurement, with how far the prober was held up during it."""
-    return msgspec.structs.replace(
-        measurement,
-        throttled_us=throttled_us,
-        run_queue_us=cpu.run_queue_us if cpu else None,
-        cpu_us=cpu.cpu_us if cpu else None,
-    )
 
 
 async def follow_cpu_use(pid: int, seen: Callable[[CpuUse], None]) -> None:

@@ -15,14 +15,16 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from netperf.plans import ProbeSettings
 from netperf.probers import child
-from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us, with_circumstances
+from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us
 from netperf.probers.passphrase import derive_passphrase, epochs_to_try
 from netperf.probers.prober import FailureName, ProbeFailedError
-from netperf.sample import MAX_LATENCY_US, TESTS, Measurement, ProberName, Test
+from netperf.sample import MAX_LATENCY_US, Measurement, Test
 
 ENVIRONMENT = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
@@ -193,40 +195,39 @@ class NetperfProber:
     """Runs netperf as a child process.
 
     Args:
-        binary: path of netperf, see `find_binary`; None fails every run as ``no-netperf``.
+        binary: path of netperf, see `find_binary`.
         secret: what passphrases are derived from; at least 16 bytes.
         wall_clock: seconds since 1970, decides the passphrase's epoch.
     """
 
-    name: ClassVar[ProberName] = "netperf"
-    tests: ClassVar[tuple[Test, ...]] = TESTS
-
-    def __init__(self, binary: str | None, secret: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, binary: str, secret: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._binary, self._secret, self._wall_clock = binary, secret, wall_clock
         self._cpu_stat = own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
         """Run netperf once; a passphrase that is refused is tried again with the neighbouring epoch's.
 
+        Args:
+            address: literal IP address of the other end.
+            settings: test, duration and ports, from the plan.
+
         Raises:
-            ProbeFailedError: see `prober.Prober`.
+            ProbeFailedError: there is no measurement; `ProbeFailedError.name` says why.
         """
-        if self._binary is None or not os.access(self._binary, os.X_OK):
+        if not os.access(self._binary, os.X_OK):
             raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
         rtt_s = await tcp_ping(address, settings.port)
         first, neighbour = epochs_to_try(self._wall_clock())
         try:
-            return await self._run(self._binary, address, settings, derive_passphrase(self._secret, first), rtt_s)
+            return await self._run(address, settings, derive_passphrase(self._secret, first), rtt_s)
         except ProbeFailedError as failure:
             if failure.name != "unauthenticated":
                 raise
-        return await self._run(self._binary, address, settings, derive_passphrase(self._secret, neighbour), rtt_s)
+        return await self._run(address, settings, derive_passphrase(self._secret, neighbour), rtt_s)
 
-    async def _run(
-        self, binary: str, address: str, settings: ProbeSettings, passphrase: str, rtt_s: float
-    ) -> Measurement:
+    async def _run(self, address: str, settings: ProbeSettings, passphrase: str, rtt_s: float) -> Measurement:
         transactions = transactions_for(settings.duration_s, rtt_s)
-        command = command_line(binary, address, settings, passphrase, transactions)
+        command = command_line(self._binary, address, settings, passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
         longest_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
@@ -236,13 +237,18 @@ class NetperfProber:
             took_s = time.monotonic() - started
             raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", alive=True) from None
         except OSError as error:
-            raise ProbeFailedError("no-netperf", f"{binary}: {error.strerror}") from error
+            raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
         if finished.status != 0:
             took_s = time.monotonic() - started
             raise await _explain(finished, address, settings, took_s)
         measurement = parse_output(finished.stdout, settings.test)
         throttled_us = difference(read_throttled_us(self._cpu_stat), throttled_before)
-        return with_circumstances(measurement, throttled_us, finished.cpu)
+        return msgspec.structs.replace(
+            measurement,
+            throttled_us=throttled_us,
+            run_queue_us=finished.cpu.run_queue_us if finished.cpu else None,
+            cpu_us=finished.cpu.cpu_us if finished.cpu else None,
+        )
 
 
 async def tcp_ping(address: str, port: int) -> float:

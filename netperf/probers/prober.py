@@ -1,12 +1,10 @@
-"""The interface of a prober, and the names of what can go wrong."""
+"""The names of what can go wrong with a probe."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from typing import Literal
 
 from kubekit.errors import KubekitError
-from netperf.plans import ProbeSettings
-from netperf.sample import Measurement, ProberName, Test
 
 FailureName = Literal[
     "refused",
@@ -36,27 +34,3 @@ class ProbeFailedError(KubekitError):
         super().__init__(f"{name}: {detail}" if detail else name)
         self.name, self.detail = name, detail
         self.alive = name not in {"timeout", "unreachable"} if alive is None else alive
-
-
-class Prober(Protocol):
-    """Measures round trips, or throughput, to one address.
-
-    Attributes:
-        name: as it is written into samples.
-        tests: what it can run.
-    """
-
-    name: ClassVar[ProberName]
-    tests: ClassVar[tuple[Test, ...]]
-
-    async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        """Run once.
-
-        Args:
-            address: literal IP address of the other end.
-            settings: test, duration and ports, from the plan.
-
-        Raises:
-            ProbeFailedError: there is no measurement; `ProbeFailedError.name` says why.
-        """
-        ...

@@ -21,7 +21,6 @@ from agent.bandwidth.traffic_control import parse_class, parse_device, parse_fil
 from agent.capacity.kernel import parse_default_route, parse_root
 from agent.config import parse_rate, parse_reserve, parse_share
 from agent.netlink import KernelError
-from agent.probing.secret import decode_secret
 from agent.traffic.conntrack import read_entries
 from controller import prometheus
 from controller.cluster.resources import NETPERF_COSTS, AppGroup, NetworkTopology
@@ -37,7 +36,7 @@ from kubekit import answers, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, read_announcement
 from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
 from netperf.plans import PLAN_KEY, decode_plan
@@ -236,11 +235,6 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "device counters": (in_bytes(parse_device_count), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
     "error of the API server": (status, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
-    "probe secret": (
-        lambda text: decode_secret({PASSPHRASE_KEY: text}),
-        "c2VjcmV0LXNlY3JldC1zZWNyZXQ=",
-        (ConfigError,),
-    ),
     "listen address": (parse_listen, "[::1]:9850", (ConfigError,)),
     "rate": (lambda text: parse_rate("f", text), "10G", (ConfigError,)),
     "share": (lambda text: parse_share("f", text), "10%", (ConfigError,)),

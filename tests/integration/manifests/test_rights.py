@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.waiting import until
-from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
 from lab.programs import Program
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
@@ -237,7 +237,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
         return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
 
     await until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
-    secret = await admin.get(SECRETS, "netaware-probe", Secret, namespace=NAMESPACE)
+    secret = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=NAMESPACE)
     assert len((secret.data or {})["passphrase"]) > 40
     results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert results.data

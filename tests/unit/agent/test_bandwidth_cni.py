@@ -38,7 +38,6 @@ def test_an_entry_names_container_network_devices_plugins_and_what_was_asked_for
     assert parsed is not None
     uid, interface, attachment = parsed
     assert (uid, interface, attachment.container, attachment.network) == (UID, "eth0", "a" * 64, "cbr0")
-    assert attachment.devices == ("veth1", "eth0")
     assert attachment.plugins == ("bridge", "bandwidth")
     assert attachment.asked == {"ingressRate": 10000000, "ingressBurst": 2147483647}
 

@@ -69,7 +69,7 @@ def test_the_oldest_process_speaks_for_its_pod(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "88").mkdir()  # ended between listing and reading
     found = find_processes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
-    assert {uid: (process.pid, process.container) for uid, process in found.items()} == {UID: (40000, pause)}
+    assert {uid: (process.pid, process.sandbox) for uid, process in found.items()} == {UID: (40000, pause)}
 
 
 def test_without_pods_nothing_is_read(tmp_path: Path) -> None:

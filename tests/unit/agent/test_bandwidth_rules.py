@@ -15,7 +15,6 @@ from agent.bandwidth.state import (
     ROOT,
     BandwidthPlan,
     BandwidthSnapshot,
-    BpfAttachment,
     Device,
     Filter,
     LimitEgress,
@@ -376,8 +375,8 @@ FOREIGN = Filter(device=VETH, kind="bpf", name="tc_cls_egress", priority=10)
     [
         {"filters": (FOREIGN,)},
         {"filters": (msgspec.structs.replace(FOREIGN, hook="egress"),)},
-        {"programs": (BpfAttachment(device=VETH, kind="tcx", hook="ingress", ids=(7, 8)),)},
-        {"programs": (BpfAttachment(device=VETH, kind="tcx", hook="egress", ids=(7,)),)},
+        {"programs": (Filter(device=VETH, kind="tcx", hook="ingress", priority=-1, name="7, 8"),)},
+        {"programs": (Filter(device=VETH, kind="tcx", hook="egress", priority=-1, name="7"),)},
     ],
 )
 def test_where_others_attached_something_nothing_is_set_and_the_evidence_is_told(stranger: dict[str, object]) -> None:

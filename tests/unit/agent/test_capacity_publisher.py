@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
+from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import Condition, ObjectMeta, Resource
 from netperf.contract import BANDWIDTH
@@ -93,7 +94,7 @@ class Bench:
         self.view = NodeView()
         self.store, self.links = NodeStore(self.view), Links()
         self.publisher = Publisher(
-            self.store, self.view, AgentConfig(node="n1"), self.links.read, registry=CollectorRegistry()
+            cast("Client", self.store), self.view, AgentConfig(node="n1"), self.links.read, registry=CollectorRegistry()
         )
 
     async def __aenter__(self) -> Bench:

@@ -81,8 +81,7 @@ def probing() -> tuple[Collector, Step]:
         for kind in range(400):
             told = f"outcome-{number}-{kind}"
             plans.refusals[told] = 1
-            for rank in (0, 1):
-                metrics.add(outcome(THERE[0], result=told, pair_index=rank))
+            metrics.add(outcome(THERE[0], result=told))
 
     return metrics, step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.capacity.node_bandwidth import HardwareCapacity, after_reserve, choose_bandwidth, remember_peak
+from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, remember_peak
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse
@@ -63,8 +63,8 @@ def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(te
 
 
 def test_the_reserve_is_a_share_or_an_amount() -> None:
-    assert after_reserve(10 * G, Reserve(ratio=0.1)) == 9 * G
-    assert after_reserve(10 * G, Reserve(rate_bps=G)) == 9 * G
+    amount = choose_bandwidth(node(), config(reserve=Reserve(rate_bps=G)), HARDWARE, None)
+    assert amount.rate_bps == 9 * G
     node_bandwidth = choose_bandwidth(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
     assert (node_bandwidth.rate_bps, node_bandwidth.gross_bps) == (9 * G, 10 * G)
     assert "reserved" in node_bandwidth.explanation

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
 
 from agent.probing.results_queue import says_the_same
-from agent.probing.secret import SecretSource, decode_secret
-from kubekit.client import Client
-from kubekit.errors import ConfigError
+from agent.probing.secret import SecretSource
 from netperf.sample import Measurement, Place, Sample
 
 BASE = Sample(
@@ -51,22 +47,11 @@ def test_small_latencies_may_move_by_their_clocks_noise() -> None:
 SECRET = b"0123456789abcdef"
 
 
-def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
-    assert decode_secret({"passphrase": base64.b64encode(SECRET + b"\n").decode()}) == SECRET
-    for bad in ("not base64!", base64.b64encode(b"short").decode(), base64.b64encode(b" \n").decode(), ""):
-        with pytest.raises(ConfigError):
-            decode_secret({"passphrase": bad})
-    with pytest.raises(ConfigError):
-        decode_secret({})
-    with pytest.raises(ConfigError):
-        decode_secret(None)
-
-
 @pytest.mark.looptime
 @pytest.mark.asyncio
 async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
     file = tmp_path / "passphrase"
-    source = SecretSource(cast("Client", None), "ns", file)
+    source = SecretSource(file)
     (tmp_path / "password").write_bytes(SECRET)  # the Secret is there, its key is another one
     (tmp_path / "..data").mkdir()
     reading = asyncio.create_task(source.read())

@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 
+from agent.probing.background import BackgroundProber
 from agent.probing.plan_source import PlanSource
-from agent.probing.scheduler import DatagramReader, Outcome, ProbeScheduler
+from agent.probing.scheduler import Outcome, ProbeScheduler
 from netperf.pacing import ProbeBudget
 from netperf.plans import Probe, ProbeSettings
+from netperf.probers.netperf import NetperfProber
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import Measurement, ProberName, Test
+from netperf.sample import Measurement
 from tests.unit.agent.probing import THERE, measured, plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 EPOCH = 1_800_000_000.0
 
 
-class Steady:
+class Steady(NetperfProber):
     """Gives the same measurement each time, or fails when told to."""
-
-    name: ClassVar[ProberName] = "netperf"
-    tests: ClassVar[tuple[Test, ...]] = ("TCP_RR", "TCP_STREAM")
 
     def __init__(self, cpu_us: float = 100_000.0) -> None:
         self.cpu_us, self.p50_us = cpu_us, 500.0
@@ -49,7 +48,7 @@ class Steady:
 
 @asynccontextmanager
 async def probing(
-    prober: Steady | None, budget: ProbeBudget | None = None, background: DatagramReader | None = None
+    prober: Steady | None, budget: ProbeBudget | None = None, background: Answers | None = None
 ) -> AsyncIterator[tuple[PlanSource, list[Outcome]]]:
     outcomes: list[Outcome] = []
     loop = asyncio.get_running_loop()
@@ -59,7 +58,7 @@ async def probing(
 
     plans = PlanSource("n1")
     scheduler = ProbeScheduler(
-        plans, budget or ProbeBudget(), note, background=background, wall_clock=lambda: EPOCH + loop.time()
+        plans, budget or ProbeBudget(), note, background or Answers(), wall_clock=lambda: EPOCH + loop.time()
     )
     plans.on_change = scheduler.follow_plan
     scheduler.use(prober)
@@ -133,7 +132,7 @@ async def test_probes_that_cost_more_cpu_than_allowed_are_skipped_and_counted() 
     assert [o.result for o in outcomes].count("over-budget") == len(outcomes) - 6
 
 
-class Answers:
+class Answers(BackgroundProber):
     """What datagrams read, as the test says."""
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class Answers:
         del probe
         return self.measurement, self.returned
 
-    def pause(self, paused: bool) -> None:
+    def pause(self, *, paused: bool) -> None:
         self.paused.append(paused)
 
     async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:

@@ -27,7 +27,6 @@ from netperf.results import (
     sample_key,
 )
 from netperf.sample import Failure, Measurement, Percentile, Place, Sample
-from netperf.shards import shard_index, shard_name
 from netperf.upstream_keys import KEY_LIMIT, upstream_key
 from tests.unit.netperf.building import one_each, plan_of
 
@@ -302,18 +301,6 @@ def test_values_are_plain_json_that_other_tools_can_read() -> None:
     ((_, text),) = written(sample()).items()
     assert json.loads(text)["measurement"]["p90_us"] == 1700
     assert len(text) < 600
-
-
-@given(st.integers(0, 9999))
-def test_a_shards_number_is_read_from_its_name(index: int) -> None:
-    assert shard_index("netperf-metrics", shard_name("netperf-metrics", index)) == index
-
-
-@pytest.mark.parametrize(
-    "name", ["netperf-metrics-", "netperf-metrics-01", "netperf-metrics-x", "other", "netperf-metrics-0"]
-)
-def test_other_objects_are_no_shards(name: str) -> None:
-    assert shard_index("netperf-metrics", name) is None
 
 
 def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
