@@ -15,7 +15,7 @@ from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, SECRETS, Object, Secret
+from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, established
 
@@ -57,7 +57,7 @@ async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Refle
 
 async def passphrase(admin: Client) -> str:
     try:
-        found = await admin.get(SECRETS, "netaware-probe", Secret, namespace=SPACE)
+        found = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=SPACE)
     except ApiError as error:
         if error.not_found:
             return ""
