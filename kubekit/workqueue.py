@@ -66,7 +66,7 @@ class WorkQueue:
         self._timers.pop(key, None)
         self.add(key)
 
-    async def take(self) -> str:
+    async def get(self) -> str:
         """Wait for a key and hold it until ``done``."""
         while not self._ready:
             self._wakeup.clear()
@@ -92,7 +92,7 @@ class WorkQueue:
         """
         backoffs: dict[str, Backoff] = {}
         while True:
-            key = await self.take()
+            key = await self.get()
             try:
                 again_s = await reconcile(key)
             except KubekitError as error:

@@ -80,7 +80,7 @@ class AppGroupController:
         caches.services.subscribe(self._service_changed)
 
     def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
-        if self._membership.take_namespace(key, new.metadata.labels if new is not None else None):
+        if self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None):
             self._soon(ALL)
 
     def enqueue(self, key: str) -> None:
@@ -92,7 +92,7 @@ class AppGroupController:
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self._soon(key)
-        if self._membership.take(key, old, new):
+        if self._membership.on_change(key, old, new):
             for other in self._membership.named(key.rpartition("/")[2]):  # pods may change hands between them
                 self._soon(other)
 
@@ -101,7 +101,7 @@ class AppGroupController:
             # Of the group alone whose pod it is: hundreds may have one name, each in its own namespace.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self._soon(group)
-        self._pods.take(key, old, new)
+        self._pods.on_change(key, old, new)
 
     def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
         if same_place(old, new):
@@ -113,11 +113,11 @@ class AppGroupController:
         self._soon(ALL)
 
     def _service_changed(self, key: str, old: Service | None, new: Service | None) -> None:
-        if self._services.take(key, old, new):
+        if self._services.on_change(key, old, new):
             self._soon(ALL)
 
     def _topology_changed(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
-        if self._costs.take(key, old, new):
+        if self._costs.on_change(key, old, new):
             self._soon(ALL)
 
     async def run(self) -> None:

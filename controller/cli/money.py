@@ -55,7 +55,7 @@ class MoneyOf(Command):
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(mine, graph.left_out)
         namespaces = await session.list_all(NAMESPACES, Object)
-        membership = Membership.among(traffic.groups, namespaces, traffic.snapshot.rules)
+        membership = Membership.from_objects(traffic.groups, namespaces, traffic.snapshot.rules)
         bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 

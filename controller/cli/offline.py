@@ -117,7 +117,7 @@ def _read(
         services=tuple(cluster.services),
     )
     inputs = inputs_of(
-        snapshot, map(reader.read, pods), Volumes.among(cluster.volumes, cluster.claims, cluster.classes)
+        snapshot, map(reader.read, pods), Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
     )
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in pods:

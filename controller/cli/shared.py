@@ -81,7 +81,7 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
     for node in snapshot.nodes:
         state.take_node(node.metadata.name, None, node)
     for namespace in snapshot.namespaces:
-        state.take_namespace(namespace.metadata.name, None, namespace)
+        state.on_namespace_change(namespace.metadata.name, None, namespace)
     for group in snapshot.groups:
         state.take_group(group.metadata.key, None, group)
     for topology in snapshot.topologies:
@@ -115,7 +115,7 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
         session.list_all(CLAIMS, PersistentVolumeClaim),
         session.list_all(CLASSES, StorageClass),
     )
-    return inputs_of(snapshot, pods, Volumes.among(volumes, claims, classes)), pods
+    return inputs_of(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
 
 
 def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:

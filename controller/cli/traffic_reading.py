@@ -105,7 +105,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     source, *others = await choose_among(session.prometheus, chosen)
     snapshot, pods = await asyncio.gather(session.snapshot(groups=True, measurements=False), session.unfinished_pods())
     groups = list(snapshot.groups)
-    workloads = Workloads.among(pods, build_zone_map(snapshot.nodes).locations, snapshot.services)
+    workloads = Workloads.from_objects(pods, build_zone_map(snapshot.nodes).locations, snapshot.services)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s)
     known, unknown = workloads.resolve(flows)

@@ -1,4 +1,4 @@
-"""What the way between two places costs: one index of a weight, and one rule for which NetworkTopology and weight count.
+"""The cost of the path between two places: one index of a weight, and one rule for which NetworkTopology and weight count.
 
 The scheduler's rules, the groups' status, the views and the lab all look costs up here.
 """
@@ -96,16 +96,16 @@ class CostTable:
         )
         self._latencies = latencies
 
-    def way(self, origin: Location, destination: Location) -> PathCost | None:
+    def path(self, origin: Location, destination: Location) -> PathCost | None:
         """Look up a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
         if origin.region == destination.region:
-            return self._zones.way((origin.zone, destination.zone))
-        return self._regions.way((origin.region, destination.region))
+            return self._zones.path((origin.zone, destination.zone))
+        return self._regions.path((origin.region, destination.region))
 
     def cost(self, origin: Location, destination: Location) -> int | None:
         """NetworkCost of a pair of different places; None when it is not known."""
-        way = self.way(origin, destination)
-        return way.cost if way is not None else None
+        path = self.path(origin, destination)
+        return path.cost if path is not None else None
 
     def latency_us(self, origin: Location, destination: Location) -> float | None:
         """Measured round trip between two zones, of whatever regions, in microseconds; None when it is not known."""
@@ -119,10 +119,10 @@ class CostTable:
             return "violated", UNKNOWN_COST
         if candidate == peer:
             return "satisfied", SAME_ZONE_COST
-        way = self.way(candidate, peer)
-        if way is None:
+        path = self.path(candidate, peer)
+        if path is None:
             return "unknown", UNKNOWN_COST
-        return ("satisfied" if way.cost <= max_cost else "violated"), way.cost
+        return ("satisfied" if path.cost <= max_cost else "violated"), path.cost
 
     def of_pairs(
         self,
@@ -165,7 +165,7 @@ class _PathCosts:
         """Without what was read: a thread may be reading on while this goes to the planner's process."""
         return _PathCosts, (self._entries,)
 
-    def way(self, pair: ZonePair) -> PathCost | None:
+    def path(self, pair: ZonePair) -> PathCost | None:
         found = self._read.get(pair)
         if found is None and (entry := self._entries.get(pair)) is not None:
             free_bps = _free_bps(entry.bandwidth_capacity, entry.bandwidth_allocated)
@@ -257,7 +257,7 @@ class CostIndex:
         self._made: dict[str, Costs] = {}
 
     @classmethod
-    def among(
+    def from_objects(
         cls,
         topologies: Iterable[NetworkTopology],
         rules: NetworkOverheadArgs,
@@ -268,10 +268,10 @@ class CostIndex:
         """Of NetworkTopologies as they were at one moment."""
         made = cls(rules, home, one_zone=one_zone)
         for found in topologies:
-            made.take(found.metadata.key, None, found)
+            made.on_change(found.metadata.key, None, found)
         return made
 
-    def take(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
+    def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
         """A NetworkTopology changed; tells whether a cost may have. Its status does not matter here."""
         if new is None:
             self._topologies.pop(key, None)

@@ -84,7 +84,7 @@ class NodeCache:
         self._held: dict[str, PodInfo] = {}
         self._templates: dict[TemplateKey, PodTemplate] = {}
 
-    def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
+    def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Take everything that these stores hold, and every change to come."""
         subscribe_from_start(nodes, self.take_node)
         subscribe_from_start(pods, self.take_pod)

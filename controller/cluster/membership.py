@@ -27,7 +27,7 @@ def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
 class Membership:
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
-    Groups that name a pod's namespace need that namespace's consent, which `take_namespace` learns: one that nobody may read
+    Groups that name a pod's namespace need that namespace's consent, which `on_namespace_change` learns: one that nobody may read
     lets nobody in.
 
     Args:
@@ -50,13 +50,15 @@ class Membership:
         self._claimed: dict[str, Set[str]] = {}
 
     @classmethod
-    def among(cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs) -> Membership:
+    def from_objects(
+        cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs
+    ) -> Membership:
         """Of groups and namespaces as they were at one moment."""
         made = cls(rules)
         for namespace in namespaces:
-            made.take_namespace(namespace.metadata.name, namespace.metadata.labels)
+            made.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
         for group in groups:
-            made.take(group.metadata.key, None, group)
+            made.on_change(group.metadata.key, None, group)
         return made
 
     def copy(self) -> Membership:
@@ -72,7 +74,7 @@ class Membership:
         """Every AppGroup by key."""
         return self._groups
 
-    def take(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
+    def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
         """An AppGroup changed; tells whether its spec did, or whether it is there at all."""
         name = key.rpartition("/")[2]
         if new is not None:
@@ -102,7 +104,7 @@ class Membership:
         """Keys of the groups of one name, among which pods with this label are divided."""
         return self._named.get(name, {})
 
-    def take_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
+    def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
         """A namespace changed, or is gone (None); tells whether that changes whom it lets in."""
         admitted = admitted_by(labels)
         if self._admitted.get(name, frozenset()) == admitted:
@@ -161,7 +163,7 @@ class NamedPods:
     def __init__(self) -> None:
         self._pods: dict[str, dict[str, dict[str, GroupPod]]] = {}
 
-    def take(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         """A pod came, changed or went; its label may name another group than before."""
         if old is not None and (new is None or old.group != new.group):
             by_namespace = self._pods.get(old.group, {})

@@ -96,14 +96,14 @@ class ServiceIndex:
         self._by_label: dict[tuple[str, str, str], dict[str, Service]] = defaultdict(dict)
 
     @classmethod
-    def among(cls, services: Iterable[Service]) -> ServiceIndex:
+    def from_objects(cls, services: Iterable[Service]) -> ServiceIndex:
         """Of Services as they were at one moment."""
         made = cls()
         for service in services:
-            made.take(service.metadata.key, None, service)
+            made.on_change(service.metadata.key, None, service)
         return made
 
-    def take(self, key: str, old: Service | None, new: Service | None) -> bool:
+    def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
         """A Service changed; tells whether an answer may have."""
         namespace = key.rpartition("/")[0]
         known = self._known.pop(key, None)

@@ -135,7 +135,7 @@ class Volumes:
         self._offers: dict[bytes, tuple[NodeSelector, ...]] = {}
 
     @classmethod
-    def among(
+    def from_objects(
         cls,
         volumes: Iterable[PersistentVolume],
         claims: Iterable[PersistentVolumeClaim],
@@ -159,7 +159,7 @@ class Volumes:
         made._bound_by_volume, made._free = self._bound_by_volume.copy(), self._free.copy()
         return made
 
-    def follow(
+    def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
         """Take everything that these stores hold, and every change to come."""

@@ -121,10 +121,10 @@ class ReplacementPredictor:
         scores = []
         for model in (full, empty) if self._left else (full,):
             if waits:
-                model.take(pod, pod.node, -1)
+                model.count_pod(pod, pod.node, -1)
             scores.append(model.scores(pod, siblings, around, eligible))
             if waits:
-                model.take(pod, pod.node)
+                model.count_pod(pod, pod.node)
         least, most = np.minimum(scores[0], scores[-1]), np.maximum(scores[0], scores[-1])
 
         def surely(host: Host) -> bool:
@@ -153,10 +153,10 @@ class ReplacementPredictor:
     def reserve(self, pod: PodInfo, hosts: Iterable[str]) -> None:
         """A pod is planned to go, to one of these hosts."""
         full, empty = self._both_models
-        empty.take(pod, pod.node, -1)
+        empty.count_pod(pod, pod.node, -1)
         self._left.add(pod.node)
         for host in hosts:
-            full.take(pod, host)
+            full.count_pod(pod, host)
 
     @property
     def _both_models(self) -> tuple[DefaultSchedulerModel, DefaultSchedulerModel]:

@@ -160,7 +160,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def costs(self) -> CostIndex:
         """The costs that the scheduler uses; made at each call."""
-        return CostIndex.among(self.topologies, self.rules, self.home, one_zone=self.one_zone)
+        return CostIndex.from_objects(self.topologies, self.rules, self.home, one_zone=self.one_zone)
 
     @property
     def placements(self) -> dict[str, Placement]:
@@ -171,4 +171,4 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def membership(self) -> Membership:
         """The rule that assigns pods to AppGroups; made at each call."""
-        return Membership.among(self.groups, self.namespaces, self.rules)
+        return Membership.from_objects(self.groups, self.namespaces, self.rules)

@@ -208,8 +208,8 @@ class _Sums:
         for i, candidate in enumerate(self._places):
             if i in near:
                 continue
-            way = self._costs.way(candidate, peer) if candidate != peer else None
-            if way is not None and way.free_bps is not None and way.free_bps < bond.min_bandwidth_bps:
+            path = self._costs.path(candidate, peer) if candidate != peer else None
+            if path is not None and path.free_bps is not None and path.free_bps < bond.min_bandwidth_bps:
                 self._starved[i] = True
 
     def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:

@@ -107,7 +107,7 @@ class State:
         )
         return made
 
-    def follow(
+    def subscribe_to(
         self,
         nodes: Store[Node],
         pods: Store[GroupPod],
@@ -118,7 +118,7 @@ class State:
         services: Store[Service],
     ) -> None:
         """Take everything that these stores hold, and every change to come."""
-        subscribe_from_start(namespaces, self.take_namespace)
+        subscribe_from_start(namespaces, self.on_namespace_change)
         subscribe_from_start(services, self.take_service)
         subscribe_from_start(nodes, self.take_node)
         subscribe_from_start(pods, self.take_pod)
@@ -160,9 +160,9 @@ class State:
         self._touch()
         self.node_version += 1
 
-    def take_namespace(self, key: str, _: Object | None, new: Object | None) -> None:
+    def on_namespace_change(self, key: str, _: Object | None, new: Object | None) -> None:
         """A namespace changed: whom it lets in, or how its pods' decisions are handed over."""
-        changed = self._membership.take_namespace(key, new.metadata.labels if new is not None else None)
+        changed = self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
         if changed or placement != self._placements.get(key, ""):
             self._placements[key] = placement
@@ -204,7 +204,7 @@ class State:
 
     def take_service(self, key: str, old: Service | None, new: Service | None) -> None:
         """A Service changed, and with it who answers calls."""
-        if self._services.take(key, old, new):
+        if self._services.on_change(key, old, new):
             self._touch()
 
     def _routing_to(self, group: str, workload: str) -> Routing:
@@ -244,12 +244,12 @@ class State:
 
     def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """An AppGroup changed; its status does not matter here."""
-        if self._membership.take(key, old, new):
+        if self._membership.on_change(key, old, new):
             self._touch()
 
     def take_topology(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """A NetworkTopology changed; its status does not matter here."""
-        if self._costs.take(key, old, new):
+        if self._costs.on_change(key, old, new):
             self._touch()
 
     @property

@@ -65,7 +65,7 @@ class DefaultSchedulerModel:
         self._unloved = any(host.prefer_no_schedule_taints for host in hosts)
         self._asked, self._floored = (_bounded(table).reshape(-1, 2) for table in (asked, floored))
 
-    def take(self, pod: PodInfo, node: str, sign: int = 1) -> None:
+    def count_pod(self, pod: PodInfo, node: str, sign: int = 1) -> None:
         """A pod comes to a host (1) or leaves it (-1)."""
         number = self._number_of.get(node)
         if number is not None:
@@ -257,7 +257,7 @@ def place(
         scores = np.where(fits, stock.scores(pod, placed[workload], around, fits), -1)
         best = int(chance.choice(np.flatnonzero(scores == scores.max()).tolist()))
         nodes.append(there[best].name)
-        stock.take(pod, nodes[-1])
+        stock.count_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
         for resource, amount in pod.asks.items():
             free[resource][best] -= bounded(amount)

@@ -119,11 +119,11 @@ class TopologyController:
             self._pods_moved()
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        if self._membership.take(key, old, new):
+        if self._membership.on_change(key, old, new):
             self._pods_moved()
 
     def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
-        if self._membership.take_namespace(key, new.metadata.labels if new is not None else None):
+        if self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None):
             self._pods_moved()
 
     def _pods_moved(self) -> None:

@@ -80,7 +80,7 @@ def compare(
         near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
         of[group.metadata.key] = group, TrafficGraph(near)
     return Seen(
-        bill_of(graph, workloads, prices, groups_of_workloads(Membership.among(groups, namespaces, rules))),
+        bill_of(graph, workloads, prices, groups_of_workloads(Membership.from_objects(groups, namespaces, rules))),
         {key: drift_of(*both) for key, both in of.items()},
         {key: measured_weights(*both) for key, both in of.items()},
     )
@@ -156,7 +156,7 @@ class TrafficController:
             places = build_zone_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
             # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
-            workloads = await asyncio.to_thread(Workloads.among, pods, places, services)
+            workloads = await asyncio.to_thread(Workloads.from_objects, pods, places, services)
             flows = await read_flows(prometheus, source, window_s)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)

@@ -43,7 +43,9 @@ class Workloads:
     schedulers: dict[WorkloadId, str] = field(default_factory=dict)
 
     @classmethod
-    def among(cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()) -> Workloads:
+    def from_objects(
+        cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
+    ) -> Workloads:
         """From pods, node name -> place, and Services."""
         found = cls(regions={zone: region for region, zone in places.values()})
         selectors: dict[str, list[tuple[str, Mapping[str, str]]]] = defaultdict(list)

@@ -31,7 +31,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
         if name and not pod.finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
     index = snapshot.costs()
-    services = ServiceIndex.among(snapshot.services)
+    services = ServiceIndex.from_objects(snapshot.services)
     return tuple(
         build_group(
             group,

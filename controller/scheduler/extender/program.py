@@ -104,7 +104,7 @@ class ExtenderService:
             "services": services,
         }
         self.state = State(config, namespace)
-        self.state.follow(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
+        self.state.subscribe_to(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
         # In metrics, stores have the names that they have in the manager.
         by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._stores.items()}
         checks = Checks()

@@ -115,7 +115,7 @@ class GatingController:
         self.metrics.gated.set_function(self._pods.gated)
 
     def _follow(self, caches: Caches) -> None:
-        self.state.follow(
+        self.state.subscribe_to(
             caches.nodes,
             self._store,
             caches.app_groups,
@@ -123,9 +123,9 @@ class GatingController:
             namespaces=caches.namespaces,
             services=caches.services,
         )
-        self.node_cache.follow(caches.nodes, caches.pods)
-        self._process.follow(caches.nodes, caches.pods)
-        self.volumes.follow(caches.volumes, caches.claims, caches.classes)
+        self.node_cache.subscribe_to(caches.nodes, caches.pods)
+        self._process.subscribe_to(caches.nodes, caches.pods)
+        self.volumes.subscribe_to(caches.volumes, caches.claims, caches.classes)
         self._store.subscribe(self._on_pod)
         for store in (
             caches.volumes,
@@ -177,7 +177,7 @@ class GatingController:
         await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
-        group = self._pods.take(key, old, new)
+        group = self._pods.on_change(key, old, new)
         if new is None:
             self._stuck.forget(key)
             self._waiting_events.forget(key)

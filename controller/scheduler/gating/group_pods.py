@@ -28,13 +28,13 @@ class GroupPods:
         self.free_at: dict[str, float] = {}
         self.waiting: set[str] = set()
 
-    def take(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
+    def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
         """A pod changed; the key of its group."""
         pod = new or old
         if pod is None:
             return ""
         self._written.newest(key)
-        self._named.take(key, old, new)
+        self._named.on_change(key, old, new)
         if new is None:
             self.waiting.discard(key)
             self.seen_at.pop(key, None)

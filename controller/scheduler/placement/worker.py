@@ -57,7 +57,7 @@ class PlanningProcess:
         self._costs: CostTable | None = None
         self._lock = asyncio.Lock()
 
-    def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
+    def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Note every change from now on; subscribe the node cache first."""
         nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
         pods.subscribe(self._mark_changed)

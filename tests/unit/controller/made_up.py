@@ -83,7 +83,7 @@ def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
     document["spec"]["topologySortingAlgorithm"] = algorithm
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    facts = gather(group, (), {}, CostTable(), Membership.among([group], (), NetworkOverheadArgs()))
+    facts = gather(group, (), {}, CostTable(), Membership.from_objects([group], (), NetworkOverheadArgs()))
     return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
 
 

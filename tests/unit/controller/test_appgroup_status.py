@@ -54,7 +54,7 @@ def group(
 
 
 def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
-    membership = Membership.among([found], (), rules or NetworkOverheadArgs())
+    membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
     return gather(found, pods, NODES, more.pop("costs", costs()), membership, **more)
 
 
@@ -198,7 +198,7 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
     pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
 
     def verdict(distribution: str, *which: GroupPod) -> tuple[str, int]:
-        services = ServiceIndex.among([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
+        services = ServiceIndex.from_objects([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
         facts = look(found, *which, services=services)
         return facts.checks[0].verdict, facts.checks[0].cost
 
@@ -215,7 +215,7 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
 def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_whichever_pod_comes_last() -> None:
     found = group({"P1": {"P2": 3}, "P2": {}})
     rules, selector = NetworkOverheadArgs(namespaces=("shop",)), {WORKLOAD_LABEL: "P2"}
-    services = ServiceIndex.among(
+    services = ServiceIndex.from_objects(
         [service("p2", selector, "PreferSameZone"), service("p2", selector, namespace="more")]
     )
     pods = [pod("P1", "n1"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s", namespace="more")]
@@ -228,10 +228,10 @@ def test_a_changed_service_is_told_only_where_it_changes_an_answer() -> None:
     services = ServiceIndex()
     plain, touched = (service("s", {"app": "x"}, version=version) for version in ("1", "2"))
     near = service("s", {"app": "x"}, "PreferClose")
-    assert services.take("shop/s", None, plain)
-    assert not services.take("shop/s", plain, touched)
-    assert services.take("shop/s", touched, near)
+    assert services.on_change("shop/s", None, plain)
+    assert not services.on_change("shop/s", plain, touched)
+    assert services.on_change("shop/s", touched, near)
     assert services.routing_to("shop", {"app": "x", "more": "y"}) is Routing.ZONE
     assert services.routing_to("other", {"app": "x"}) is Routing.ANY
-    assert services.take("shop/s", near, None)
+    assert services.on_change("shop/s", near, None)
     assert services.routing_to("shop", {"app": "x"}) is Routing.ANY

@@ -59,7 +59,7 @@ def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
     greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
     stock = DefaultSchedulerModel(hosts, [greedy] * 20)
-    stock.take(greedy, "a")
+    stock.count_pod(greedy, "a")
     scores = stock.scores(small, [], [])
     assert np.argmax(scores) == 1
     assert stock.scores(greedy, [], []).min() >= 0

@@ -207,7 +207,7 @@ def test_a_volume_of_its_node_keeps_it() -> None:
                 "claimRef": {"namespace": "default", "name": "data"},
             },
         }
-        return Volumes.among([msgspec.convert(body, PersistentVolume)], [])
+        return Volumes.from_objects([msgspec.convert(body, PersistentVolume)], [])
 
     spec = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
     assert bound_by(spec, [], volumes=local("hot")) == []

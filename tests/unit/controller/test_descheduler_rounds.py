@@ -248,7 +248,7 @@ def make_volumes(rng: random.Random, nodes: list[Host]) -> Volumes:
                 },
             }
             found.append(msgspec.convert(body, PersistentVolume))
-    return Volumes.among(found, [])
+    return Volumes.from_objects(found, [])
 
 
 def make(seed: int) -> World:

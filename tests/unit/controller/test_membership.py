@@ -42,10 +42,10 @@ def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
         for _ in range(100):
             searched = tuple(chance.sample(NAMESPACES, chance.randrange(3)))
             rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=everywhere)
-            membership = Membership.among((), CONSENTING if consent else (), rules)
+            membership = Membership.from_objects((), CONSENTING if consent else (), rules)
             for home in chance.sample(NAMESPACES, 3):
                 made = group(home, tuple(chance.choices(("", *NAMESPACES), k=2)))
-                membership.take(made.metadata.key, None, made)
+                membership.on_change(made.metadata.key, None, made)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
                 held = membership.may_hold(key)
                 limited += held is not None and namespace not in held
@@ -58,16 +58,16 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
     chance = random.Random(2)
     named = 0
     for _ in range(60):
-        membership, alive = Membership.among((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
+        membership, alive = Membership.from_objects((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
         for _ in range(25):
             home = chance.choice(NAMESPACES)
             key, old = f"{home}/shop", alive.get(f"{home}/shop")
             new = group(home, tuple(chance.choices(("", *NAMESPACES), k=2))) if chance.random() < 0.7 else None
             if old is None and new is None:
                 continue
-            membership.take(key, old, new)
+            membership.on_change(key, old, new)
             alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
-            fresh = Membership.among(chance.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
+            fresh = Membership.from_objects(chance.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:
                 expected = fresh.group_of(namespace, "shop")
                 assert (
@@ -95,9 +95,9 @@ def test_a_pod_whose_label_names_another_group_now_is_of_that_one_alone() -> Non
         labels = {"appgroup.diktyo.x-k8s.io": label}
         new = GroupPod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=label))
         held.items["d/p"] = new
-        assert pods.take("d/p", old, new) == f"d/{label}"
+        assert pods.on_change("d/p", old, new) == f"d/{label}"
         old = new
     assert (pods.of("d/shop"), pods.of("d/bank")) == ([], [old])
     del held.items["d/p"]
-    pods.take("d/p", old, None)
+    pods.on_change("d/p", old, None)
     assert pods.of("d/bank") == []

@@ -134,7 +134,7 @@ class World:
     def scheduler(self) -> State:
         state = State(self.config, HOME)
         for namespace in self.of("Namespace", Object):
-            state.take_namespace(namespace.metadata.name, None, namespace)
+            state.on_namespace_change(namespace.metadata.name, None, namespace)
         for node in self.of("Node", Node):
             state.take_node(node.metadata.key, None, node)
         for pod in self.of("Pod", GroupPod):
@@ -490,11 +490,11 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(mon
     controller, caches = world.groups(Written())
     await asyncio.sleep(0.01)
     while len(controller._queue):
-        controller._queue.done(await controller._queue.take())
+        controller._queue.done(await controller._queue.get())
     moved = PodReader().read(msgspec.convert(pod("b", "n1", namespace="y", phase="Succeeded"), GroupPod))
     _fill(caches.pods, [moved])
     await asyncio.sleep(0.01)
-    assert [await controller._queue.take() for _ in range(len(controller._queue))] == ["y/g"]
+    assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
 async def test_a_group_that_is_deleted_while_its_status_is_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +572,7 @@ def test_new_latencies_reach_the_table_although_no_cost_has_changed() -> None:
         return made
 
     index, before, after = CostIndex(NetworkOverheadArgs(), HOME), told(1210), told(1800)
-    index.take("default/nt-default", None, before)
+    index.on_change("default/nt-default", None, before)
     assert index.of("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1210
-    assert index.take("default/nt-default", before, after)
+    assert index.on_change("default/nt-default", before, after)
     assert index.of("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1800

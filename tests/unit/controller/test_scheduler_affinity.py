@@ -231,7 +231,7 @@ def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
     state = State(config, "netaware-system")
     assert mode_of(pod, config, state) == mode
     labels = {"netaware.io/placement": "affinity"}
-    state.take_namespace("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
+    state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
     assert mode_of(pod, config, state) == (label or "affinity")
 
 

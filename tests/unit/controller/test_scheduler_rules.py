@@ -361,7 +361,7 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the
     )
     state = state_of(config, shared, own, named)
     lets_in = ObjectMeta(name="branch", labels={"netaware.io/appgroups-from": "central"})
-    state.take_namespace("branch", None, Object(metadata=lets_in))
+    state.on_namespace_change("branch", None, Object(metadata=lets_in))
     assert state.group_of("shop", "a1") == "shop/a1"
     assert state.group_of("branch", "a1") == "default/a1"
     assert state.group_of("elsewhere", "a1") == "default/a1"
@@ -387,7 +387,7 @@ def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_i
 
     def label(value: str) -> None:
         labels = {"netaware.io/appgroups-from": value}
-        state.take_namespace("prod", None, Object(metadata=ObjectMeta(name="prod", labels=labels)))
+        state.on_namespace_change("prod", None, Object(metadata=ObjectMeta(name="prod", labels=labels)))
 
     assert state.group_of("prod", "a1") == ""
     assert state.group_of("evil", "a1") == "evil/a1"
@@ -399,7 +399,7 @@ def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_i
     state.take_group("default/a1", None, group({"P": []}, namespace="default"))
     assert state.group_of("prod", "a1") == "default/a1"
     state.take_group("default/a1", group({"P": []}, namespace="default"), None)
-    state.take_namespace("prod", None, None)
+    state.on_namespace_change("prod", None, None)
     assert state.group_of("prod", "a1") == ""
 
 

@@ -49,7 +49,7 @@ class Store:
 class Cluster:
     def __init__(self) -> None:
         self.node_cache, self.nodes, self.pods = NodeCache(), Store(), Store()
-        self.node_cache.follow(self.nodes, self.pods)  # type: ignore[arg-type]
+        self.node_cache.subscribe_to(self.nodes, self.pods)  # type: ignore[arg-type]
 
     def add_nodes(self, count: int, cpu: int = 4) -> None:
         for i in range(count):
@@ -92,7 +92,7 @@ class Cluster:
 @asynccontextmanager
 async def process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
     planner = PlanningProcess(cluster.node_cache, deadline_s=deadline_s)
-    planner.follow(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
+    planner.subscribe_to(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
     try:
         yield planner
     finally:
@@ -229,7 +229,7 @@ def test_what_threads_look_up_meanwhile_does_not_go_along_with_the_costs() -> No
     table = far_apart(random.Random(3))
     before = pickle.dumps(table)
     places = [Location("r0", f"z{number:02}") for number in range(0, 40, 4)]
-    looked_up = [table.way(a, b) for a in places for b in places]
+    looked_up = [table.path(a, b) for a in places for b in places]
     assert any(looked_up)
     assert pickle.dumps(table) == before
-    assert [pickle.loads(before).way(a, b) for a in places for b in places] == looked_up
+    assert [pickle.loads(before).path(a, b) for a in places for b in places] == looked_up

@@ -28,7 +28,7 @@ def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
         namespace, name = rng.choice(("x", "y")), f"s{rng.randrange(12)}"
         key = f"{namespace}/{name}"
         new = service(rng, name, namespace) if rng.random() < 0.7 else None
-        index.take(key, known.get(key), new)
+        index.on_change(key, known.get(key), new)
         known.pop(key, None)
         if new is not None:
             known[key] = new

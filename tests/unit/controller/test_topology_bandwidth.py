@@ -55,7 +55,7 @@ def group(name: str = "g", needs: dict[tuple[str, str], str | int] | None = None
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
     return allocated_bps(
-        Membership.among(groups or (group(),), (), NetworkOverheadArgs()), placed_by_zone(pods, PLACES)
+        Membership.from_objects(groups or (group(),), (), NetworkOverheadArgs()), placed_by_zone(pods, PLACES)
     )
 
 

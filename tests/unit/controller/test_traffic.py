@@ -378,7 +378,7 @@ def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
 def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
     web = running("web-5d-x", "ReplicaSet/web-5d", {"app": "web", "pod-template-hash": "5d"})
     db, lone = running("db-0", "StatefulSet/db", {"app": "db"}, "n2"), running("lone")
-    found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service("db", {"app": "db"})])
+    found = Workloads.from_objects([web, db, lone], {"n1": A, "n2": B}, [service("db", {"app": "db"})])
     assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
     assert found.services == {("shop", "db"): of("db", kind="StatefulSet")}
     flows, unknown = found.resolve(
@@ -458,7 +458,7 @@ def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) 
     """Whose pods are whose; ``admitted`` is namespace -> those that it lets in."""
     labels = {name: {CONSENT_LABEL: others} for name, others in (admitted or {}).items()}
     namespaces = [Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other")]
-    return Membership.among(groups, namespaces, NetworkOverheadArgs())
+    return Membership.from_objects(groups, namespaces, NetworkOverheadArgs())
 
 
 def written(dependency: dict[str, str]) -> AppGroup:
@@ -527,7 +527,7 @@ def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -
 
 def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
     left = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    workloads = Workloads.among([running("a")], {"n1": A, "n2": B})
+    workloads = Workloads.from_objects([running("a")], {"n1": A, "n2": B})
     bill = bill_of(build_traffic_graph([left]), workloads, PriceTable(between_zones=0.01, between_regions=0.05))
     assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
 

@@ -89,7 +89,7 @@ OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "
     ],
 )
 def test_where_a_bound_claim_leaves_a_pod(volumes: Any, claims: Any, of_pod: Any, nodes: str) -> None:
-    assert nodes_for(Volumes.among(volumes, claims), pod(**of_pod)) == nodes
+    assert nodes_for(Volumes.from_objects(volumes, claims), pod(**of_pod)) == nodes
 
 
 LOCAL = class_(provisioner="kubernetes.io/no-provisioner")
@@ -120,7 +120,7 @@ SELECTED = {"volume.kubernetes.io/selected-node": "n1"}
 def test_where_a_claim_that_waits_for_its_first_consumer_can_be_bound(
     known: StorageClass, volumes: Any, asked: PersistentVolumeClaim, nodes: str
 ) -> None:
-    assert nodes_for(Volumes.among(volumes, [asked], [known]), pod(**WITH_CLAIM)) == nodes
+    assert nodes_for(Volumes.from_objects(volumes, [asked], [known]), pod(**WITH_CLAIM)) == nodes
 
 
 def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> None:
