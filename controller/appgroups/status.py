@@ -22,8 +22,7 @@ from controller.cluster.resources import (
     AppGroupStatus,
     OrderedWorkload,
 )
-from controller.cluster.routing import has_zone_hints
-from controller.cluster.services import Routing, ServiceIndex
+from controller.cluster.services import Routing, ServiceIndex, has_zone_hints
 from kubekit.conditions import condition, find, merge
 from kubekit.text import command
 from kubekit.wire import Condition, format_time, parse_time

@@ -3,7 +3,7 @@
 | question | module |
 |---|---|
 | may a pod run on a node, and why not? | `eligibility` |
-| which replica answers a call? | `services`, `routing` |
+| which replica answers a call? | `services` |
 | what does a pod request, and what is free on a node? | `requests`, `hosts` |
 | which group does a pod belong to, and who depends on whom? | `membership`, `graph` |
 | what does the path between two places cost? | `costs` |

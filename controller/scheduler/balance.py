@@ -19,8 +19,7 @@ from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
-from controller.cluster.routing import has_zone_hints
-from controller.cluster.services import Routing, Service
+from controller.cluster.services import Routing, Service, has_zone_hints
 from controller.scheduler.placement.judge import count_hosts, judge_edge
 from controller.scheduler.placement.preferences import dependencies_of, spread_of
 from controller.scheduler.placement.problem import CallEdge

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, LimitCheck, Location
-from controller.cluster.routing import has_zone_hints
-from controller.cluster.services import Routing
+from controller.cluster.services import Routing, has_zone_hints
 from controller.scheduler.config import AllocatableArgs
 
 MAX_SCORE = 100

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from controller.cluster.routing import has_zone_hints
-from controller.cluster.services import Routing
+from controller.cluster.services import Routing, has_zone_hints
 from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
