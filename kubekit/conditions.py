@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kubekit.text import cut, printable
 from kubekit.wire import Condition, format_time
+
+MESSAGE_LIMIT = 8192
+"""In bytes; the API server takes four times that."""
 
 
 def condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
-    """Make a condition without a time; ``holds`` None means Unknown."""
-    status = "Unknown" if holds is None else str(holds)
-    return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
+    """Make a condition without a time; ``holds`` None means Unknown. The message becomes one line, cut to `MESSAGE_LIMIT`."""
+    status, plain = "Unknown" if holds is None else str(holds), cut(printable(message), MESSAGE_LIMIT)
+    return Condition(type=type_, status=status, reason=reason, message=plain, observed_generation=generation)
 
 
 def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
+from kubekit.text import cut, printable
 from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
 
 log = logs.get("kubekit.events")
@@ -59,11 +60,6 @@ class _Written(msgspec.Struct):
     written_at: float
 
 
-def cut(text: str, limit: int) -> str:
-    """What of a text the API server takes, which counts bytes; nothing of a character that does not fit."""
-    return text.encode()[:limit].decode(errors="ignore")
-
-
 class EventRecorder:
     """Send events in the background; ``run`` must be running for anything to be sent."""
 
@@ -87,11 +83,11 @@ class EventRecorder:
 
     def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Something happened as it should."""
-        self._put(_Pending(about, "Normal", reason, action or reason, cut(note, NOTE_LIMIT), self._clock()))
+        self._put(_Pending(about, "Normal", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
 
     def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Something that the object's owner should look at."""
-        self._put(_Pending(about, "Warning", reason, action or reason, cut(note, NOTE_LIMIT), self._clock()))
+        self._put(_Pending(about, "Warning", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
 
     def _put(self, event: _Pending) -> None:
         if self._pending.full():

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO
 
-from kubekit.text import escape_controls, printable
+from kubekit.text import escape_controls, mask_controls, printable
 
 _RESERVED = ("\\", '"', "=", " ", "\n", "\t")
 FORMATS = ("text", "json")
@@ -112,7 +112,9 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
         head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {printable(record.getMessage())}{fields}"
-        return head + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+        # Indented, so that an error's text cannot pass for a line of its own.
+        trace = mask_controls(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
+        return "\n    ".join([head, *trace])
 
 
 def _timestamp(unix_s: float) -> str:

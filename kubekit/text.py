@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?")
 UNSAFE_NAME = "NAME"
@@ -33,17 +33,33 @@ def _word(value: object) -> str:
 
 def printable(text: str) -> str:
     """In one line, without control characters: a terminal would obey them."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    return _translated(text, "", lambda c: " " if c.isspace() else "?")
+
+
+def cut(text: str, limit: int) -> str:
+    """As much of a text as takes ``limit`` bytes; nothing of a character that does not fit."""
+    return text.encode()[:limit].decode(errors="ignore")
 
 
 def mask_controls(text: str) -> str:
     """The same in as many lines as it has."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return _translated(text, "\n\t", lambda _: "\ufffd")
 
 
 def escape_controls(data: str) -> str:
     """JSON whose control and format characters are escaped, those included that JSON allows."""
-    return data if data.isascii() else "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in data)
+    return _translated(data, "\n", _escape)
+
+
+def _escape(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+
+def _translated(text: str, keep: str, replace: Callable[[str], str]) -> str:
+    """The text with other characters for those that are not printable. Texts of megabytes have few different ones."""
+    if text.isprintable():
+        return text
+    return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
 def counted(count: int, noun: str) -> str:

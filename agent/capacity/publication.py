@@ -14,8 +14,8 @@ from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
-from kubekit.events import cut
 from kubekit.patches import Operation, pointer
+from kubekit.text import cut
 from kubekit.wire import Condition
 from netperf.contract import AGENT, BANDWIDTH, MAX_ANNOTATION_BYTES, OWNER_ANNOTATION, SOURCE_ANNOTATION
 

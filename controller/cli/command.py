@@ -21,12 +21,14 @@ class Command(ABC):
         description: what it shows and how to read it.
         examples: lines to paste, behind ``kubectl netaware``, each with what it does.
         online: whether the cluster is asked at all.
+        prints_documents: whether what it shows are documents for other programs, which keep their texts as they are.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
     online: ClassVar[bool] = True
+    prints_documents: ClassVar[bool] = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
         """Add the command's own arguments; none by default."""

@@ -35,6 +35,7 @@ class Convert(Command):
         "ends with 3 when anything was. No cluster is asked: kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
     online = False
+    prints_documents = True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""

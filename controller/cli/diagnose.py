@@ -53,10 +53,11 @@ class Diagnose(Command):
         await session.ask_controllers()
         facts = await read_facts_of(session, pod)
         found = diagnose(facts)
-        if pod is not None:
-            key = pod.metadata.key
-            found = tuple(finding for finding in found if finding.code in STOPS_ALL or key in finding.affects)
-        return Diagnosis(facts.now, found, pod_diagnosis(pod, facts))
+        if pod is None:
+            return Diagnosis(facts.now, found)
+        key, diagnosis = pod.metadata.key, pod_diagnosis(pod, facts, found)
+        mine = tuple(finding for finding in found if finding.code in STOPS_ALL or key in finding.affects)
+        return Diagnosis(facts.now, mine, diagnosis)
 
     def show(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The pod, then the findings."""

@@ -17,6 +17,7 @@ from controller.cli.shared import pod_diagnosis, state_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
+from controller.diagnosis.rules import diagnose
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, explain
 from kubekit.text import counted
 
@@ -66,7 +67,8 @@ class Explain(Command):
         # The pod itself is to be judged as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
         state = state_of(snapshot, others)
-        return Explained(explain(state, pod), pod_diagnosis(pod, read_facts(snapshot, pod)), snapshot.now_s)
+        facts = read_facts(snapshot, pod)
+        return Explained(explain(state, pod), pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""

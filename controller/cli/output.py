@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import yaml
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console, RenderableType
 
-from kubekit.text import escape_controls, mask_controls
+from kubekit.text import escape_controls, mask_controls, printable
 
 if TYPE_CHECKING:
+    import argparse
     from io import TextIOBase
+
+    from controller.cli.command import Command
 
 PIPE_WIDTH = 10_000
 
@@ -34,14 +36,19 @@ class Screen:
         """Columns of the terminal; a very large number if standard output is none."""
         return self._console.width
 
-    def print_table(self, content: RenderableType) -> None:
-        """For a person."""
+    def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
+        """A table for a person, or data for programs."""
+        if options.output == "table":
+            shown = answer if command.prints_documents else _one_line_each(answer)
+            self._print_table(command.show(shown, options, self.width))
+        else:
+            self._print_data(answer, options.output)
+
+    def _print_table(self, content: RenderableType) -> None:
         if isinstance(content, str):
             # Text for another program, such as YAML.
             sys.stdout.write(mask_controls(content))
-            return
-        content = _Masked(content)
-        if self._console.is_terminal:
+        elif self._console.is_terminal:
             self._console.print(content, highlight=False)
         else:
             with self._console.capture() as capture:
@@ -49,11 +56,10 @@ class Screen:
             # Tables fill their columns with blanks, which nobody wants in a file.
             self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
-    def print_data(self, answer: object, format_: str) -> None:
-        """JSON or YAML."""
+    def _print_data(self, answer: object, format_: str) -> None:
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
-            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+            text = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
             sys.stdout.write(mask_controls(text))
         else:
             data = msgspec.json.encode(plain)
@@ -62,22 +68,36 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A note about what the answer lacks, on standard error."""
-        self._errors.print(f"note: {mask_controls(text)}", style="dim", highlight=False, markup=False)
+        self._errors.print(f"note: {printable(text)}", style="dim", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """A line on standard error."""
-        self._errors.print(mask_controls(text), highlight=False, markup=False)
+        self._errors.print(printable(text), highlight=False, markup=False)
 
 
-class _Masked:
-    """Masks control characters of the content: it holds names from the cluster, and a terminal obeys them."""
+class _Dumper(yaml.SafeDumper):
+    """Texts stay on one line, so that none passes for several."""
 
-    def __init__(self, content: RenderableType) -> None:
-        self._content = content
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        """Quoted, with escapes, where it has several."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for segment in console.render(self._content, options):
-            yield segment if segment.control else Segment(mask_controls(segment.text), segment.style)
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _one_line_each(value: Any) -> Any:
+    """An answer whose texts are one line each and hold nothing that a terminal obeys: they are names and messages from the cluster."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _one_line_each(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, Mapping):
+        return {_one_line_each(key): _one_line_each(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_one_line_each, value))
+    return type(value)(map(_one_line_each, value)) if isinstance(value, list | tuple) else value
 
 
 def open_screen(stream: TextIOBase | None = None) -> Screen:

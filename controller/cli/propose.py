@@ -25,7 +25,7 @@ from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
 from controller.traffic.proposals import Placing, Proposal, Wish, propose
 from kubekit.errors import ConfigError
-from kubekit.text import command, counted
+from kubekit.text import command, counted, mask_controls
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -237,7 +237,7 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError("--apply", "needs a terminal to ask on", "add --yes")
-    sys.stderr.write(_manifests(proposals))
+    sys.stderr.write(mask_controls(_manifests(proposals)))
     patches = sum(len(p.patches) for p in proposals)
     what = f"{counted(len(proposals), 'AppGroup')} and labels of {counted(patches, 'pod template')}, which rolls their pods"
     sys.stderr.write(f"write {what}? [y/N] ")

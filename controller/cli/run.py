@@ -15,6 +15,7 @@ from controller.cli.commands import ALIASES, SUMMARIES
 from controller.cli.parser import build_parser, fill_defaults
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
+from kubekit.text import printable
 
 if TYPE_CHECKING:
     from controller.cli.output import Screen
@@ -46,12 +47,10 @@ def _guarded(work: Callable[[], int]) -> int:
     """Turns an error into one line on stderr and an exit code."""
     try:
         return work()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except KubekitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        # The API server's own words may hold anybody's.
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
     except BrokenPipeError:
         # The reader has closed the pipe, as in `... | head`; without this Python complains again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,10 +66,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         session = await _connect(command, options, stack)
         answer = await _ask(screen, session, command, options)
-        if options.output == "table":
-            screen.print_table(command.show(answer, options, screen.width))
-        else:
-            screen.print_data(answer, options.output)
+        screen.print_answer(command, answer, options)
         _print_notes(screen, session)
         sys.stdout.flush()
         await command.stay(session, answer, options)

@@ -21,11 +21,10 @@ from controller.cluster.volumes import (
     Volumes,
 )
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import has_leader
+from controller.diagnosis.findings import Finding, has_leader
 from controller.diagnosis.model import NetworkView, PairBasis
 from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
 from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
@@ -60,12 +59,10 @@ async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
     return read_facts(snapshot, pod)
 
 
-def pod_diagnosis(pod: GroupPod | None, facts: Facts) -> PodDiagnosis | None:
-    """Why a pod of these facts is where it is, or is pending; None for none. Pure."""
-    if pod is None:
-        return None
+def pod_diagnosis(pod: GroupPod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
+    """Why a pod of these facts is where it is, or is pending. Pure."""
     fact = next(fact for fact in facts.pods if fact.key == pod.metadata.key)
-    return diagnose_pod(fact, facts, has_leader=has_leader(diagnose(facts)))
+    return diagnose_pod(fact, facts, has_leader=has_leader(findings))
 
 
 def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:

@@ -17,8 +17,9 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
-from kubekit.events import NOTE_LIMIT, EventRecorder, cut, reference
+from kubekit.events import NOTE_LIMIT, EventRecorder, reference
 from kubekit.runtime import run_best_effort
+from kubekit.text import cut
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object, ObjectMeta, Resource, split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER, SCHEDULER
 

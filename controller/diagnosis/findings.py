@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from kubekit.text import printable
+from kubekit.text import cut, printable
 
 Severity = Literal["critical", "warning", "info"]
 LEADERLESS = frozenset({"controller-down", "no-leader"})
@@ -17,6 +17,8 @@ STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Findings that concern every pod, group, zone and node, whatever they name."""
 MAX_AFFECTED = 20
 """So many affected objects are named."""
+LONGEST = 1024
+"""Bytes of a summary, cause or name."""
 RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -62,5 +64,9 @@ def has_leader(findings: Iterable[Finding]) -> bool:
 
 
 def _plain(finding: Finding) -> Finding:
-    cause, fix, affects = (tuple(map(printable, texts)) for texts in (finding.cause, finding.fix, finding.affects))
-    return msgspec.structs.replace(finding, summary=printable(finding.summary), cause=cause, fix=fix, affects=affects)
+    """The same in lines that a terminal can show; commands are whole, since half of one might do something else."""
+    cause, affects = (
+        tuple(cut(printable(text), LONGEST) for text in texts) for texts in (finding.cause, finding.affects)
+    )
+    summary, fix = cut(printable(finding.summary), LONGEST), tuple(map(printable, finding.fix))
+    return msgspec.structs.replace(finding, summary=summary, cause=cause, fix=fix, affects=affects)

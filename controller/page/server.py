@@ -29,6 +29,7 @@ from controller.views.overview import build
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import run_best_effort
+from kubekit.text import escape_controls
 from netperf.contract import PAGE_DATA
 from netperf.policy import CostPolicy
 
@@ -133,7 +134,7 @@ class Page:
 
 def _compute(snapshot: ClusterSnapshot, before: Data | None, runbook: str) -> Data:
     """The answer for a snapshot; the one before if it says the same."""
-    content = msgspec.json.encode(encode(build(snapshot), runbook))
+    content = escape_controls(msgspec.json.encode(encode(build(snapshot), runbook)).decode()).encode()
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     if before is not None and before.tag == tag:
         return before

@@ -15,14 +15,17 @@ const BASES = { m: "measured", r: "measured, from the way back", s: "old measure
 
 function byId(id) { return document.getElementById(id); }
 
+// Without characters that hide what a text says, such as those that turn its direction.
+function plain(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : plain(String(value)));
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
+    if (child !== null && child !== undefined && child !== false) element.append(typeof child === "string" ? plain(child) : child);
   }
   return element;
 }

@@ -135,10 +135,7 @@ async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | N
         session.made_up = snapshot
         answer = await command.ask(session, options)
     screen = open_screen(out)
-    if options.output == "table":
-        screen.print_table(command.show(answer, options, screen.width))
-    else:
-        screen.print_data(answer, options.output)
+    screen.print_answer(command, answer, options)
     return out.getvalue()
 
 

@@ -256,7 +256,7 @@ REFUSED = unscheduled(
         ({"scheduled": GATED}, "waiting", "has not answered yet"),
     ],
 )
-def test_the_pod_diagnosis_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
+def test_the_diagnosis_of_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
     verdict = diagnose_pod(pod(**fields), facts())
     assert (verdict.kind, words in verdict.summary) == (kind, True), verdict.summary
 

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import io
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Thread
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
 
-from controller.appgroups.status import admitted
-from controller.cli.command import Command
-from controller.cli.diagnose import Diagnose, Diagnosis
-from controller.cli.graph import GraphOf
+from controller.appgroups.status import admitted, gather, plan_status
 from controller.cli.output import open_screen
 from controller.cli.parser import FORMATS
-from controller.cli.status import ShowStatus
+from controller.cli.run import run
+from controller.cli.session import Session
+from controller.cli.traffic_reading import Traffic
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.zones import build_zone_map
+from controller.diagnosis.events import ReportedFindings
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import diagnose_pod
+from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
-from controller.views.model import Overview
-from controller.views.overview import build
+from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.page.server import _compute
+from controller.traffic.flows import WorkloadId
+from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph
+from controller.traffic.sources import SOURCES
+from controller.traffic.workloads import Workloads
+from kubekit import logs
+from kubekit.answers import RawPage
+from kubekit.client import Client
+from kubekit.errors import KubekitError
 from kubekit.text import UNSAFE_NAME, command
-from tests.unit.controller.made_up import make_snapshot
-from tests.unit.controller.situations import SITUATIONS, group
+from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
+from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
+from tests.unit.controller.situations import NOW_S, SITUATIONS
+from tests.unit.controller.test_cli_output import parsed
+from tests.unit.controller.test_one_answer import HOME, Served, World
 
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 T = TypeVar("T")
@@ -69,23 +88,26 @@ def lines_of(facts: Facts) -> Iterator[str]:
         yield from diagnose_pod(pod, facts).fix
 
 
-def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:
-    found = {line for situation in SITUATIONS for facts in hostile(situation.facts) for line in lines_of(facts)}
-    refused = admitted(group(workloads=[{"workload": {"name": "a", "selector": "a", "namespace": PAYLOAD}}]), [PAYLOAD])
-    assert refused is not None
-    found.add(refused.message[refused.message.rindex("kubectl label") :])
-    commands = sorted(line[line.index("kubectl") :] for line in found if "kubectl" in line)
-    assert len(commands) > 100
+def paste(lines: Iterable[str], folder: Path) -> None:
+    """Run every command of these lines in a shell where kubectl does nothing; nothing else may run."""
+    commands = sorted(line[line.index("kubectl") :] for line in lines if "kubectl" in line)
+    assert len(commands) > 10
     for name in ("kubectl", "grep", "sort", "tail"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "touch").symlink_to("/usr/bin/touch")
-    script = tmp_path / "all.sh"
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    (folder / "touch").symlink_to("/usr/bin/touch")
+    script = folder / "all.sh"
     script.write_text("\n".join(f"( {line} )" for line in commands))
-    environ = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(["/bin/bash", script], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    environ = {**os.environ, "PATH": str(folder)}
+    done = subprocess.run(["/bin/bash", script], cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert not (tmp_path / "pwned").exists()
+    assert not (folder / "pwned").exists()
+
+
+def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:
+    paste(
+        {line for situation in SITUATIONS for facts in hostile(situation.facts) for line in lines_of(facts)}, tmp_path
+    )
 
 
 @pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
@@ -96,26 +118,300 @@ def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name: str) -> None:
     assert command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_no_command_prints_an_escape(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(output=form, all_namespaces=False)
-    status, graph, why = ShowStatus(), GraphOf(), Diagnose()
+# --- one cluster of ten thousand objects ------------------------------------------------------------------------------------
 
-    def print_(asked: Command, answer: Any) -> str:
-        stream = io.StringIO()
-        screen = open_screen(stream)
-        if form == "table":
-            screen.print_table(asked.show(answer, options, 80))
-        else:
-            screen.print_data(answer, form)
-        return stream.getvalue() + capsys.readouterr().out
+FORGED = "fix: touch forged"
+PAYLOADS = (
+    PAYLOAD,
+    f"a\n  {FORGED}\n✓ nothing is wrong",
+    f"a\r{FORGED}\u2028✓ nothing is wrong\u2029\x85",
+    "\x1b]0;pwned\x07\x1b[2J\x9b2J\x7f\x00\x08",
+    "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&",
+    "\u202egnp.exe\u2066\u200f\ufeff\U000e0041",
+    "l" * 400,
+)
+NUMBERS = range(250)
+LARGE = ("status", "diagnose", "graph")
+"""As YAML they take ten seconds each."""
 
-    overviews: list[Overview] = list(hostile(build(make_snapshot(3))))
-    told = [
-        Diagnosis(facts.now, diagnose(facts)) for situation in SITUATIONS[::4] for facts in hostile(situation.facts)
+
+def text(word: str, number: int) -> str:
+    """Equal words of one number become equal texts; over six numbers each word becomes every payload."""
+    return PAYLOADS[(zlib.crc32(word.encode()) + number) % len(PAYLOADS)] + f"{word}{number}"
+
+
+def marked(data: Any, number: int) -> Any:
+    """Plain data in which texts that begin with @ are hostile."""
+    if isinstance(data, dict):
+        return {marked(key, number): marked(value, number) for key, value in data.items()}
+    if isinstance(data, list):
+        return [marked(value, number) for value in data]
+    return text(data[1:], number) if isinstance(data, str) and data.startswith("@") else data
+
+
+def owned(name: str, selector: str, *, labels: Any = None, annotations: Any = None, **more: Any) -> dict[str, Any]:
+    """A pod of the group; ``more`` is its spec and status."""
+    known = {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: selector, "@label": "@value", **(labels or {})}
+    owner = [{"apiVersion": "apps/v1", "kind": "@kind", "name": "@owner", "uid": "@uid", "controller": True}]
+    meta = {"name": name, "namespace": "@ns", "labels": known, "annotations": annotations or {}, "uid": name}
+    meta |= {"ownerReferences": owner, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    status = {"phase": more.pop("phase", "Pending"), "conditions": more.pop("conditions", [])}
+    spec = {"schedulerName": "network-aware-scheduler", "containers": [{"name": "c"}], **more}
+    return {"kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+
+
+def unschedulable(message: str) -> list[dict[str, str]]:
+    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+
+
+def objects_of(number: int) -> list[dict[str, Any]]:
+    """What tenants write of one application; beside every tenth what agents write of six nodes."""
+
+    def ref(word: str) -> dict[str, str]:
+        return {
+            "kind": "@kind",
+            "apiVersion": "@v1",
+            "name": f"@name {word}",
+            "selector": f"@{word}",
+            "namespace": "@ns",
+        }
+
+    calls = [{"workload": ref("b"), "minBandwidth": "@much", "maxNetworkCost": 1}, {"workload": ref("absent")}]
+    meta = {"name": "@shop", "namespace": "@ns", "uid": "@uid", "labels": {"@label": "@value"}}
+    meta["annotations"] = {f"netaware.io/{name}": f"@{name}" for name in ("weights", "spread", "objective")}
+    workloads = [
+        {"workload": ref("a"), "dependencies": calls},
+        {"workload": ref("b"), "dependencies": [{"workload": ref("a")}]},
     ]
-    for view in overviews[::5]:
-        text = print_(status, view) + print_(graph, list(view.groups))
-        assert all(c.isprintable() or c == "\n" for c in text)
-    for one in told[::5]:
-        assert all(c.isprintable() or c == "\n" for c in print_(why, one))
+    spec = {"numMembers": 40, "topologySortingAlgorithm": "@sort", "workloads": workloads}
+    other = {**meta, "name": "@other", "namespace": "@elsewhere"}
+    known_sort = {**spec, "topologySortingAlgorithm": "KahnSort"}
+    node = f"n{number}"
+    odd_pods: list[dict[str, Any]] = [
+        {"schedulingGates": [{"name": "netaware.io/topological-order"}]},
+        {"schedulingGates": [{"name": "@gate"}, {"name": "netaware.io/topological-order"}]},
+        {"schedulerName": "@scheduler"},
+        {
+            "nodeSelector": {"@key": "@value"},
+            "conditions": unschedulable("0/9 nodes are available: 9 Insufficient cpu. @why"),
+        },
+        {
+            "conditions": unschedulable("@message"),
+            "tolerations": [{"key": "@key", "operator": "@op", "value": "@value"}],
+        },
+        {"conditions": unschedulable("0/9 nodes are available: 9 node(s) had untolerated taint {@key: @value}.")},
+        {"nodeName": "n0-0", "phase": "@phase"},
+        {"nodeName": "@node", "phase": "Running", "volumes": [{"persistentVolumeClaim": {"claimName": "@claim"}}]},
+    ]
+    limits = {f"kubernetes.io/{way}-bandwidth": f"@{way}" for way in ("ingress", "egress")}
+    pods = [
+        owned(f"@odd{i}", ("@a", "@b", "@wrong")[i % 3], annotations=limits, **spec) for i, spec in enumerate(odd_pods)
+    ]
+    pods += [
+        owned(f"@p{i}", "@ab"[::2] if i % 2 else "@b", nodeName=f"n{number // 10 * 10}-{i % 6}", phase="Running")
+        for i in range(25)
+    ]
+    services = [
+        {
+            "kind": "Service",
+            "metadata": {"name": f"@svc{i}", "namespace": "@ns"},
+            "spec": {"selector": {WORKLOAD_LABEL: "@b"}, "trafficDistribution": "@near"},
+        }
+        for i in range(4)
+    ]
+    made = {
+        "kind": "Deployment",
+        "metadata": {"name": "@name a", "namespace": "@ns"},
+        "spec": {
+            "template": {"metadata": {"labels": {APPGROUP_LABEL: "@shop", WORKLOAD_LABEL: "@a", "@label": "@value"}}}
+        },
+    }
+    groups = [
+        {"kind": "AppGroup", "metadata": meta, "spec": spec},
+        {"kind": "AppGroup", "metadata": other, "spec": known_sort},
+    ]
+    agents = [agent_of(f"{node}-{i}", i, number) for i in range(6)] if number % 10 == 0 else []
+    found: list[dict[str, Any]] = marked([*groups, made, *pods, *services, *agents], number)
+    return found
+
+
+def agent_of(node: str, place: int, number: int) -> dict[str, Any]:
+    """What an agent may write of its node."""
+    words = ("address", "version", "prober", "problem")
+    told = {word: text(word, number + i) for i, word in enumerate(words) if word != "address" or place % 2}
+    annotations = {AGENT_ANNOTATION: json.dumps({"port": 1, **told}), "netaware.io/bandwidth-source": "@source"}
+    labels = {ZONE_LABEL: f"z{place}", REGION_LABEL: "r"}
+    ready = {"type": "Ready", "status": "True", "message": "@message"}
+    status = {"capacity": {BANDWIDTH: "@capacity"}, "allocatable": {BANDWIDTH: "10G"}, "conditions": [ready]}
+    return {"kind": "Node", "metadata": {"name": node, "labels": labels, "annotations": annotations}, "status": status}
+
+
+def results() -> dict[str, str]:
+    """Keys and values that agents wrote, of their own pairs and of what they have no business with."""
+    data: dict[str, str] = {}
+    for number in NUMBERS:
+        place = {"node": text("node", number)[:200], "zone": text("zone", number)[:60], "region": "r"}
+        measured = {"prober": "netperf", "test": "TCP_RR", "p50_us": 9.0}
+        sample = {"origin": {**place, "node": f"n{number}-0", "zone": "z0"}, "destination": place, "sequence": 1}
+        value = json.dumps({**sample, "measurement": measured, "taken_at": NOW_S})
+        data |= {f"n{number}-0_{text('node', number)}_tcp-rr": value, text("key", number): text("value", number)}
+    return data
+
+
+class Cluster(World):
+    """These objects, read as commands and the page read them."""
+
+    async def read(self) -> None:
+        client = cast("Client", Hostile(self, may_list_all=True))
+        whole = await Session(client, None, None, HOME).snapshot(
+            groups=True, bandwidth=True, agents=True, control_plane=True
+        )
+        self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
+
+    def session(self, namespace: str | None) -> Session:
+        """A session that has read the cluster already."""
+        session = Session(cast("Client", Hostile(self, may_list_all=True)), None, namespace, HOME)
+
+        async def read(**_: bool) -> ClusterSnapshot:
+            return self.snapshot
+
+        session.snapshot = read  # type: ignore[method-assign]
+        return session
+
+
+class Hostile(Served):
+    """In the place of a client. None of the pods is one of our own programs."""
+
+    async def pages(self, resource: Resource, *, namespace: str | None = None, **more: Any) -> AsyncIterator[RawPage]:
+        if "app.kubernetes.io" not in more.get("label_selector", ""):
+            async for page in super().pages(resource, namespace=namespace):
+                yield page
+
+    async def get(self, resource: Resource, name: str, type_: type[Any], **more: Any) -> Any:
+        if resource is CONFIGMAPS and name.startswith("netperf"):
+            return ConfigMap(data=results())
+        if resource is PODS:
+            return next(pod for pod in self._world.of("Pod", type_) if pod.metadata.name == name)
+        return await super().get(resource, name, type_, **more)
+
+
+async def traffic_of(session: Session, *_: object) -> Traffic:
+    """Every application calls within itself, across its namespaces and outside."""
+    found = [[WorkloadId(text("ns", n), text(word, n), "Deployment") for word in ("name a", "name b")] for n in NUMBERS]
+    calls = tuple(ObservedDependency(a, b, bytes_per_s=9.0, peak_bytes_per_s=9.0) for a, b in found)
+    left = tuple(LeftOut("external", text("name a", n), text("out", n), 1.0) for n in NUMBERS)
+    ends = [end for pair in found for end in pair]
+    workloads = Workloads(
+        places={end: Counter({("r", "z1"): 1}) for end in ends},
+        replicas=Counter(ends),
+        labels={end: {text("label", 1): text("value", 1)} for end in ends},
+        schedulers={end: text("scheduler", 1) for end in ends},
+    )
+    snapshot = await session.snapshot(groups=True)
+    groups = list(snapshot.groups)
+    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, groups, lambda *_: 5, snapshot)
+
+
+def check(shown: str) -> None:
+    """One line stays one line, and a terminal is told nothing."""
+    assert {c for c in set(shown) if not c.isprintable()} <= {"\n"}
+    assert [line for line in shown.split("\n") if line.strip().startswith((FORGED, "✓ nothing"))] == []
+
+
+async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_or_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("controller.cli.propose.read_traffic", traffic_of)
+    monkeypatch.setattr("controller.cli.money.read_traffic", traffic_of)
+    cluster = Cluster(*(made for number in NUMBERS for made in objects_of(number)))
+    assert len(cluster.objects) >= 10_000
+    await cluster.read()
+    commands = [
+        ("status", "-A"),
+        ("diagnose",),
+        ("diagnose", "pod", text("odd4", 4)),
+        ("graph", "-A"),
+        ("explain", "pod", text("odd0", 1)),
+        ("propose", "-n", text("ns", 3)),
+        ("propose", "-n", text("ns", 4), "--manifests"),
+        ("money",),
+    ]
+    lines: set[str] = set()
+    for argv in commands:
+        command, options = parsed(*argv)
+        session = cluster.session(None if options.all_namespaces else options.namespace or None)
+        answer = await command.ask(session, options)
+        for form in FORMATS:
+            if form == "yaml" and argv[0] in LARGE:
+                continue
+            options.output = form
+            stream = io.StringIO()
+            open_screen(stream).print_answer(command, answer, options)
+            check(printed := stream.getvalue() + capsys.readouterr().out)
+            assert printed
+        for remark in [*session.remarks, *map(": ".join, session.notes.items())]:
+            open_screen().note(remark)
+        check(capsys.readouterr().err)
+        lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
+        lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
+    snapshot = cluster.snapshot
+    check(gzip.decompress(_compute(snapshot, None, "").body).decode())
+    reported, facts_ = ReportedFindings(), read_facts(snapshot)
+    found_ = diagnose(facts_)
+    reported.update(found_, facts_)
+    notes = [event.note for event in reported.update(found_, facts_)]
+    costs, locations = snapshot.costs().of("").table, build_zone_map(snapshot.nodes).locations
+    for group_ in snapshot.groups:
+        facts = gather(group_, (), locations, costs, snapshot.membership)
+        refused = admitted(group_, snapshot.membership.refused_by(group_.metadata.key))
+        found = plan_status(group_, facts, NOW_S, more=[refused] if refused else [])
+        notes += [condition.message for condition in found.conditions or ()]
+    assert len(notes) > 500
+    for note in notes:
+        check(note)
+        assert "\n" not in note
+    paste(lines | {note[note.rindex("kubectl") :] for note in notes if "kubectl" in note}, tmp_path)
+
+
+def test_no_log_and_no_error_has_lines_that_somebody_else_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "".join(PAYLOADS)})
+            self.send_response(403)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *_: object) -> None: ...
+
+    with Quiet(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        config = tmp_path / "config"
+        config.write_text(
+            f"{{current-context: c, clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{server.server_port}'}}}}],"
+            " contexts: [{name: c, context: {cluster: c}}]}"
+        )
+        assert run(["diagnose", "--kubeconfig", str(config)]) == 1
+        server.shutdown()
+    errors = capsys.readouterr().err
+    check(errors)
+    assert errors.count("\n") == 1
+    for form in logs.FORMATS:
+        stream = io.StringIO()
+        logs.set_up(format_=form, stream=stream)
+        for payload in PAYLOADS:
+            logs.get("test").change(payload, payload, payload, payload=payload)
+            try:
+                raise KubekitError(payload)
+            except KubekitError as error:
+                logs.get("test").unexpected(payload, error, payload=payload)
+        lines = stream.getvalue().splitlines()
+        # Lines that are indented belong to a trace.
+        own = [line for line in lines if not line.startswith("    ")]
+        check("\n".join(own))
+        assert len(own) == 2 * len(PAYLOADS)
+        assert {c for line in lines for c in line if not c.isprintable()} == set()
