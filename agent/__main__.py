@@ -1,4 +1,4 @@
-"""``python -m agent``: run the agent, or show what it sees on this node."""
+"""``python -m agent``: runs the agent, or shows what it finds on this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``agent capacity`` and ``agent bandwidth``: what the agent sees on this node, for a person in front of it.
+"""``agent capacity`` and ``agent bandwidth``: print what the agent finds on this node.
 
 The tool for ``kubectl exec``: it reads the same things by the same rules as the running agent, and changes nothing.
 """

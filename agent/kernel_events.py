@@ -1,4 +1,4 @@
-"""Tells when the kernel changed links, routes or traffic control: a netlink socket of which only the message types are read.
+"""Waits for netlink events about links, routes and traffic control; reads only the message types.
 
 Decoding every message would cost more than it tells, since a change is answered by a full read anyway. A burst of changes
 overruns the socket; what was lost is unknown then, so that counts as a change of everything.

@@ -1,5 +1,4 @@
-"""Netlink sockets on which the kernel tells of changes: opened, waited for, and their messages told apart; and what can go wrong
-between the agent and its kernel.
+"""Netlink event sockets, and errors of kernel requests.
 
 What cannot keep up loses messages (ENOBUFS, netlink(7)), and is told that it did.
 """

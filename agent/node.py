@@ -1,4 +1,4 @@
-"""The agent's own node, as the API server has it, and who wants to know when it changes."""
+"""The agent's own node, as a watch keeps it, with handlers for changes."""
 
 from __future__ import annotations
 

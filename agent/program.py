@@ -1,4 +1,4 @@
-"""``agent run``: every part of the agent under one task group, so that none can die unnoticed."""
+"""``agent run``: all parts of the agent in one task group, so that none ends unnoticed."""
 
 from __future__ import annotations
 

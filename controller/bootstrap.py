@@ -1,4 +1,4 @@
-"""What an installation needs once and cannot bring along: a NetworkTopology to price, and a passphrase for probes.
+"""Creates what a new installation lacks: a NetworkTopology, and the Secret with the probing passphrase.
 
 `kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase in a repository is none. Both
 are therefore made here, by the leader, when the configuration asks for it and nobody else has made them.

@@ -1,4 +1,4 @@
-"""The controller's one configuration file: strict YAML, every field with a default, checked before anything starts.
+"""The controller's configuration file: strict YAML, checked before anything starts.
 
 Each package owns the struct of its section; this module puts them together and reads the file. Flags lie over the file.
 """

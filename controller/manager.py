@@ -1,4 +1,4 @@
-"""The manager: stores that are always warm, and the controllers that only the leader runs.
+"""The controller manager: stores on all replicas, controllers on the leader.
 
 A replica that does not lead stores the cluster all the same, so that a failover costs the election and not a cold start.
 All writes of the leader go through a client that asks the leadership first.

@@ -1,4 +1,4 @@
-"""Questions to a Prometheus server: the two query endpoints of its HTTP API, and nothing else.
+"""A client of the two query endpoints of Prometheus' HTTP API.
 
 Used by the command line and the page for what only agents know (rates in use, verdicts). Everything here
 is optional to its callers: no Prometheus means no answer, never a guess.

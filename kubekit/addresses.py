@@ -1,4 +1,4 @@
-"""IP addresses as texts."""
+"""Parses IP addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API server answers: lines of watches, pages of lists, and errors."""
+"""Decodes the API server's answers: watch events, list pages, errors."""
 
 from __future__ import annotations
 

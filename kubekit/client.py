@@ -1,4 +1,4 @@
-"""A thin Kubernetes client: a deadline on every request, msgspec structs in and out, and few connections.
+"""A thin asyncio Kubernetes client: msgspec structs in and out, a deadline on every request.
 
 Twelve verbs and no generated models. Each watch has a connection of its own; reads, writes and the Lease have theirs, so that
 nothing waits behind a watch, and no lease behind a list. See `kubekit.transport`.

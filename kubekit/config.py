@@ -1,4 +1,4 @@
-"""Where the API server is and who we are, as read from a directory: a pod's mounted ServiceAccount, or one made like it."""
+"""Reads the API server's address and our credentials from a directory, such as a pod's mounted ServiceAccount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who we are to the API server, where that changes while a program runs."""
+"""Credentials that change while a program runs."""
 
 from __future__ import annotations
 

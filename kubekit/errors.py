@@ -1,4 +1,4 @@
-"""One error tree for everything that can go wrong between a program and its cluster.
+"""Base classes of errors.
 
 Third-party exceptions (aiohttp, msgspec, ssl) stop at kubekit's border, so that callers need to know this tree only.
 """

@@ -1,4 +1,4 @@
-"""Events on objects, so that ``kubectl describe`` answers "why": bounded, deduplicated, never in the way.
+"""Writes Kubernetes events: bounded and deduplicated.
 
 A repeated event raises the count of the first one (events.k8s.io series) at most once a minute; a full queue drops the
 oldest and counts it. Events are for people: nothing of ours reads them back.

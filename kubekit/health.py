@@ -1,4 +1,4 @@
-"""A program's health, for /readyz and for Prometheus: how late its event loop is and what for, and how old its stores are.
+"""Health checks and metrics of a program: event loop delay, age of stores.
 
 A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
 (`kubekit.waiting.CooperativeYield`), and the controller's programs say on /metrics whether that holds.

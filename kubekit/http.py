@@ -1,4 +1,4 @@
-"""The HTTP side of a program: /metrics, /healthz, /readyz, and the routes a program adds.
+"""The HTTP server of a program: /metrics, /healthz, /readyz, and further routes.
 
 /healthz fails only for what a restart would mend; /readyz tells whether to send work here, and both name the check that fails.
 """

@@ -1,4 +1,4 @@
-"""Bounds a server's connections, in all and for each peer, and gives requests and answers deadlines.
+"""Limits connections of an HTTP server, in total and per peer, and sets deadlines of requests and answers.
 
 A connection costs ten kilobytes and a file, whether or not a request ever comes; one whose TLS handshake is not over costs more, so
 there are lower bounds for those. At a bound another connection makes room for the new one, first one without a request under way of

@@ -1,4 +1,4 @@
-"""Leader election on a Lease, safe against a hung API server: leadership ends by our own clock, and writes are fenced.
+"""Leader election on a Lease: leadership ends by the local clock, and writes are fenced.
 
 The holder renews every ``retry_s``. It stops believing in its leadership ``renew_deadline_s`` after the *start* of its last
 successful renewal, which is earlier than ``duration_s``, when others may take over. A frozen process wakes up with its

@@ -1,4 +1,4 @@
-"""What made a pod, at the height at which people know it: the Deployment rather than its ReplicaSet."""
+"""Finds a pod's top-level owner: the Deployment rather than its ReplicaSet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building blocks of JSON patches (RFC 6902): escaped pointers and operations."""
+"""Helpers for JSON patches (RFC 6902)."""
 
 from __future__ import annotations
 

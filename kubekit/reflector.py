@@ -1,4 +1,4 @@
-"""A local copy of one kind of objects, kept true by list and watch.
+"""Lists and watches one kind of objects into a store.
 
 Level-based: handlers learn which key changed and read the store. Failures back off with jitter; an expired version lists
 again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.

@@ -1,4 +1,4 @@
-"""How a program starts and stops: one event loop, SIGTERM and SIGINT as cancellation, exit codes that scripts can use.
+"""Starts and stops a program: one event loop, cancellation by SIGTERM and SIGINT, exit codes.
 
 Exit 0 after a requested stop, 2 for wrong configuration, 1 when a task that should run for ever ended by itself.
 """

@@ -1,4 +1,4 @@
-"""Settings that people write in files: declared once, read strictly, checked, and told in the file's own spelling.
+"""Reads settings from YAML files into structs, strictly, with errors that name the field.
 
 A section derives from `Section`. A number's limits stand beside its type, ``Annotated[float, Range(0, 60)]``; `Section.validate`
 holds every value of a section and of the sections in it against them, and docs/generate.py prints them. What limits cannot say

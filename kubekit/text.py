@@ -1,4 +1,4 @@
-"""Texts that hold anybody's words: command lines to paste, and what a terminal shows."""
+"""Quotes and masks foreign text in command lines and terminal output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to the API server: how many, for what, and how soon a dead one is known.
+"""Connection pools to the API server.
 
 Each watch has one. Everything else shares six: 1 that only the Lease uses, and 5 of which reads take 2 at most and writes 4. So what a
 program holds open is the kinds that it watches and six, whatever else happens; a leadership never waits behind a list, nor a read

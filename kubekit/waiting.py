@@ -1,4 +1,4 @@
-"""Waiting, and not for ever: until something holds, after a failure, and for the others on the event loop.
+"""Waiting with a deadline, back-off, and cooperative yielding.
 
 A wait has a deadline and a retry a back-off. Jitter matters: when an API server comes back, ten thousand agents must not ask in
 the same second. Work on thousands of objects leaves the event loop to others now and then.

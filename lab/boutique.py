@@ -1,4 +1,4 @@
-"""The demo's application: the Online Boutique of manifests/examples, sized so that one zone cannot hold it.
+"""The demo's application: the Online Boutique of manifests/examples, sized to need two zones.
 
 Taken from the shipped example, so that the demo shows what a user would apply. Only size, scheduler and algorithm are the
 demo's own: ReverseKahn, dependencies first, because in KahnSort order a first replica sees no cost (docs/adr/0006).

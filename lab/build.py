@@ -1,4 +1,4 @@
-"""Finds or builds the programs of a real control plane: no API emulator behaves like the API server users have.
+"""Finds or builds the programs of a real control plane.
 
 One small Go module (lab/controlplane) pins every version; others do the same for Prometheus and for a node's programs. A program
 whose own module pins all that it needs is built from that module as it was published (UpstreamModule). What a module builds is cached under the user's cache directory, one folder per version and per hash of the

@@ -1,4 +1,4 @@
-"""A whole lab: control plane, nodes and wide-area network, as one thing to start and to stop.
+"""A whole lab: control plane, nodes and wide-area network.
 
 ``async with Lab.start(load("four-zones")) as lab`` is what the command line, the demo and the end-to-end tests use.
 """

@@ -1,4 +1,4 @@
-"""Boots a real control plane of its own: etcd, kube-apiserver, and on demand the controller manager, scheduler and kwok.
+"""Boots a control plane: etcd, kube-apiserver, and on demand the controller manager, scheduler and kwok.
 
 Everything listens on free ports and lives in one state directory, so that several control planes run side by side and a
 test session can have its own. The API server is always stopped before etcd: without etcd it ignores SIGTERM for a minute.

@@ -1,4 +1,4 @@
-"""The main job, once, on real parts: measure the network, price it, place an application, and measure what that gained.
+"""The demo: measures the network, prices it, places an application, and measures the gain.
 
 A lab is booted, agents measure every zone pair with netperf, and the Online Boutique is deployed twice, with the default
 scheduler and with ours. Each dependency is then measured between the nodes where its two pods landed. The pods are sized so

@@ -1,4 +1,4 @@
-"""What can go wrong in the lab, on top of kubekit's tree: the command line turns each into one line and an exit code."""
+"""Errors of the lab, which the command line turns into one line and an exit code."""
 
 from __future__ import annotations
 

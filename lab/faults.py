@@ -1,4 +1,4 @@
-"""What is broken in a running lab, broken and repaired from another process: programs that are killed or frozen, paths that are cut.
+"""Breaks and repairs a running lab: kills or freezes programs, cuts paths.
 
 A program is killed by its record, and started again by the process that holds the lab, since only that one knows its command:
 whoever wants it started puts its name into a folder, and the holder takes it out. Links that were cut are kept in a file, with what

@@ -1,4 +1,4 @@
-"""Where the lab keeps things: built programs in the user's cache, running labs in the user's state directory.
+"""Paths of the lab: built programs in the user's cache, running labs in the user's state directory.
 
 Both follow the XDG base directory rules, so that tests and users can move them with XDG_CACHE_HOME and XDG_STATE_HOME.
 """

@@ -1,4 +1,4 @@
-"""Which processes belong to a lab, in a way that survives the lab's own death.
+"""Finds the processes of a lab, also after the lab itself has ended.
 
 A pid alone is not enough: the kernel hands it out again. A record therefore holds the start time too, and each process
 carries the lab's state directory in its environment, so that children of children are found as well.

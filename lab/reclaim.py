@@ -1,4 +1,4 @@
-"""Takes away what a killed lab left: its processes, devices and files. Also the last step of an orderly stop.
+"""Removes processes, devices and files of a lab.
 
 A lab holds a lock on ``<name>.lock`` while it lives; the kernel drops it when the process dies, whatever killed it. So a
 free lock beside a state directory means leftovers, and nothing else does.

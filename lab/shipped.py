@@ -1,4 +1,4 @@
-"""Our product in a lab of real nodes as an operator gets it: images from the Dockerfiles, an overlay applied as it is.
+"""Installs our product in a lab of real nodes: images from the Dockerfiles, and an overlay.
 
 Nothing of it runs beside its pods: the kubelets start what the overlay says, from images that the lab's registry serves.
 """

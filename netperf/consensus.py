@@ -1,4 +1,4 @@
-"""Several readings of each path: which value they agree on, and which node's readings are outliers.
+"""Finds the latency that the readings of a path agree on, and the nodes that are outliers.
 
 A round trip is the path, something of the node that asks and something of the node that answers. A node that is slow, or that
 lies, shows in all of its pairs and nobody else does; so its readings are set aside and it is named, instead of colouring its

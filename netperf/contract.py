@@ -1,5 +1,4 @@
-"""What programs say to each other, and what other programs know us by: labels, annotations, the resource, names of objects, and the
-agent's announcement. Agent, controller and lab take them from here; changing one breaks somebody.
+"""Names that agent, controller, lab and other programs share: labels, annotations, the resource, objects, the agent's announcement.
 
 Names that one program alone writes and reads (a descheduler's memory, a NetworkTopology's group) stay with it.
 """

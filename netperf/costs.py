@@ -1,4 +1,4 @@
-"""Levels to costs: consensus, age, price; and fill what was not measured, without ever inventing a 0.
+"""Prices zone pairs: consensus, age, hysteresis, and inference of missing pairs.
 
 `netperf.memory.update_state` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
 holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was

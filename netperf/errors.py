@@ -1,4 +1,4 @@
-"""What can be wrong with data of the measurement domain, by name, so that it can be counted and shown.
+"""Reasons for refusing measurement data, for counters and conditions.
 
 Bad data never stops a program: whole objects raise one of these errors, single keys or probes become a `Refusal`,
 and callers count them by ``reason``.

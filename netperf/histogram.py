@@ -1,4 +1,4 @@
-"""A histogram of round trips that can be merged: sparse, within half a per cent, a few hundred bytes where values lie close.
+"""A mergeable sparse histogram of round trips, accurate to half a per cent.
 
 Buckets are 1/128 of an octave wide. HdrHistogram with three digits takes 180 kB a piece, and an agent may keep one for each of a
 hundred destinations; this one takes as much as there are different values.

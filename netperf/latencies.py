@@ -1,4 +1,4 @@
-"""Latency from zone to zone in microseconds, as it goes along with the costs: an annotation on the NetworkTopology.
+"""Encodes latencies in microseconds in an annotation of the NetworkTopology.
 
 ``networkCost`` counts whole units and is held within its hysteresis, since limits are compared with it; between the zones of
 most clouds that is 2 for every pair. Decisions need what was measured, so the controller publishes the priced latency of

@@ -1,4 +1,4 @@
-"""What a bandwidth annotation of a pod allows: read in one way by the agent, which checks limits, and by whoever shows them.
+"""Parses pods' bandwidth annotations into rates.
 
 The source is the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``), which runtimes have copies of: bounds and rate
 are the quantity's ``Value()``, which rounds a fraction up.

@@ -1,4 +1,4 @@
-"""What is remembered of each pair of zones: the levels of its pairs of nodes, failures, the last good latency, the cost in force.
+"""The state of each pair of zones: smoothed latencies, failures, last good latency, current cost.
 
 `update_state` takes samples and failures in; `restore` starts from what was written last, `resume` from an earlier leadership as well.
 All are pure.

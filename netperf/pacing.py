@@ -1,4 +1,4 @@
-"""When a probe's turn comes, and how much of a node's CPU and of the network probes may take.
+"""When a probe starts, and how much CPU and bandwidth probes may use.
 
 Nothing is agreed between agents at run time: rounds follow the wall clock, slots come from the plan, and jitter comes
 from a hash, so each agent can tell its own turn. Agents whose clocks differ by more than a slot's slack may overlap; an

@@ -1,4 +1,4 @@
-"""Zones to node pairs: who probes whom, and when, so that the cost follows the zones and never the nodes.
+"""Plans which nodes probe which, so that the number of probes depends on zones only.
 
 Each unordered pair of zones is measured between a few pairs of nodes, each of them a *link* of its own: netperf runs on that
 of index 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps

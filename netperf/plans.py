@@ -1,4 +1,4 @@
-"""The probe plan as agents read it: one object per origin zone, strictly decoded.
+"""The probe plan, one per origin zone: types, encoding, strict decoding.
 
 An agent watches only its own zone's object, so a change elsewhere costs it nothing. The object is a ConfigMap with a
 single key holding JSON; everything in it was written by our controller, but it is read as if anyone might have.

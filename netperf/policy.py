@@ -1,4 +1,4 @@
-"""How latency becomes cost: what a user can set, per controller and per NetworkTopology, and what makes sense."""
+"""The cost policy: how latencies become costs."""
 
 from __future__ import annotations
 

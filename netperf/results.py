@@ -1,4 +1,4 @@
-"""The results ConfigMap: one codec for writing and reading.
+"""Encodes and decodes the results ConfigMap.
 
 Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so a hundred
 writers neither conflict nor lose each other's updates. Our own format carries a whole `Sample` per key; upstream's, a bare

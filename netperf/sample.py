@@ -1,4 +1,4 @@
-"""What a measurement is, and when it is not to be trusted.
+"""The type of a sample, its quality flags, and which instrument prices it.
 
 A latency that was read while the prober was throttled, or from three transactions, is a number like any other; what
 makes it harmless is that it carries the circumstances of its making. A missing value is None and never 0, since a 0

@@ -1,4 +1,4 @@
-"""Several results ConfigMaps: which zone's agents write to which.
+"""Assigns zones to results ConfigMaps, so that each stays small.
 
 Every write makes etcd keep another copy of the whole object until it compacts, and sends one to each watcher. At 100
 zones 8 samples per second are written: to objects of 30 kB that costs 240 kB/s, to objects that are just not too large

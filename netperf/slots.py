@@ -1,4 +1,4 @@
-"""Which probes may run at the same time: a slot for each pair of zones.
+"""Assigns slots to pairs of zones: probes of one slot may run at the same time.
 
 Zones are vertices, probes are edges, slots are colours of the edges: no zone occurs twice in a slot, hence no node probes two peers at
 once nor is probed by two. For a complete graph the circle method of a round-robin tournament needs Z - 1 colours for

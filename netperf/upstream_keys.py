@@ -1,4 +1,4 @@
-"""Keys of results in upstream's format (the measurement ConfigMap, docs/contracts): a bare number for a pair of nodes and a percentile."""
+"""Results keys in upstream's format (docs/contracts, section 3)."""
 
 from __future__ import annotations
 

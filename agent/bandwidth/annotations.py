@@ -1,4 +1,4 @@
-"""What a pod asks for: its bandwidth annotations, in the words and within the range that Kubernetes users know."""
+"""Parses a pod's bandwidth annotations, with the range and the errors of the CNI bandwidth plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to repair, and when to say that somebody insists on another limit: pure, repairs and times in, patience out.
+"""Backs off repairs, and decides when a limit is disputed by another writer. Pure.
 
 A repair that fails is tried again ever less often. One that holds costs nothing. A limit of ours that is gone again soon
 after it was set, time and again, is disputed: we wait longer each time, so that neither the node nor the other suffers.

@@ -1,4 +1,4 @@
-"""What Cilium says that it does: its ConfigMap, which is what its agents start with (pkg/option, pkg/datapath/linux/bandwidth)."""
+"""Reads Cilium's ConfigMap, which its agents start with (pkg/option, pkg/datapath/linux/bandwidth)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CNI configuration says of the node's network, and what the runtime's cache of CNI results says of each pod.
+"""Reads the node's CNI configuration, and the runtime's cache of CNI results per pod.
 
 libcni keeps what it asked for and what it got under ``/var/lib/cni/results``, one file for each container, network and
 device (libcni/api.go, ``cachedInfo``). It names the container, and the network that the bandwidth plugin was called with,

@@ -1,4 +1,4 @@
-"""Reads the counters that tell the effect of limits: of pods' own devices, of buckets, and of the filters that lead to them."""
+"""Reads counters of pods' devices, of token buckets, and of the filters that redirect to them."""
 
 from __future__ import annotations
 

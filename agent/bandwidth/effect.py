@@ -1,4 +1,4 @@
-"""What really went through, against what the annotation allows: pure, readings of counters in, rates and excesses out.
+"""Compares traffic with limits: counters in, rates and excesses out. Pure.
 
 Whatever is set up may be passed by: a burst that wrapped, a program that redirects around the queue, a limit on another
 device. So what counts is what the pod's own device received and, of what it sent, what no bucket held back.

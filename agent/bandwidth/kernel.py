@@ -1,4 +1,4 @@
-"""Sets traffic control with pyroute2: token buckets, intermediate devices, and the filters that lead to them."""
+"""Writes traffic control with pyroute2: token buckets, intermediate devices, and the filters that redirect to them."""
 
 from __future__ import annotations
 

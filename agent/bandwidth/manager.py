@@ -1,4 +1,4 @@
-"""Watches the node's pods and the kernel, judges, repairs where asked to, and tells: events, log, metrics.
+"""Watches the node's pods and the kernel, checks limits, repairs them if told to, and reports by events, log and metrics.
 
 Changes of pods and of traffic control wake it; a full look every five minutes catches what no event told. Reads are at
 least two seconds apart, so that a node where pods come and go all the time does not spend its CPU here.

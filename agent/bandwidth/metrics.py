@@ -1,4 +1,4 @@
-"""Verdicts for Prometheus: per pod and direction, at most for a thousand pods, gone with the pod."""
+"""Metrics of limits, per pod and direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each pod kept to its limit, and what would have to be done: pure, a snapshot in, verdicts and actions out.
+"""Decides whether each pod's limit is enforced, and what repairs it. Pure.
 
 The structure that counts is the CNI bandwidth plugin's (docs/contracts): a token bucket at the root of the host-side veth
 limits what goes into the pod; what comes out is redirected to an intermediate device with a token bucket of its own.

@@ -1,4 +1,4 @@
-"""Takes the whole picture at once: processes of the pods, devices, traffic control."""
+"""Reads a snapshot: processes of the pods, devices, traffic control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of token buckets: what the CNI plugin asks for, what 32 bits make of it, and what we ask for instead.
+"""Arithmetic of token buckets: the CNI plugin's parameters, their 32-bit overflow, and ours.
 
 A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's own sums are in docs/contracts, bandwidth annotations
 and the CNI bandwidth plugin; the kernel's are in net/sched/sch_tbf.c.

@@ -1,4 +1,4 @@
-"""Reads devices, queueing disciplines and ingress filters, and which network namespace a process is in.
+"""Reads devices, qdiscs and filters, and the network namespace of a process.
 
 A pod's namespace is never entered. The kernel numbers the namespaces that the host's devices lead to (IFLA_LINK_NETNSID)
 and tells the number of a process's namespace (RTM_GETNSID), so the two are matched from outside, without SYS_ADMIN.

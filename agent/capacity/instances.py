@@ -1,4 +1,4 @@
-"""What clouds say that their instance types carry: a table that comes along, with the date and the source of each cloud's part.
+"""Bandwidth of clouds' instance types, from a table with the date and source of each cloud's part.
 
 Burstable types have their baseline in it: what is there all the time is what reservations may count on. Google's bandwidth goes
 by series and number of processors, so ``n2-*-8`` stands for ``n2-standard-8`` and its likes, with or without local disks;

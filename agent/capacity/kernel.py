@@ -1,4 +1,4 @@
-"""Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs, and psutil in the last place.
+"""Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs or psutil.
 
 Links of pods (veth, ifb) make up most of a node's links and nothing of its capacity, so of them only the fixed part and
 the kind are read.

@@ -1,4 +1,4 @@
-"""Which of the answers to "how much can this node carry" counts, and what is left of it after the reserve.
+"""Chooses the node's capacity from all sources, and subtracts the reserve.
 
 Order of trust (node bandwidth capacity, docs/contracts): what a person said, then the instance type, then hardware, then
 what was measured. Where nobody knows, nothing is offered: a missing resource is safer than a wrong one.

@@ -1,4 +1,4 @@
-"""What to write on the node so that it says what we know: pure, and empty when it says so already.
+"""Plans the patches that publish the capacity on the node; none if it is published already. Pure.
 
 Only our own key is touched. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
 allocatable is written only where no kubelet runs.

@@ -1,4 +1,4 @@
-"""From links to a capacity: which device carries the default route, what is below it, and whose speed can be believed.
+"""Computes a capacity from links: the devices below the default route whose speed is reliable. Pure.
 
 Pure: a snapshot in, a finding with its explanation out. Where in doubt the smaller number, and where nobody knows none at
 all, because a scheduler that trusts a fiction places pods on bandwidth that is not there (node bandwidth capacity,

@@ -1,4 +1,4 @@
-"""What sysfs and psutil know about devices that netlink does not say, or not on every kernel.
+"""Reads what netlink lacks about devices from sysfs and psutil.
 
 Every reader returns None or an empty text where the file is missing or cannot be read: reading ``speed`` of a device that
 is down gives EINVAL, and that is an answer.

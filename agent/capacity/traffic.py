@@ -1,4 +1,4 @@
-"""Metrics of the node's capacity and of how much of it is used, from the counters of the physical uplinks."""
+"""Metrics of the node's capacity and utilization, from counters of the physical uplinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the parts of probing together and restarts what depends on something that changed: address, secret or ports.
+"""Starts the parts of probing, and restarts those that depend on a changed address, secret or port.
 
 New samples go one way: the scheduler runs probes and asks the background prober, and hands each outcome to this manager, which
 hands it to metrics and results.

@@ -1,4 +1,4 @@
-"""What Prometheus learns about probes: one series per zone pair, gone with the pair.
+"""Metrics of probes, one series per zone pair.
 
 netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
 typical latency spreads over time, and must not be read as the distribution of packets.

@@ -1,4 +1,4 @@
-"""Follows the probe plan of the node's zone: the one place that knows which plan is in force."""
+"""Watches the probe plan of the node's zone, and holds the current one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers probes on this node, by netserver where it is installed and by the datagram responder, and announces it on the node.
+"""Answers probes on this node, by netserver and by the datagram responder, and announces the endpoint on the node.
 
 The announcement is an annotation. It stays during a shutdown, because a rolling update must not change the plan, and is
 removed when nothing has answered for half a minute.

@@ -1,4 +1,4 @@
-"""Runs this node's probes when their turn comes, one at a time, and judges what they read.
+"""Runs this node's probes in their slots, one at a time, and flags the samples.
 
 Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. A run that the budget
 does not allow is skipped and counted, not queued. A run ends when the node's next turn comes, so that a peer that swallows

@@ -1,4 +1,4 @@
-"""The kernel's table of connections over netlink: dumps, and what it says when a connection ends.
+"""Reads the kernel's connection tracking over netlink: dumps, and events of ended connections.
 
 Layouts are those of linux/netfilter/nfnetlink_conntrack.h. One decoder for what is needed, since a node may have 100,000
 connections: a tuple of a protocol with ports has one shape for each address family, and the counters are looked for by

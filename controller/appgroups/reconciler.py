@@ -1,4 +1,4 @@
-"""Keeps AppGroups: reads the spec, the pods and the costs; writes the status, and never the spec."""
+"""Reconciles AppGroups: reads spec, pods and costs, and writes the status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of an AppGroup: its order, who runs, and whether dependencies are as near as they asked to be.
+"""Computes the status of an AppGroup: order, running pods, and whether dependencies keep their maxNetworkCost.
 
 Costs are judged by NetworkOverhead's own rule (docs/contracts, section 4), between callers and the replicas that may answer
 them, in upstream parity all: a dependency is within its maxNetworkCost when every such pair of pods is.

@@ -1,4 +1,4 @@
-"""`kubectl netaware`: what the network looks like and why pods are where they are, in a terminal.
+"""`kubectl netaware`: shows the network, placements and findings in a terminal.
 
 `main` is the console script ``kubectl-netaware``, which kubectl finds on PATH and runs as ``kubectl netaware``. Nothing
 else is imported here, so that help answers at once.

@@ -1,4 +1,4 @@
-"""`bandwidth`: asked, allocated, enforced, used."""
+"""`bandwidth`: requested, allocated, enforced and used bandwidth."""
 
 from __future__ import annotations
 

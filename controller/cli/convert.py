@@ -1,4 +1,4 @@
-"""`convert`: every spelling of AppGroup and NetworkTopology in the field, as what the API server accepts."""
+"""`convert`: turns older spellings of AppGroup and NetworkTopology into what the API server accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deschedule --dry-run`: who would be moved, why and where to, by the rule and the configuration that the controller uses."""
+"""`deschedule --dry-run`: which pods the descheduler would move, why and where to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`diagnose`: what is wrong, its cause, since when, what it affects, and what fixes it; `why` is an alias."""
+"""`diagnose`: findings with cause, since when, what they affect, and what fixes them; `why` is an alias."""
 
 from __future__ import annotations
 

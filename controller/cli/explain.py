@@ -1,4 +1,4 @@
-"""`explain`: of a pod its candidate places, what each dependency costs there and what decided; of a group, see `explain_group`."""
+"""`explain`: a pod's candidate places, with the cost of each dependency there; for groups see `explain_group`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what would route its calls better."""
+"""`explain group NAME`: what the loss of each zone would stop, and advice on routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `page` has kubectl do: forward a port through the kubelet, and ask for tokens, with whatever log-in kubectl has."""
+"""Runs kubectl for `page`: forwards a port, and creates tokens, with kubectl's log-in."""
 
 from __future__ import annotations
 

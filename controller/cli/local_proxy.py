@@ -1,4 +1,4 @@
-"""A proxy on this machine to the page of a controller: adds the token, and asks for a key.
+"""A loopback proxy to the controller's page, which adds the token and requires a one-time key.
 
 The key is in the address and good once; then a cookie has another. So neither another user of this machine nor a web site that
 knows the port reads the page.

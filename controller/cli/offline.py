@@ -1,4 +1,4 @@
-"""`simulate --offline FILE`: the plans that the leader would make of a cluster in a file."""
+"""`simulate --offline FILE`: the plans that the controller would make of a cluster in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster out of a file, as ``kubectl get -o json`` or ``-o yaml`` prints it: one List, or several documents.
+"""Reads a cluster from a file, as ``kubectl get -o json`` or ``-o yaml`` prints it.
 
 People cut and write such files by hand, so null and absent fields read as empty, quantities may be numbers, and an object that
 makes no sense is left out with a note instead of failing the rest.

@@ -1,4 +1,4 @@
-"""Standard output in the format asked for: tables for people, JSON and YAML for machines.
+"""Prints an answer in the requested format: table, JSON or YAML.
 
 Piped tables have neither colours nor a width limit, so that `grep` and `awk` find whole lines.
 """

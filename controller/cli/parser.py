@@ -1,4 +1,4 @@
-"""The command line's grammar: kubectl's habits, flags before or after the subcommand."""
+"""The argument parser: kubectl's flags, before or after the subcommand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`propose`: AppGroups that describe what applications really do, from measured traffic."""
+"""`propose`: AppGroups from measured traffic."""
 
 from __future__ import annotations
 

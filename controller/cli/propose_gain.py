@@ -1,4 +1,4 @@
-"""What a proposed AppGroup would gain: one plan of all its pods, against where they are today."""
+"""Compares a plan of a proposed AppGroup with the present placement of its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: arguments to one command, its answer to standard output, everything else to standard error."""
+"""Runs one command: its answer goes to standard output, everything else to standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running controller's configuration, as its Deployment mounts it."""
+"""Reads the running controller's configuration from its ConfigMap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One command's connection to the cluster: reads only what the command needs, and notes what it was not allowed to see.
+"""A command's connection to the cluster: lists only what it needs, and notes what it may not read.
 
 Objects that cannot be read for lack of rights or of a definition are left out with a note on stderr: somebody who may see
 AppGroups but not nodes still gets an answer, and knows what is missing from it.

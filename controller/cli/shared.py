@@ -1,4 +1,4 @@
-"""What several commands share: the facts of the cluster, the scheduler's state of it, and flags and notes about costs."""
+"""Helpers of several commands: facts, scheduler state, flags and notes about costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate -f appgroup.yaml`: where would this group land now, by the default scheduler and by ours, at what cost."""
+"""`simulate -f appgroup.yaml`: where the default scheduler and ours would place this group, at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status`: is it working, in one screen."""
+"""`status`: all parts and findings on one screen."""
 
 from __future__ import annotations
 

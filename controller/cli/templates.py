@@ -1,4 +1,4 @@
-"""What makes pods: Deployments and StatefulSets as far as simulations read them."""
+"""Deployments and StatefulSets, as far as simulations read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic between workloads, from Prometheus and the cluster's objects, for `propose` and `money`."""
+"""Reads traffic between workloads from Prometheus, for `propose` and `money`."""
 
 from __future__ import annotations
 

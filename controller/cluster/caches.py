@@ -1,4 +1,4 @@
-"""The manager's view of the cluster: one watch and one store per kind, shared by all packages, so that nothing is held twice.
+"""All stores of the controller: one watch per kind, shared by all packages.
 
 Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only where they are
 probe plans. Packages read these stores and never the API server.

@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to at all: node selector, required node affinity and taints, by Kubernetes' rules."""
+"""Which nodes a pod may run on: node selector, required node affinity and taints, by Kubernetes' rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An AppGroup's spec as a graph: who depends on whom, resolved by selector or by name, with what could not be resolved.
+"""An AppGroup's spec as a dependency graph, with what could not be resolved.
 
 Upstream matches workload names although only selectors are unique; here a dependency is found by its selector, and by
 its name (with kind and namespace where given) when it has none. What is wrong is collected, never raised: a group with one

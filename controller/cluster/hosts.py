@@ -1,4 +1,4 @@
-"""How much room the nodes have: allocatable less what the pods on them asked for, kept up to date by watch events."""
+"""Free resources of nodes: allocatable less requests of their pods, updated by watch events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose group is it: pods name their AppGroup but not its namespace, and groups may name the namespaces of their workloads.
+"""Which AppGroup a pod belongs to: its label names a group, but not the group's namespace.
 
 A pod's own namespace comes first, then those that the configuration names. A group of any other namespace gets the pod only
 where the pod's namespace says so: else whoever may write an AppGroup could take everybody's pods into it.

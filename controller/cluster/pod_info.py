@@ -1,4 +1,4 @@
-"""The compact form in which every pod of the cluster is held, once per program, for all packages.
+"""The compact form in which all pods are cached, once per program.
 
 There may be 100,000 of them, so what pods of one template share (labels, where they may go, what they ask for) is held once.
 """

@@ -1,4 +1,4 @@
-"""Pods and nodes as scheduling reads them: where a pod is, what it asks for, and where it may go."""
+"""Pods as scheduling reads them: node, requests, constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many pods workloads declare, from the Deployments and StatefulSets that AppGroups name, and how many a quota allows.
+"""Declared replicas of Deployments and StatefulSets that AppGroups name, and how many the quota allows.
 
 A plan made for the pods that happen to exist would give away the room of those about to be created. Without the right to
 read workloads nothing breaks: the pods that exist are then all that is known. The same goes for quotas.

@@ -1,4 +1,4 @@
-"""What pods ask for and nodes have, as integers: millicores for cpu, plain units for everything else, and one "pods" each."""
+"""Requests and allocatable as integers: millicores for cpu, plain units otherwise, and one "pods" for each pod."""
 
 from __future__ import annotations
 

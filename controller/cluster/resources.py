@@ -1,4 +1,4 @@
-"""AppGroup and NetworkTopology as the API server sends them: the fields we read, in upstream's schema.
+"""AppGroup and NetworkTopology in upstream's schema: the fields that we read.
 
 Decoding is lenient where upstream's CRD is (absent lists, quantities as numbers), so that objects written for the upstream
 plugins are readable as they stand. Validation of meaning belongs to the packages that use these types.

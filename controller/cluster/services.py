@@ -1,4 +1,4 @@
-"""Who answers a call: Services as kube-proxy routes them, and the replicas that may answer a caller.
+"""Which replica answers a call: Services and their routing, as in kube-proxy.
 
 The planner, the scheduler's rules and the groups' status all ask here.
 """

@@ -1,4 +1,4 @@
-"""Statuses as both controllers write them: as much as the installed definition keeps, under the version that was read.
+"""Writes statuses of custom resources, with or without a status subresource.
 
 Our definitions have a status subresource and conditions, upstream's have neither; which are installed is asked of discovery,
 which everybody may read, so that no permission on CustomResourceDefinitions is needed.

@@ -1,4 +1,4 @@
-"""Which nodes a pod's volumes can be reached from, or made at: one rule for the leader and for `simulate`.
+"""Which nodes can reach a pod's volumes, or may provision them.
 
 A volume that a claim is bound to says so by its node affinity, or, as older provisioners have it, by labels of its zone
 and region (kube-scheduler's VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits

@@ -1,4 +1,4 @@
-"""What the nodes say about the network's shape: zones, their regions, where each node is, and which nodes can probe.
+"""Zones, their regions, and the location of each node, from node labels.
 
 An agent announces itself by an annotation on its node; the plan takes only Ready, schedulable nodes that have it. Nothing
 is guessed about a node without a zone label: it takes no part, and the status says so.

@@ -1,3 +1,3 @@
-"""Reads AppGroups and NetworkTopologies in every spelling found in the field. May import `controller.cluster` and the orders of
-`controller.appgroups`; knows nothing of a running cluster.
+"""Converts AppGroups and NetworkTopologies of older API groups and spellings. May import `controller.cluster` and the orders of
+`controller.appgroups`; reads no cluster.
 """

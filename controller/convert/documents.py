@@ -1,4 +1,4 @@
-"""Objects out of documents, however people and programs bundle them: Lists, lists of one kind, arrays, one in another."""
+"""Splits documents into objects: Lists, lists of one kind, arrays, nested in each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every spelling of AppGroup and NetworkTopology that is found in the field, turned into what the API server accepts.
+"""Converts older spellings of AppGroup and NetworkTopology into what the API server accepts.
 
 Slides, proposals and examples of the network-aware plugins disagree about API groups, field names and nesting. Conversion is
 pure and tells all that it changed; what is right already comes back as it is. Documents of other kinds pass untouched.

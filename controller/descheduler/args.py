@@ -1,4 +1,4 @@
-"""LowNodeLoadArgs as the seed's users write them, and the same compiled for the rules (docs/contracts, section 11)."""
+"""LowNodeLoadArgs as koordinator's users write them, and their compiled form (docs/contracts, section 11)."""
 
 from __future__ import annotations
 

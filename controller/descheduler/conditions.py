@@ -1,4 +1,4 @@
-"""The conditions of a move: every pod that is moved passes all of them, in this order; the first that does not hold keeps it.
+"""The conditions of a move, in order. The first that fails keeps a pod from being evicted.
 
 `kubectl netaware deschedule --dry-run` prints this list, and docs/descheduling.md has it from here.
 """

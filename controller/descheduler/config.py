@@ -1,4 +1,4 @@
-"""Settings of the descheduler: the section ``descheduler`` of the controller's configuration file, and what rules get of it."""
+"""Settings of the descheduler: the section ``descheduler`` of the controller's configuration file."""
 
 from __future__ import annotations
 

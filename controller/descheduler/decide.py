@@ -1,4 +1,4 @@
-"""One round, decided: the pure functions behind the live loop and the dry-run alike, and what the planner says to it.
+"""Decides one round: which pods to move. Pure; used by the controller and the dry-run.
 
 Moves of pods that our plans placed are made only if the planner, asked twice, puts the replacement where it is a gain. It is the
 planner that places them, with the same groups, costs, promises and heat; what it would undo is not done.

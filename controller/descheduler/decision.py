@@ -1,4 +1,4 @@
-"""What a round decides, as values: the dry-run prints them, the live loop executes them, tests compare them."""
+"""The decision of a round: moves, skipped pods, and nodes that cannot be relieved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evictions through the eviction subresource, where the API server keeps PodDisruptionBudgets."""
+"""Evicts pods through the eviction subresource, which enforces PodDisruptionBudgets."""
 
 from __future__ import annotations
 

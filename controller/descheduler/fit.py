@@ -1,4 +1,4 @@
-"""Where a pod fits: by the rules that plans keep (constraints, requests, other pods, volumes), and by usage on nodes with low load.
+"""Whether a pod fits on a node: by the scheduler's constraints and requests, and by usage.
 
 What a round plans is reserved as it goes: a pod that is to arrive takes room, and counts for those that come after it. Free
 capacity is the sum over targets of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's example: 96 cores at

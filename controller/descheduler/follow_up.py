@@ -1,4 +1,4 @@
-"""What became of each move: where the replacement landed, and whether the node cooled or the cost fell.
+"""Evaluates earlier moves: where the replacement landed, and whether the node cooled or the cost fell.
 
 A workload whose move did not help backs off, for twice as long each time, and that is remembered across restarts. This is what
 ends the loop of evict, reschedule, evict again.

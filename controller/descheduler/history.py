@@ -1,4 +1,4 @@
-"""What outlives a round, and in a ConfigMap a restart: moves in progress, back-offs, evictions and results of moves."""
+"""State between rounds, kept in a ConfigMap: moves in progress, back-offs, evictions, results of moves."""
 
 from __future__ import annotations
 

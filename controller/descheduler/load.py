@@ -1,4 +1,4 @@
-"""LowNodeLoad: from hot nodes to nodes with room, pod by pod, until the node is cool or nothing more can be taken."""
+"""LowNodeLoad: chooses pods of hot nodes until these are within their thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network misplacement: pods of AppGroups that have moved away from their peers, or whose peers have, by the scheduler's own score.
+"""NetworkMisplacement and ZoneSurvival: chooses pods of AppGroups that are better placed elsewhere, by the scheduler's score.
 
 The extender and this rule score by the same code, so a pod is never moved to where the scheduler would not put it. One pod of a
 group at a time, only while the group is complete, and only for a gain that has lasted.

@@ -1,4 +1,4 @@
-"""How loaded each node is (docs/contracts, section 11): by which thresholds, and since when it is hot.
+"""Classifies nodes as hot, low or neither, and since when (docs/contracts, section 11).
 
 "5 consecutive" means the fifth round, and one normal round starts the count anew (deliberate difference 9).
 """

@@ -1,4 +1,4 @@
-"""The seed's documents: a bare LowNodeLoadArgs, a DeschedulerConfiguration with its profile, or the ConfigMap around it.
+"""Reads koordinator's policy: LowNodeLoadArgs, a DeschedulerConfiguration, or the ConfigMap around it.
 
 What other plugins of such a document would do is not ours to guess: a plugin that we do not have, or a field that has no
 counterpart here, is an error that names it.

@@ -1,4 +1,4 @@
-"""Where would its replacement land? Asked before a pod is evicted, of whoever will place it.
+"""Predicts where the replacement of an evicted pod would land.
 
 A pod that our gates delivered is placed by our planner (`confirm`). Any other is placed by kube-scheduler, which looks at requests
 and knows nothing of heat: its scores say on which hosts it may land, and with what chance. Of schedulers with other names nothing

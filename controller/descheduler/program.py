@@ -1,4 +1,4 @@
-"""The leader's loop: read usage, follow up, decide, remember, evict, report.
+"""The descheduler's loop: read usage, follow up, decide, record, evict, report.
 
 What is about to be done is remembered before it is done: a leader that ends between the two leaves a successor that knows of a
 move too many, never of one too few.

@@ -1,4 +1,4 @@
-"""What is reported: events, log lines and metrics (what moved and why, what it came to, why a hot node is not relieved)."""
+"""Reports moves, their outcome and stuck nodes: events, log lines and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The working state of one round: what has been planned so far, and what the conditions of a move count."""
+"""The working state of a round: planned moves, and the counts that conditions check."""
 
 from __future__ import annotations
 

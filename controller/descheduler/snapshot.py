@@ -1,4 +1,4 @@
-"""The cluster at one moment, as the rules see it."""
+"""A copy of the cluster that a round decides from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where usage is read: metrics.k8s.io, or Prometheus' query API; both answer with one `UsageBatch`."""
+"""Reads usage from metrics.k8s.io or Prometheus into a `UsageBatch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage of nodes and pods: amounts and their units, what a source says, checked, smoothed and expired.
+"""Usage of nodes and pods: checked, smoothed and expired readings.
 
 An amount maps a resource to a number: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource that is
 missing is not known, which is not the same as 0. What cannot be true is refused and counted, never corrected: no usage is a state

@@ -1,4 +1,4 @@
-"""What a diagnosis reads: one moment of the cluster, as plain data that a command or a program can gather."""
+"""The facts that a diagnosis reads, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The finding, and the order of findings."""
+"""The type of a finding, and the order of findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a pod is pending: of one pod, and the findings about all of them. Pure."""
+"""Why a pod is pending, and the findings about all pending pods. Pure."""
 
 from __future__ import annotations
 

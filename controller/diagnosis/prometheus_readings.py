@@ -1,4 +1,4 @@
-"""What Prometheus adds to the API's objects: rates in use, verdicts of the agents, and the alerts that fire.
+"""Adds readings from Prometheus: rates in use, verdicts, firing alerts.
 
 Every question is one query for the whole cluster, whatever its size; a question that fails leaves its part empty and says so.
 """

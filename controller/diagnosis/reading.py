@@ -1,4 +1,4 @@
-"""Objects as a diagnosis reads them: a snapshot as facts, and the state of our own programs."""
+"""Turns a snapshot into facts, and reads the state of our own programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts to findings: the one list of what is wrong. A cause swallows its consequences.
+"""Turns facts into findings; a cause hides its consequences.
 
 A dead controller is one finding, not one for each pod that waits for it.
 """

@@ -1,4 +1,4 @@
-"""One moment of the cluster: the objects that views and findings are computed from."""
+"""A snapshot of all objects that views and findings are computed from."""
 
 from __future__ import annotations
 

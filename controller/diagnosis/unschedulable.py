@@ -1,4 +1,4 @@
-"""Why a scheduler found no node, from its message: the reason that excludes most nodes, and what ends it. Pure."""
+"""Parses a scheduler's FailedScheduling message: the reason that excludes most nodes, and its fix. Pure."""
 
 from __future__ import annotations
 

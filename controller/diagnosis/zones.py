@@ -1,4 +1,4 @@
-"""Zones and the pairs between them: cost, what it rests on, and the latencies behind it."""
+"""Zones and pairs of zones: cost, its basis, and latencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one HTML document: style and scripts, kept in files of their own, are put into it when the program starts.
+"""Builds the page's HTML document from its style and script files.
 
 One document and no others means one request, no cache to go stale after an upgrade, and a content security policy that
 allows exactly these scripts by their hashes and nothing from anywhere.

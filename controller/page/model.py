@@ -1,4 +1,4 @@
-"""An overview in the shape that the browser gets: its pairs as columns, and of long lists what needs attention.
+"""The page's data: an overview with pairs as columns, and long lists cut to what needs attention.
 
 At 100 zones there are 9,900 pairs. As objects they would be 5 MB; as columns, one list per quantity in the order of the zones, they
 are 0.7 MB, which compress to a fifth.

@@ -1,4 +1,4 @@
-"""The page's routes: the document, and its data, which browsers ask for every two seconds.
+"""The page's HTTP routes: the document, and its data.
 
 Data are computed when somebody asks and the last answer is a second old; nothing is computed while nobody looks, and viewers,
 however many, open no watches: the page is made from the manager's stores.

@@ -1,4 +1,4 @@
-"""Where the page's snapshots come from: the manager's stores, and the state of our own programs."""
+"""Builds the page's snapshots from the manager's stores."""
 
 from __future__ import annotations
 

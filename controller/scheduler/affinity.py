@@ -1,4 +1,4 @@
-"""The decision without an extender: a gated pod's node affinity, tightened and given wishes before the gate opens. Pure.
+"""Turns a plan into node affinity of a gated pod: required zones, preferred zones and hosts. Pure.
 
 What filter would refuse is excluded by a required term, what score would prefer is wished for by weights; the stock scheduler
 then does the rest in its own process. Kubernetes allows exactly this of a gated pod: requirements may be added to each of

@@ -1,4 +1,4 @@
-"""A group as it stands: what could be routed nearer, and what is out of balance. Pure; we advise, and write no Service.
+"""Advice on a placed group: what could be routed nearer, and which replicas are unbalanced. Pure.
 
 Rules of routing are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
 endpointslice/reconciler.go), Kubernetes 1.36: a hint is the zone or node of the replica itself; one ready replica without a zone

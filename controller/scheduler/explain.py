@@ -1,4 +1,4 @@
-"""Why there: a pod's candidates, what each dependency costs from each, the score, and what decided. Pure.
+"""Explains a placement: a pod's candidate places, the cost of each dependency there, and the score. Pure.
 
 Tables are by place, since all nodes of a place fare alike but for those that hold pods of dependencies themselves, which have
 a row of their own.

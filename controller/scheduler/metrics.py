@@ -1,4 +1,4 @@
-"""What scheduling counts: decisions, refusals, time per verb, gated pods, plans. Bounded labels only."""
+"""Metrics of scheduling."""
 
 from __future__ import annotations
 

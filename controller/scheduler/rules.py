@@ -1,4 +1,4 @@
-"""What filter and score say: NetworkOverhead by the pods that are placed, NodeResourcesAllocatable by what nodes have.
+"""Filter and score: NetworkOverhead by placed pods, NodeResourcesAllocatable by nodes' allocatable.
 
 NetworkOverhead (docs/contracts, section 4) is computed per place and not per node.
 

@@ -1,4 +1,4 @@
-"""What the rules know of the cluster: kept up to date by watch events, asked without any await.
+"""The cluster state that rules read, updated by watch events.
 
 Nodes become places and indexes, pods become counts per group, workload and node; nothing else of them is kept. Groups and
 costs are compiled when first asked for after a change.

@@ -1,4 +1,4 @@
-"""Where a stock kube-scheduler would put one more pod: its default scores over all hosts at once, as of 1.36.
+"""A model of the default kube-scheduler's scores, as of 1.36: where it would place one more pod.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation count 1 each, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
 TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and profiles that somebody changed; whoever

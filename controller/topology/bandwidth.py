@@ -1,4 +1,4 @@
-"""Bandwidth between zones: what is taken, recounted from state, and what there is.
+"""Bandwidth between zones: allocated by placed pods, and capacity.
 
 Each placed pod of a workload asks ``minBandwidth`` of each dependency in total, spread evenly over the dependency's placed
 pods, as a Service spreads its calls. Nothing is added or taken away on events: the sum over all groups is made anew from

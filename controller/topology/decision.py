@@ -1,4 +1,4 @@
-"""What follows from everything that was read of a NetworkTopology: costs, latencies, bandwidths and faults. Pure."""
+"""Decides a NetworkTopology: costs, latencies, bandwidths and faults, from samples. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the costs: read from the last decision at scrape time, so that vanished pairs vanish here too.
+"""Metrics of costs, computed from the last decision at each scrape.
 
 Cardinality: a handful of series per topology, eight per directed pair of zones, and one for each node that others contradict (50 at most).
 """

@@ -1,4 +1,4 @@
-"""Keeps the probe plan: one ConfigMap per origin zone, rewritten only when that zone's part of the plan changes."""
+"""Writes the probe plan: one ConfigMap per origin zone, only when its part changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that cannot be measured: their pairs move to other nodes, though the node is Ready and announces an agent.
+"""Finds nodes that cannot be measured, so that other nodes represent their zone.
 
 A failed pair has four possible reasons: either node, or either direction of the path; silence of an agent has more. So a node is
 excluded only if nodes in two zones (its own counts) fail to reach it, and no node reaches it, itself included. If too few nodes have

@@ -1,4 +1,4 @@
-"""Keeps NetworkTopologies: samples and caches in, the NetperfCosts weight and the status out.
+"""Reconciles NetworkTopologies: reads samples, writes the weight NetperfCosts and the status.
 
 `decision.decide` is pure and decides everything; `_execute` writes what differs. State beside the objects (smoothing, last good
 values) is a cache that may be lost: it is rebuilt from the samples and from the costs written last.

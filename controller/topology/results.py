@@ -1,4 +1,4 @@
-"""The ConfigMaps that measurements arrive in, kept current by one watch, however many shards there are and whoever looks.
+"""Stores the results ConfigMaps, all shards, from one watch.
 
 Agents write in netaware's own namespace, whose ConfigMaps (but for plans, which have a store of their own) are watched
 together. A NetworkTopology elsewhere may name one ConfigMap beside it, which is watched by name, so that neither memory nor

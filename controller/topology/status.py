@@ -1,4 +1,4 @@
-"""The status of a NetworkTopology: whether costs rest on measurements, and if not, which and why.
+"""Computes the status of a NetworkTopology: which costs are measured, stale, inferred or missing.
 
 Messages hold counts, names and costs, and no latency or age: those move with every run, and a status that is written every
 round would make a quiet network noisy. The moving numbers are metrics.

@@ -1,4 +1,4 @@
-"""The NetperfCosts weight: built from a cost table, compared with what stands in the object, and patched into it.
+"""Builds the weight NetperfCosts from a cost table, and its patch.
 
 Only ours is replaced, by a JSON patch that names the object's version: under upstream's definition `spec.weights` is one
 atomic list, which a server-side apply of ours would replace as a whole, so that the user's weights would be lost. The patch

@@ -1,4 +1,4 @@
-"""AppGroups held against real traffic: where they differ, and what each dependency moves. Pure."""
+"""Compares AppGroups with measured traffic. Pure."""
 
 from __future__ import annotations
 

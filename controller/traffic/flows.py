@@ -1,4 +1,4 @@
-"""What every source of traffic is brought to: one flow per client, server and zones, as mean and peak rates."""
+"""The type of a traffic flow: client, server, zones, mean and peak rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows to dependencies between workloads: what counts, what is left out and why. Pure.
+"""Turns flows into dependencies between workloads. Pure.
 
 DNS, probes and scrapes are never a dependency: every pod has them, and where they go says nothing about the application.
 """

@@ -1,4 +1,4 @@
-"""Bytes to money: per dependency, group, namespace and pair of zones. Pure."""
+"""Prices traffic: per dependency, group, namespace and pair of zones. Pure."""
 
 from __future__ import annotations
 

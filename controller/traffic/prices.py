@@ -1,4 +1,4 @@
-"""What a gigabyte between two places costs: the operator's own table, or a preset of a cloud's list prices.
+"""Price per GB between two places: your own table, or a cloud's list prices.
 
 A preset is list price of one day, in one currency, without discounts: good for finding what is worth moving, not for book-keeping.
 """

@@ -1,4 +1,4 @@
-"""A graph of traffic to AppGroups: workloads, dependencies, limits, and the patches that label pods. Pure.
+"""Turns a graph of traffic into AppGroups and patches that label pods. Pure.
 
 What a person wrote into an AppGroup is kept: a proposal for an existing group changes only what traffic shows and the person
 did not write.

@@ -1,4 +1,4 @@
-"""Holds AppGroups against the traffic that Prometheus knows, on the leader: drift as a condition, weights for plans, and money.
+"""Reads traffic on the leader, and keeps drift, measured weights and prices of AppGroups.
 
 Weights are written rarely: a plan compares them with each other, so only shares count, and a cluster's shares wander all day.
 """

@@ -1,4 +1,4 @@
-"""How much traffic each dependency of an AppGroup has, as annotations say it: JSON, caller's selector -> callee's selector -> weight. Pure."""
+"""Reads weights of dependencies from an AppGroup's annotations. Pure."""
 
 from __future__ import annotations
 

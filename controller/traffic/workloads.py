@@ -1,4 +1,4 @@
-"""Workloads as the cluster has them: what stands behind the names that metrics use. Pure."""
+"""Resolves names in traffic metrics to workloads of the cluster. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of what is shown, as JSON: ``-o json`` of the commands and the page's data are these structs.
+"""The types that ``-o json`` and the page show.
 
 Names are camelCase on the wire. Units are in the names. A value that is not known is null, never 0.
 """

@@ -1,4 +1,4 @@
-"""The whole picture from one snapshot: what ``status`` prints and the page shows."""
+"""Builds the overview that ``status`` and the page show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person applies before the webhook works: its certificate, and the configuration that trusts it.
+"""Creates the webhook's certificate and its configuration.
 
 Neither is made by a program in the cluster, because whoever may write a webhook's configuration can have every pod of the cluster
 changed, and admission policies do not see that kind.

@@ -1,4 +1,4 @@
-"""AdmissionReview in, AdmissionReview out (admission.k8s.io/v1). Pure."""
+"""Answers an AdmissionReview (admission.k8s.io/v1). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The webhook's server: TLS only, no connection to the API server, no token. A new certificate is taken over within a minute."""
+"""The webhook's TLS server; reloads its certificate within a minute."""
 
 from __future__ import annotations
 

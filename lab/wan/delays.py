@@ -1,4 +1,4 @@
-"""The rules of the emulated network: when a packet arrives, or that it never does. Pure: time and chance are arguments.
+"""When a packet of the emulated network arrives, or that it is lost. Pure.
 
 The model: half the round trip each way, prolonged evenly by up to the jitter, in order per pair of nodes (jitter does not
 reorder, as it would in netem); loss per packet and direction; a link with a rate sends one packet after the other and drops what

@@ -1,4 +1,4 @@
-"""What the forwarder is told: which nodes there are, how their sites are linked, and live changes to it. JSON both ways."""
+"""The forwarder's configuration as JSON: nodes, links between sites, live changes."""
 
 from __future__ import annotations
 

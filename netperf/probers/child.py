@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive the agent, and runs that cannot outlive their deadline."""
+"""Child processes that end with the agent, and runs that end at their deadline."""
 
 from __future__ import annotations
 

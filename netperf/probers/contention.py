@@ -1,4 +1,4 @@
-"""Was the prober itself held up? Throttling of our cgroup, and waiting for a CPU.
+"""Detects that the prober itself was delayed: cgroup throttling, and waiting for a CPU.
 
 Read before and after a run. Every reader returns None where the kernel does not tell, since "unknown" must not pass for
 "not throttled".

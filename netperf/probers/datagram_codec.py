@@ -1,4 +1,4 @@
-"""Encodes and decodes the datagrams that agents exchange; each carries a proof that its sender knows the secret.
+"""Encodes and decodes authenticated datagrams.
 
 An answer has the size of its request, so that the responder amplifies nothing. It says how long the request waited at the
 responder, so that a busy peer is not mistaken for a slow path (as in TWAMP, RFC 5357).

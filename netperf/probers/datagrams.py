@@ -1,4 +1,4 @@
-"""Paced, authenticated datagrams, all the time: what a path is like between the runs of netperf.
+"""Sends paced, authenticated datagrams between the runs of netperf.
 
 Open loop: a datagram goes when its time has come, whether or not the one before came back, so that a stall of the path counts for
 every datagram that met it. Kernel stamps at both ends and the peer's own account of how long it held a request leave the path

@@ -1,4 +1,4 @@
-"""netperf as a prober: the command line, the reading of its output, and names for the ways it fails.
+"""Runs netperf: command line, output, names of failures.
 
 Facts about netperf 2.7.0 come from the section on netperf in docs/contracts: an unknown selector is dropped with exit
 code 0, a percentile of 0 means that there were too few transactions, and a wrong passphrase looks like a reset.

@@ -1,4 +1,4 @@
-"""Passphrases that are worth little when stolen.
+"""Derives hourly passphrases from the probing secret.
 
 netperf and netserver take their passphrase as an argument, so whoever may list processes can read it. It is therefore
 derived from the Secret for an epoch of an hour: one that was read opens a netserver for that long and tells nothing of

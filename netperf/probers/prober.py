@@ -1,4 +1,4 @@
-"""The names of what can go wrong with a probe."""
+"""Names of probe failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UDP sockets whose datagrams come with the kernel's time of receipt.
+"""UDP sockets with kernel receive timestamps.
 
 Between the arrival of a packet and the moment at which a program reads it lie the scheduler and the program's own work:
 50 us on an idle machine, milliseconds on a busy one. The kernel stamps the packet when it arrives (SO_TIMESTAMPNS,

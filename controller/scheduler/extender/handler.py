@@ -1,4 +1,4 @@
-"""The extender: kube-scheduler asks filter and prioritize over HTTP, and is answered from memory.
+"""Handles the extender's verbs: filter, prioritize and preempt.
 
 A request is answered between two awaits, so that no change of a custom resource can come in the middle of it. What we cannot
 read gets an error that says so; the shipped scheduler configuration then goes on without us.

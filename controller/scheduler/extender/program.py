@@ -1,4 +1,4 @@
-"""The extender as a program: its stores, its HTTP server, and nothing that writes."""
+"""The extender's program: its stores and its HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extender's answers as bytes (the extender wire format, docs/contracts, section 7), put together from ready pieces.
+"""Encodes the extender's answers (docs/contracts, section 7) from prepared pieces.
 
 A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by place, whole places are
 copied from pieces encoded once, and the list that prioritize gets is recognised as the one that filter gave.

@@ -1,4 +1,4 @@
-"""A plan that was made, and whether it still holds.
+"""A group's plan, and whether it is still valid.
 
 Pods are bound one after the other, and most bindings are as planned: planning anew for each of them would cost a plan per pod, and
 would let targets wander for nothing.

@@ -1,4 +1,4 @@
-"""The leader's part of scheduling: what is to be done for a group follows from its pods, its plan and the clock alone.
+"""Reconciles one group: its pods, its plan and the time decide which gates to open.
 
 `group_pods` knows whose pods they are, `planning` where they should go, `release` whose turn it is, `pod_updater` writes it,
 and `unschedulable` retries or replaces those that found no node. Here these are put together, one group at a time.

@@ -1,4 +1,4 @@
-"""Plans of all groups: made one after the other, away from the event loop, within limits, and kept while they hold.
+"""Makes and keeps the plans of all groups, one after the other, within limits.
 
 One after the other, because a plan has to know what the one before it was promised. A group that cannot be planned (too
 large, too slow) says so in its condition, and its pods go by the plain rule; nobody else waits for it.

@@ -1,4 +1,4 @@
-"""Which pods belong to which group, who waits, and since when: kept by watch events, asked by everything else in this package."""
+"""Index of pods by group, updated by watch events."""
 
 from __future__ import annotations
 

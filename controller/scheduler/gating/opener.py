@@ -1,4 +1,4 @@
-"""Nothing waits for us: a small program that opens gates of ours which have been shut for longer than any may be.
+"""The gate opener: opens gates that are overdue because no controller opened them.
 
 The leader opens each gate within ``gates.maxWaitS``. Where no leader is (none elected, its image gone, its rights taken away),
 this program does `GRACE_S` later, without an order and without a plan. It has that right alone, and shares nothing with the

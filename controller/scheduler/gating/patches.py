@@ -1,4 +1,4 @@
-"""What is written to a pod when its gate opens, or when it is to be tried again: one patch each. Pure.
+"""The patches of a pod: open its gate, or requeue it in the scheduler. Pure.
 
 A strategic merge patch with the pod's resourceVersion: it applies to the pod as we saw it, or not at all.
 """

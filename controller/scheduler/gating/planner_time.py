@@ -1,4 +1,4 @@
-"""How long the searches of a namespace's plans may be: no tenant's groups keep others' waiting."""
+"""Shares the planner's time between namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events on pods: for whom a gated pod waits, and why a placed pod landed where it did."""
+"""Events on pods: what a gated pod waits for, and where a placed pod landed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands decisions to the scheduler: opens gates with the decision in the same write, retries and replaces."""
+"""Writes decisions to pods: opens gates, requeues and replaces pods."""
 
 from __future__ import annotations
 

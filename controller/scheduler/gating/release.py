@@ -1,4 +1,4 @@
-"""TopologicalSort by gates (docs/contracts, section 6): whose turn it is, and for how long anybody waits. Pure.
+"""Decides whose gate opens, and when: TopologicalSort (docs/contracts, section 6). Pure.
 
 A pod is released when every workload that comes before its own has its pods bound. What does not come, or cannot be placed,
 holds nobody up for longer than a stated time; so no pod is ever held for good, whatever is wrong with its group. Pods for which

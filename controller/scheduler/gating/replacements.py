@@ -1,4 +1,4 @@
-"""Replacements of evicted pods that are meant for a host, until they have come or nobody waits for them any more."""
+"""Hosts that are reserved for the replacements of evicted pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room that plans were promised, in one cache for all groups, so that no two of them count on the same room.
+"""Resources that plans have reserved on nodes, for all groups.
 
 What the scheduler refused is not asked for again until something about that host has changed.
 """

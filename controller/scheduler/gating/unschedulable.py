@@ -1,4 +1,4 @@
-"""Pods that the scheduler found no node for: tried again when what refused them has changed, or replaced. Pure but for memory.
+"""Handles pods for which the scheduler found no node: requeues or replaces them. Pure but for its memory.
 
 kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for some event of nodes or
 pods, or for five minutes. A change of the pod itself brings it back at once, so that is what we do. In affinity mode the

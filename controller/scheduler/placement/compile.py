@@ -1,4 +1,4 @@
-"""Compiles the search. Wheels and images carry the library; a source tree compiles it once, into the user's cache.
+"""Compiles the search library, unless the wheel or image contains it.
 
 Standard library only: `hatch_build.py` loads this file by its path, before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""Bound pods outside a group that have a say in where its pods may go: (anti-)affinity in either direction, and spreading."""
+"""Bound pods outside a group that restrict where its pods may go: (anti-)affinity and topology spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans of groups are made from, for the leader, the descheduler's dry run and every command alike."""
+"""Builds the snapshot that a group's plan is made from, for the controller, the descheduler and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a placement is worth: the time that calls spend on the network, and who answers them.
+"""Evaluates a placement: time that calls spend on the network, violations, and who answers calls.
 
 Exact and independent of the search, which works on the same rules by increments.
 """

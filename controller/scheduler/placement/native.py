@@ -1,4 +1,4 @@
-"""The compiled search: a `Problem` as C sees it, and the one call into it.
+"""ctypes binding of the compiled search.
 
 The library is plain C without Python's headers, so that one build serves every Python; ctypes lets go of the interpreter's lock
 for as long as the search runs. `compile` says where it comes from.

@@ -1,4 +1,4 @@
-"""The whole group at once: a host for every replica that waits, so that calls spend as little time on the network as can be.
+"""Plans a whole group: a host for every waiting replica, so that calls spend as little time on the network as possible.
 
 Judged pod by pod, a first replica sees no cost at all and its placement is no better than chance (docs/adr/0006). So the plan takes
 what is bound as given, and everything else, replicas that do not exist yet included, as one problem: everything placed that can

@@ -1,4 +1,4 @@
-"""What an AppGroup and its Services say of plans: spread, objective, weights of dependencies, and who answers a call.
+"""Reads preferences of an AppGroup and its Services: spread, objective, weights, routing.
 
 Whatever cannot be read counts as not said, and the reader is told why.
 """

@@ -1,4 +1,4 @@
-"""What is to be placed, where it may go, and what calls cost: the arrays that `solve` and `judge` work on.
+"""The placement problem as arrays, for `solve` and `judge`.
 
 Classes are replicas that nothing tells apart: one workload, one set of requests, one set of hosts. Zones are locations, that is
 distinct pairs of region and zone. "Nowhere" is host -1.

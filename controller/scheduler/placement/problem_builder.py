@@ -1,4 +1,4 @@
-"""From pods, nodes and dependencies to a `plan.problem.Problem`: one class per distinct pod spec, all hosts considered.
+"""Builds a `Problem` from pods, nodes and dependencies: one class per distinct pod spec.
 
 Whoever plans (the leader, `simulate`) says what waits and what stays; nothing of the rules is theirs.
 """

@@ -1,4 +1,4 @@
-"""What pods say of sharing domains, as `plan.problem.Rule`: topologySpreadConstraints, pod affinity and anti-affinity.
+"""Turns topologySpreadConstraints, pod affinity and anti-affinity into rules of a `Problem`.
 
 Demands bind; wishes (ScheduleAnyway, preferred) are priced. Rules of pods that stay bind as well: anti-affinity holds in both
 directions.

@@ -1,4 +1,4 @@
-"""How much to search, and which of the placements found to take."""
+"""Chooses the search effort, and the best of the placements found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loss of a zone would take from a group, for `explain`, `graph` and the page. Pure."""
+"""What the loss of a zone would stop in a group. Pure."""
 
 from __future__ import annotations
 

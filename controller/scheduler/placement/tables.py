@@ -1,4 +1,4 @@
-"""What a call between two places costs, as tables by zone: time, upstream's whole costs, money, and which pairs break a limit."""
+"""Tables of a call's cost by zone pair: time, whole costs, money, violated limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a replica has no place."""
+"""Explains why a replica could not be placed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans in a process of their own: whatever a group asks of the planner, the event loop and the Lease go on.
+"""Plans in a separate process, so that the event loop and the Lease are never delayed.
 
 The process stores the hosts and what is used of them, so that a question carries only the group. Messages are pickled and framed by
 their length; hosts and pods go in batches, since encoding is the one part of a plan that the event loop has to do. A plan that is
