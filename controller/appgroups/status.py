@@ -215,57 +215,58 @@ def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
 
 
+_Statement = tuple[bool | None, str, str]
+"""Whether a condition holds (None: not known), its reason and its message."""
+
+
 def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
     """The four conditions, without times."""
-    generation = group.metadata.generation
+    statements: dict[str, _Statement] = {
+        ORDERED: _ordered(group, facts),
+        COMPLETE: _complete(group, facts),
+        COSTS_MET: _costs_met(facts),
+        SPEC_VALID: _spec_valid(facts),
+    }
     return [
-        _ordered(group, facts, generation),
-        _complete(group, facts, generation),
-        _costs_met(facts, generation),
-        _spec_valid(facts, generation),
+        condition(type_, holds=holds, reason=reason, message=message, generation=group.metadata.generation)
+        for type_, (holds, reason, message) in statements.items()
     ]
 
 
-def _ordered(group: AppGroup, facts: GroupFacts, generation: int) -> Condition:
+def _ordered(group: AppGroup, facts: GroupFacts) -> _Statement:
     algorithm = group.spec.topology_sorting_algorithm
     if facts.order.cycles:
         selectors = facts.graph.selectors
         paths = "; ".join(" -> ".join(selectors[i] for i in cycle) for cycle in facts.order.cycles[:SHOWN])
-        message = f"dependencies form a cycle: {paths}; its members stand together in the order"
-        return condition(ORDERED, holds=False, reason="Cycle", message=message, generation=generation)
+        return False, "Cycle", f"dependencies form a cycle: {paths}; its members stand together in the order"
     if algorithm not in ALGORITHMS:
         message = f"algorithm {algorithm!r} is not known, {FALLBACK} was taken; write one of {', '.join(ALGORITHMS)}"
-        return condition(ORDERED, holds=False, reason="UnknownAlgorithm", message=message, generation=generation)
-    message = f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
-    return condition(ORDERED, holds=True, reason="Ordered", message=message, generation=generation)
+        return False, "UnknownAlgorithm", message
+    return True, "Ordered", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
 
 
-def _complete(group: AppGroup, facts: GroupFacts, generation: int) -> Condition:
+def _complete(group: AppGroup, facts: GroupFacts) -> _Statement:
     wanted = group.spec.num_members
     holds = facts.running >= wanted
-    message = f"{facts.running} of {wanted} pods run"
-    reason = "AllRunning" if holds else "PodsMissing"
-    return condition(COMPLETE, holds=holds, reason=reason, message=message, generation=generation)
+    return holds, "AllRunning" if holds else "PodsMissing", f"{facts.running} of {wanted} pods run"
 
 
-def _costs_met(facts: GroupFacts, generation: int) -> Condition:
+def _costs_met(facts: GroupFacts) -> _Statement:
     counts = Counter(found.verdict for found in facts.checks)
     placed = len(facts.checks) - counts["idle"]
     if not placed:
-        message = f"{len(facts.checks)} dependencies, none with pods placed at both ends"
-        return condition(COSTS_MET, holds=None, reason="NothingPlaced", message=message, generation=generation)
+        return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
     head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
     bad = sorted(
         (j for j in facts.checks if j.verdict in {"violated", "unknown"}),
         key=lambda j: (_reverse(j), j.edge.dependant, j.edge.dependency),
     )
     if not bad:
-        return condition(COSTS_MET, holds=True, reason="AllWithin", message=head, generation=generation)
+        return True, "AllWithin", head
     worst = "; ".join(_described(found, facts.graph) for found in bad[:SHOWN])
     more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
-    message = f"{head}; worst: {worst}{more}"
-    return condition(COSTS_MET, holds=holds, reason=reason, message=message, generation=generation)
+    return holds, reason, f"{head}; worst: {worst}{more}"
 
 
 def _reverse(found: DependencyCheck) -> tuple[int, int]:
@@ -286,11 +287,9 @@ def _place(location: Location) -> str:
     return location.zone or location.region or "a node without zone"
 
 
-def _spec_valid(facts: GroupFacts, generation: int) -> Condition:
+def _spec_valid(facts: GroupFacts) -> _Statement:
     faults = facts.graph.faults
     if not faults:
-        message = "every dependency leads to a workload of the group"
-        return condition(SPEC_VALID, holds=True, reason="Valid", message=message, generation=generation)
+        return True, "Valid", "every dependency leads to a workload of the group"
     more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    message = "; ".join(fault.detail for fault in faults[:SHOWN]) + more
-    return condition(SPEC_VALID, holds=False, reason=faults[0].problem, message=message, generation=generation)
+    return False, faults[0].problem, "; ".join(fault.detail for fault in faults[:SHOWN]) + more

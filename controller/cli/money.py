@@ -36,7 +36,7 @@ class MoneyOf(Command):
     examples = (("money", "bytes between zones, and whose they are"),)
     description = (
         "Bytes between workloads, by pairs of zones, times a price table, as money per month of 730 hours. Prices are a preset "
-        "(list prices) or your own file: currency, sameZone, betweenZones, betweenRegions, internet, pairs. Without --prices "
+        "(list prices) or your own file: currency, sameZone, betweenZones, betweenRegions, pairs. Without --prices "
         "only bytes are shown. Where the source of traffic tells no zones, bytes are shared out as if every replica called "
         "every replica; such rows are marked ~. With -n only dependencies of that namespace's workloads."
     )

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import Strategy, share_of
@@ -20,20 +21,20 @@ LOAD: frozenset[Strategy] = frozenset({"LowNodeLoad"})
 NETWORK = ALL - LOAD
 
 
-class TargetFinder(Protocol):
+class TargetFinder(ABC):
     """A strategy of one round, which knows where its candidates may go; see `Candidate`."""
 
+    @abstractmethod
     def find_target(self, candidate: Candidate) -> str:
         """Set the candidate's target; or why there is none."""
-        ...
 
-    def predict(self, candidate: Candidate) -> str:
+    def predict(self, candidate: Candidate) -> str:  # noqa: ARG002
         """Set the candidate's target and expected hosts to where kube-scheduler would put it; or why that is no gain."""
-        ...
+        return ""
 
-    def free_capacity(self, candidate: Candidate) -> str:
+    def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
         """Why no pod of the candidate's node can go anywhere; empty when one may."""
-        ...
+        return ""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,11 +171,6 @@ def _usage(_: Round, candidate: Candidate) -> str:
 # --- what has been moved already -------------------------------------------------------------------------------------
 
 
-def _api_throttles(round_: Round, _: Candidate) -> str:
-    left_s = round_.history.hold_until_s - round_.now
-    return f"the API server asked to wait for another {left_s:.0f} s" if left_s > 0 else ""
-
-
 def _round_limit(round_: Round, _: Candidate) -> str:
     most = round_.settings.limits.per_round
     return f"limit of {most} evictions per round" if round_.total >= most else ""
@@ -271,9 +267,8 @@ POD_CONDITIONS = (
 )  # fmt: skip
 """What a pod is: asked of every pod of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
-    MoveCondition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped and landed as expected.",
+    MoveCondition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
-    MoveCondition("api-throttling", "The API server does not throttle evictions.", _api_throttles, scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
     MoveCondition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),

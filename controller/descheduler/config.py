@@ -92,7 +92,7 @@ class LimitsConfig(Section, frozen=True):
         start_timeout_s: a move whose replacement is not running after this time did not help.
         min_chance_percent: least predicted chance that the replacement lands on a better node; 0 if kube-scheduler's profile is
             not the default.
-        min_success_percent: a strategy stops if fewer of its moves of a day helped and landed as expected; 0 for never.
+        min_success_percent: a strategy stops if fewer of its moves of a day helped; 0 for never.
     """
 
     per_node: Count = 2

@@ -126,8 +126,6 @@ class UnconfirmedRound:
             nodes=() if load is None else load.states(),
             notes=tuple(base.notes),
             skipped=dict(sorted(base.skipped.items())),
-            free_before={} if load is None else load.free_before,
-            free_after={} if load is None else load.free_now(),
         )
         return RoundDecision(plan, self._state, history, tuple(moves), self._ended, promises)
 
@@ -165,10 +163,9 @@ class UnconfirmedRound:
         if check(self._base, Candidate(pod, move.strategy, strategy, move.used, planner=why), (PLANNER,)):
             return pending, why
         node = targets[0].node
-        moved = strategy.redirected(move, pod, node)
+        redirected = strategy.redirected(move, pod, node)
         self._base.redirect(pod, move, node)
-        marks = tuple(dict.fromkeys(mark_of(target.node) for target in targets))
-        return msgspec.structs.replace(pending, move=moved, expected=marks), targets[0]
+        return msgspec.structs.replace(pending, move=redirected), targets[0]
 
     async def _targets(self, move: Move, question: PlanQuestion, place: AskPlanner) -> tuple[list[Target], str]:
         """Where the planner puts the pod, asked twice, and why that is not worth it."""

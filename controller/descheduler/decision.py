@@ -83,7 +83,6 @@ class RoundPlan(Answer, frozen=True):
 
     Attributes:
         notes: what stopped the round or a part of it, in words.
-        free_before, free_after: what nodes with low load can take, by pool and resource.
         skipped: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
     """
 
@@ -92,5 +91,3 @@ class RoundPlan(Answer, frozen=True):
     nodes: tuple[NodeState, ...] = ()
     notes: tuple[str, ...] = ()
     skipped: Mapping[str, int] = {}
-    free_before: Mapping[str, Mapping[str, float]] = {}
-    free_after: Mapping[str, Mapping[str, float]] = {}

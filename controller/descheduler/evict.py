@@ -13,7 +13,6 @@ from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
 DISRUPTION_CAUSE = "DisruptionBudget"
-RETRY_AFTER_S, MAX_RETRY_AFTER_S = 10.0, 3600.0
 
 
 class Result(NamedTuple):
@@ -21,12 +20,10 @@ class Result(NamedTuple):
 
     Attributes:
         kind: ``unknown`` when no answer came: the pod may or may not be on its way.
-        retry_after_s: how long the API server asks to wait; only with ``throttled``.
     """
 
     kind: ResultKind
     message: str = ""
-    retry_after_s: float = 0.0
 
     @property
     def ends_round(self) -> bool:
@@ -76,8 +73,7 @@ def result_of(error: ApiError) -> Result:
     if error.status == 429 and DISRUPTION_CAUSE in error.causes:
         return Result("disruption-budget", error.message)
     if error.status in {429, 503}:
-        wait_s = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
-        return Result("throttled", error.message, min(wait_s, MAX_RETRY_AFTER_S))
+        return Result("throttled", error.message)
     if error.status in {404, 409}:  # deleted, or another pod has its name
         return Result("gone", error.message)
     return Result("forbidden" if error.forbidden else "refused", error.message)

@@ -42,13 +42,11 @@ class EndedMove(NamedTuple):
 
     Attributes:
         backoff_s: for how long its workload backs off now, seconds; 0 when the move helped.
-        came_true: whether the replacement landed where it was expected; None when that cannot be told.
     """
 
     pending: PendingMove
     outcome: Outcome
     backoff_s: float
-    came_true: bool | None = None
 
 
 def follow_up(
@@ -74,14 +72,13 @@ def follow_up(
     ended = []
     backed_off: set[str] = set()
     for pending, outcome in ends:
-        workload, came_true = pending.move.workload, _came_true(pending, outcome)
+        workload = pending.move.workload
         if outcome == "not-evicted":
             history = remove_move(history, pending)
         elif uid := _replacement_of(pending, snapshot, claimed):
             history = _back_off_replica(history, uid, outcome, now)
-        if came_true is not None:
-            good = came_true and outcome == "helped"
-            history = add_result(history, MoveResult(now, pending.move.strategy, good))
+        if outcome == "lost" or (pending.landed and outcome != "not-known"):
+            history = add_result(history, MoveResult(now, pending.move.strategy, outcome == "helped"))
         # Several moves of one workload that end in one round are one lesson, not several.
         if outcome in INEFFECTIVE and workload not in backed_off:
             history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
@@ -91,7 +88,7 @@ def follow_up(
             backoffs = {key: found for key, found in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
         wait_s = history.backoffs[workload].until_s - now if outcome in INEFFECTIVE else 0.0
-        ended.append(EndedMove(pending, outcome, wait_s, came_true))
+        ended.append(EndedMove(pending, outcome, wait_s))
     return forget_old(history, limits, now), ended
 
 
@@ -112,14 +109,6 @@ def _replacement_of(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[s
         return ""
     claimed.add(waiting.uid)
     return waiting.uid
-
-
-def _came_true(pending: PendingMove, outcome: Outcome) -> bool | None:
-    if not pending.landed:
-        return False if outcome == "lost" else None
-    if outcome == "not-known":
-        return None
-    return mark_of(pending.landed) in pending.expected if pending.expected else pending.landed != pending.move.node
 
 
 def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str], now: float) -> PendingMove:

@@ -50,7 +50,6 @@ class PendingMove(Stored, frozen=True):
         share_before: percent of the exceeded resources on the node, before any move of that round.
         relief: percent points of them that this move was to take off.
         high: the thresholds that were exceeded.
-        expected: marks (`mark_of`) of the nodes that it was expected to land on; empty where any but its own would do.
         known: marks (`mark_of`) of the workload's other pods at the time: none of them is the replacement.
         landed, landed_pod, landed_uid, landed_s: the replacement, once it is bound.
     """
@@ -60,7 +59,6 @@ class PendingMove(Stored, frozen=True):
     share_before: dict[str, float] = {}
     relief: dict[str, float] = {}
     high: dict[str, float] = {}
-    expected: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     landed: str = ""
     landed_pod: str = ""
@@ -98,7 +96,7 @@ class MoveResult(Stored, frozen=True):
     """A move whose outcome is known.
 
     Attributes:
-        good: it helped, and the replacement landed where it was expected.
+        good: it helped.
     """
 
     at_s: float
@@ -112,14 +110,12 @@ class History(Stored, frozen=True):
     Attributes:
         backoffs: by workload (``namespace/Kind/name``) and by replica (`mark_of` its uid).
         results: of moves, the newest `MAX_RESULTS`.
-        hold_until_s: the API server asked for patience until then.
     """
 
     pending: tuple[PendingMove, ...] = ()
     backoffs: dict[str, BackOff] = {}
     evictions: tuple[Eviction, ...] = ()
     results: tuple[MoveResult, ...] = ()
-    hold_until_s: float = 0.0
 
     def backoff(self, key: str, now: float) -> BackOff | None:
         """The back-off of a workload or a replica, if it is not over."""

@@ -11,10 +11,17 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, Candidate, check
+from controller.descheduler.conditions import (
+    MOVE_CONDITIONS,
+    POD_CONDITIONS,
+    REASON_CONDITIONS,
+    Candidate,
+    TargetFinder,
+    check,
+)
 from controller.descheduler.decision import Move, NodeState
 from controller.descheduler.fit import TargetPool
-from controller.descheduler.history import PendingMove, mark_of
+from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     Detector,
     NodeLoad,
@@ -37,12 +44,11 @@ GAIN_PERCENT = 5.0
 """A move is a gain where a resource that is exceeded is used less by so many percent of a node."""
 
 
-class LoadRound:
+class LoadRound(TargetFinder):
     """One round of LowNodeLoad.
 
     Attributes:
         loads: of every node of every pool.
-        free_before: what targets could take before anything was planned, by pool.
     """
 
     def __init__(self, base: Round, settings: LowNodeLoad) -> None:
@@ -54,11 +60,6 @@ class LoadRound:
         self._by_node = {load.name: load for load in self.loads}
         self._moved_there = self._usage_of_recent_moves()
         self._pools: dict[str, TargetPool] = {pool.name: self._target_pool(pool) for pool in settings.pools}
-        self.free_before = self.free_now()
-
-    def free_now(self) -> dict[str, dict[str, float]]:
-        """What targets can take now, by pool."""
-        return {name: pool.free() for name, pool in self._pools.items()}
 
     def plan(self, detectors: Mapping[str, Detector], *, confirmed: bool) -> dict[str, Detector]:
         """Plan moves into the round.
@@ -281,7 +282,6 @@ class LoadRound:
             share_before={r: load.share[r] for r in load.exceeded},
             relief={r: relief.get(r, 0.0) for r in load.exceeded},
             high={r: load.thresholds.high[r] for r in load.exceeded},
-            expected=tuple(map(mark_of, candidate.expected)),
         )
         self._base.add(pod, pending, candidate.expected)
         pool.reserve(candidate.used, candidate.target)

@@ -19,7 +19,14 @@ from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, Candidate, check
+from controller.descheduler.conditions import (
+    MOVE_CONDITIONS,
+    POD_CONDITIONS,
+    REASON_CONDITIONS,
+    Candidate,
+    TargetFinder,
+    check,
+)
 from controller.descheduler.decision import Move
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
@@ -85,7 +92,7 @@ def keeps_limits(now: PlaceScore, there: PlaceScore) -> bool:
     return there.passes and there.violated <= now.violated
 
 
-class MisplacementRound:
+class MisplacementRound(TargetFinder):
     """One round over all AppGroups.
 
     Args:
@@ -271,14 +278,6 @@ class MisplacementRound:
         best = self._best(candidate)
         candidate.target = best[0].name if best is not None else ""
         return "" if best is not None else "no better node takes it any more"
-
-    def predict(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Its pods are placed by our planner."""
-        return ""
-
-    def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Each node is asked by itself."""
-        return ""
 
     def redirected(self, move: Move, pod: PodInfo, node: str) -> Move:
         """A withdrawn move, to this node."""

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.descheduler.config import DeschedulerConfig
@@ -25,7 +24,7 @@ from controller.descheduler.history import History, HistoryStore, PendingMove, a
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
-from controller.descheduler.sources import UsageReader, UsageSource
+from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
 from controller.scheduler.placement.inputs import PlanInputs
 from kubekit import logs
@@ -70,7 +69,7 @@ class Descheduler:
         *,
         inputs: PlanInputs,
         planner: GroupPlans,
-        source: UsageSource | None = None,
+        source: UsageReader | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._wall = client, caches, wall
@@ -228,19 +227,16 @@ class Descheduler:
     async def _execute(self, decision: RoundDecision) -> None:
         self._history = add_moves(self._history, (p for p in decision.pending if not self._is_dry(p.move)))
         await self._store.save(self._history)
-        stopped_by: Result | None = None
+        stopped = False
         for pending in decision.pending:
-            if stopped_by is not None:
+            if stopped:
                 self._history = remove_move(self._history, pending)
                 continue
             why = self._why_outdated(pending.move)
             dry = self._is_dry(pending.move)
             result = Result("gone", why) if why else await evict(self._client, pending.move, dry_run=dry)
             self._record(pending, result)
-            stopped_by = result if result.ends_round else None
-        if stopped_by is not None and stopped_by.kind == "throttled":
-            until_s = self._wall() + stopped_by.retry_after_s
-            self._history = msgspec.structs.replace(self._history, hold_until_s=until_s)
+            stopped = result.ends_round
         await self._store.save(self._history)
 
     def _why_outdated(self, move: Move) -> str:

@@ -123,7 +123,6 @@ def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str
 
 KINDS: tuple[str, ...] = get_args(Class)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-PREDICTIONS = {True: "true", False: "false"}
 _PREFIX = "netaware_descheduler"
 
 
@@ -140,9 +139,6 @@ class DeschedulerMetrics:
         self.rounds = counter("rounds", "Rounds, by how they ended.", "outcome")
         self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
         self.ended = counter("moves_ended", "Ended moves, by outcome.", "strategy", "outcome")
-        self.predictions = counter(
-            "predictions", "Predictions of where a replacement lands, by result.", "strategy", "result"
-        )
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         self.refused = counter("usage_refused", "Impossible usage readings.", "reason")
         self.plan_seconds = Histogram(
@@ -166,8 +162,6 @@ class DeschedulerMetrics:
                 self.evictions.labels(strategy, result)
             for outcome in get_args(Outcome):
                 self.ended.labels(strategy, outcome)
-            for known in PREDICTIONS.values():
-                self.predictions.labels(strategy, known)
 
     def show_round(self, decision: RoundDecision) -> None:
         """Show what was decided."""
@@ -201,10 +195,7 @@ class DeschedulerMetrics:
 
     def count_end(self, ended: EndedMove) -> None:
         """Count a move that ended."""
-        strategy = ended.pending.move.strategy
-        self.ended.labels(strategy, ended.outcome).inc()
-        if ended.came_true is not None:
-            self.predictions.labels(strategy, PREDICTIONS[ended.came_true]).inc()
+        self.ended.labels(ended.pending.move.strategy, ended.outcome).inc()
 
     def clear(self) -> None:
         """Take back what only the leader knows."""

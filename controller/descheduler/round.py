@@ -45,7 +45,7 @@ class EvictionBreaker:
         made, good = self._made[strategy], self._good[strategy]
         if made < BREAKER_RESULTS or 100 * good >= self._least * made:
             return ""
-        return f"{strategy} is stopped: {good} of {made} moves in 24 h helped and landed as expected"
+        return f"{strategy} is stopped: {good} of {made} moves in 24 h helped"
 
 
 class DisruptionBudgets:

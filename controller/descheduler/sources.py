@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from controller.cluster.requests import parse_amount
 from controller.descheduler.config import UsageConfig
@@ -24,14 +23,6 @@ TIMEOUT_S = 20.0
 """For one read of all usage."""
 
 
-class UsageSource(Protocol):
-    """Reads all usage there is; never raises for a source that is down, see `UsageBatch.faults`."""
-
-    async def read(self) -> UsageBatch:
-        """Ask once."""
-        ...
-
-
 class _NodeMetrics(Object, frozen=True):
     timestamp: str = ""
     usage: dict[str, str] | None = None
@@ -47,7 +38,10 @@ class _PodMetrics(Object, frozen=True):
 
 
 class UsageReader:
-    """Asks the sources that are configured: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything."""
+    """Asks the sources that are configured: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything.
+
+    Never raises for a source that is down, see `UsageBatch.faults`.
+    """
 
     def __init__(self, config: UsageConfig, client: Client, wall: Callable[[], float] = time.time) -> None:
         self._config, self._client, self._wall = config, client, wall

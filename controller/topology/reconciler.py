@@ -182,7 +182,6 @@ class TopologyController:
             if error.not_found:  # deleted while we were at it
                 return None
             if error.conflict:  # somebody wrote it since: the store will have the new version in a moment
-                self._metrics.conflicts.inc()
                 return NOT_YET_S
             raise
         return min(RESYNC_S, self.planner.interval_s / 4)  # measurements age without any event
@@ -300,9 +299,7 @@ class TopologyController:
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
             topology = after
-        self._metrics.show(
-            key, MetricsView(decision.table, counts, decision.bandwidths, decision.results, snapshot.zone_map)
-        )
+        self._metrics.show(key, MetricsView(decision.table, counts, decision.bandwidths, decision.results))
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
         await self._write_status(key, topology, fresh)
 

@@ -90,77 +90,73 @@ def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> Pair
     )
 
 
+_Statement = tuple[bool | None, str, str]
+"""Whether a condition holds (None: not known), its reason and its message."""
+
+
 def conditions_of(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> list[Condition]:
     """The conditions, without times."""
+    statements: dict[str, _Statement] = {
+        MEASURED: _measured(counts, table, faults),
+        STALE: _stale(counts),
+        INCOMPLETE: _incomplete(counts),
+        UNREACHABLE: _unreachable(counts, table, faults),
+        OUTLIER_NODES: _outlier_nodes(table, faults),
+        INPUT_VALID: _input_valid(faults),
+    }
     return [
-        _measured(counts, table, faults, generation),
-        _stale(counts, generation),
-        _incomplete(counts, generation),
-        _unreachable(counts, table, faults, generation),
-        _outlier_nodes(table, faults, generation),
-        _input_valid(faults, generation),
+        condition(type_, holds=holds, reason=reason, message=message, generation=generation)
+        for type_, (holds, reason, message) in statements.items()
     ]
 
 
-def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
-    zones = len(faults.zone_map.zones)
+def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
     if counts.total == 0:
-        message = f"{zones} zones: there is no pair of zones to measure"
-        return condition(MEASURED, holds=True, reason="NoPairs", message=message, generation=generation)
+        return True, "NoPairs", f"{len(faults.zone_map.zones)} zones: there is no pair of zones to measure"
     head = f"{len(counts.measured)} of {counts.total} zone pairs measured"
     if counts.unreachable:
         head += f", {len(counts.unreachable)} unreachable"
     if len(counts.measured) + len(counts.unreachable) == counts.total:
         costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
-        message = f"{head}; highest costs: {costs}"
-        return condition(MEASURED, holds=True, reason="AllPairsMeasured", message=message, generation=generation)
-    reason = "SomePairsMeasured" if counts.measured else "NothingMeasured"
+        return True, "AllPairsMeasured", f"{head}; highest costs: {costs}"
     lacking = _worst((*counts.absent, *counts.inferred, *counts.stale))
-    message = f"{head}; lacking: {lacking}"
-    return condition(MEASURED, holds=False, reason=reason, message=message, generation=generation)
+    return False, "SomePairsMeasured" if counts.measured else "NothingMeasured", f"{head}; lacking: {lacking}"
 
 
-def _stale(counts: PairsByBasis, generation: int) -> Condition:
+def _stale(counts: PairsByBasis) -> _Statement:
     if not counts.stale:
-        return condition(
-            STALE, holds=False, reason="Fresh", message="no cost rests on an old value", generation=generation
-        )
+        return False, "Fresh", "no cost rests on an old value"
     message = (
         f"{len(counts.stale)} of {counts.total} zone pairs keep their last good value, oldest: {_worst(counts.stale)}; "
         "check that agents run in these zones and reach each other"
     )
-    return condition(STALE, holds=True, reason="MeasurementsOld", message=message, generation=generation)
+    return True, "MeasurementsOld", message
 
 
-def _incomplete(counts: PairsByBasis, generation: int) -> Condition:
-    if not counts.inferred and not counts.absent:
-        return condition(
-            INCOMPLETE, holds=False, reason="Complete", message="every pair has a cost", generation=generation
-        )
-    parts = []
-    if counts.inferred:
-        parts.append(f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}")
+def _incomplete(counts: PairsByBasis) -> _Statement:
+    found: list[tuple[str, str]] = []
     if counts.absent:
-        parts.append(f"{len(counts.absent)} without a cost: {_worst(counts.absent)}")
-    reason = "PairsAbsent" if counts.absent else "PairsInferred"
-    return condition(INCOMPLETE, holds=True, reason=reason, message="; ".join(parts), generation=generation)
+        found.append(("PairsAbsent", f"{len(counts.absent)} without a cost: {_worst(counts.absent)}"))
+    if counts.inferred:
+        what = f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}"
+        found.append(("PairsInferred", what))
+    return _joined(found, "Complete", "every pair has a cost", bad=True)
 
 
-def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
+def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
     dead = counts.unreachable
     if not dead:
-        message = "no path is known to be dead"
-        return condition(UNREACHABLE, holds=False, reason="AllReachable", message=message, generation=generation)
+        return False, "AllReachable", "no path is known to be dead"
     names = {faults.failing[p] for p in dead if p in faults.failing}
     how = f" ({', '.join(sorted(names))})" if names else ""
     message = (
         f"{len(dead)} of {counts.total} zone pairs cannot be reached by any pair of nodes{how} and cost "
         f"{table.zones[dead[0]].cost}: {_worst(dead)}"
     )
-    return condition(UNREACHABLE, holds=True, reason="PathsDead", message=message, generation=generation)
+    return True, "PathsDead", message
 
 
-def _outlier_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
+def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
     found: list[tuple[str, str]] = []
     if faults.quarantine:
         found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
@@ -179,14 +175,10 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Co
         found.append(("InstrumentsDisagree", f"{what}: {_worst(faults.disagreeing)}"))
     if table.disputed:
         found.append(("PairsDisputed", f"one reporter stands against one: {_worst(sorted(table.disputed))}"))
-    if not found:
-        message = "all readings agree"
-        return condition(OUTLIER_NODES, holds=False, reason="AllAgree", message=message, generation=generation)
-    message = "; ".join(text for _, text in found)
-    return condition(OUTLIER_NODES, holds=True, reason=found[0][0], message=message, generation=generation)
+    return _joined(found, "AllAgree", "all readings agree", bad=True)
 
 
-def _input_valid(faults: InputFaults, generation: int) -> Condition:
+def _input_valid(faults: InputFaults) -> _Statement:
     found: list[tuple[str, str]] = []
     if faults.policy:
         found.append(("BadCostPolicy", f"{faults.policy}; the controller's own policy is used"))
@@ -214,11 +206,14 @@ def _input_valid(faults: InputFaults, generation: int) -> Condition:
                 f"nodes disagree about the region of zone {_some(faults.zone_map.conflicting_regions)}",
             )
         )
+    return _joined(found, "AllRead", "everything that was read made sense", bad=False)
+
+
+def _joined(found: Sequence[tuple[str, str]], good_reason: str, good_message: str, *, bad: bool) -> _Statement:
+    """What was found by reason, the gravest first; ``bad`` is the status of a condition where anything was."""
     if not found:
-        message = "everything that was read made sense"
-        return condition(INPUT_VALID, holds=True, reason="AllRead", message=message, generation=generation)
-    message = "; ".join(text for _, text in found)
-    return condition(INPUT_VALID, holds=False, reason=found[0][0], message=message, generation=generation)
+        return not bad, good_reason, good_message
+    return bad, found[0][0], "; ".join(text for _, text in found)
 
 
 def plan_status(

@@ -18,8 +18,8 @@ HOURS_PER_MONTH = 730.0
 PRICE = Range(0, 999)
 """What a GB may cost."""
 
-Reach = Literal["zone", "zones", "regions", "internet"]
-"""How far bytes go: within a zone, between zones of a region, between regions, out of the cluster."""
+Reach = Literal["zone", "zones", "regions"]
+"""How far bytes go: within a zone, between zones of a region, between regions."""
 
 
 class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -33,7 +33,6 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
         same_zone: within a zone.
         between_zones: between zones of a region.
         between_regions: between regions.
-        internet: out of the cluster.
         pairs: ``"a>b"`` -> price for zones or regions whose price differs, looked up by zone, then by region.
         source: where the figures come from, with their date; shown with every amount.
     """
@@ -42,7 +41,6 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
     same_zone: float = 0.0
     between_zones: float | None = None
     between_regions: float | None = None
-    internet: float | None = None
     pairs: Mapping[str, float] = {}
     source: str = "configured"
 
@@ -61,7 +59,6 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
             ("zone", self.same_zone),
             ("zones", self.between_zones),
             ("regions", self.between_regions),
-            ("internet", self.internet),
         ):
             price = price if given is None else given
             if known == reach:
@@ -78,24 +75,21 @@ def reach_of(origin: tuple[str, str], destination: tuple[str, str]) -> Reach:
 
 PRESETS: Mapping[str, PriceTable] = {
     # Between zones AWS charges 0.01 on either side; between regions the lowest of its prices, which most pairs of North
-    # America have; internet is the first tier.
+    # America have.
     "aws": PriceTable(
         between_zones=0.02,
         between_regions=0.02,
-        internet=0.09,
         source="AWS EC2 on-demand data transfer, us-east-1, list prices of June 2026",
     ),
     "gcp": PriceTable(
         between_zones=0.01,
         between_regions=0.02,
-        internet=0.12,
         source="Google Cloud VPC network pricing, North America, premium tier, list prices of early 2026",
     ),
     # Microsoft does not charge for traffic between availability zones.
     "azure": PriceTable(
         between_zones=0.0,
         between_regions=0.02,
-        internet=0.087,
         source="Azure bandwidth pricing, North America, list prices of early 2026",
     ),
 }
@@ -117,7 +111,6 @@ def price_table(preset: str, table: PriceTable | None = None) -> PriceTable | No
         "sameZone": table.same_zone,
         "betweenZones": table.between_zones,
         "betweenRegions": table.between_regions,
-        "internet": table.internet,
         **{f"pairs[{name}]": price for name, price in table.pairs.items()},
     }
     for name, price in amounts.items():

@@ -122,12 +122,6 @@ CASES = [
         {"memory": History(results=(MoveResult(NOW_S, "LowNodeLoad"),) * 4)},
         "0 of 4 moves in 24 h helped",
     ),
-    Case(
-        "api-throttling",
-        {},
-        {"memory": History(hold_until_s=NOW_S + 30)},
-        "the API server asked to wait for another 30 s",
-    ),
     Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
     Case("hour-limit", {}, {"limits": {"perHour": 1}, "memory": History(evictions=(Eviction(NOW_S - 3590, "x"),))}),
     Case("node-limit", {}, {"limits": {"perNode": 0}}, "limit of 0 evictions per node and round"),
@@ -164,6 +158,12 @@ CASES = [
         {"labels": {"a": "b"}},
         {"budgets": [budget("x", "a=b", 0)]},
         "default/x allows no disruption",
+    ),
+    Case(
+        "disruption-budget",
+        {"labels": {"a": "b"}},
+        {"budgets": [budget("x", "a=b", 9), budget("all", "", 9)]},
+        "several PodDisruptionBudgets cover it: default/all, default/x",
     ),
     Case("node-fit", {"cpu": "65"}, {}, "0/1 nodes fit: 1 cpu request"),
     Case(
@@ -268,6 +268,7 @@ def test_a_pod_whose_move_alone_suffices_goes_first_and_the_smallest_of_those() 
         ({"overhead": {"cpu": "65"}}, {}, "cpu request"),
         ({"initContainers": [{"resources": {"requests": {"cpu": "65"}}}]}, {}, "cpu request"),
         ({}, {"pods": "0"}, "too many pods"),
+        ({"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}, {}, "host port"),
         ({}, {"cpu": "1"}, "cpu usage would exceed the high threshold"),
     ],
 )
@@ -276,10 +277,27 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
 ) -> None:
     nodes = [node("hot"), node("idle", **{"cpu": "64", "memory": "256Gi", **target})]
     used = {"p": amounts(0.6, 0.1)}
-    view = snapshot(nodes, [separate("p", spec=spec)], {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used)
-    decision = once(view, settings())
+    ports = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
+    pods = [separate("p", spec=spec), pod("holder", "idle", spec=ports)]
+    decision = once(snapshot(nodes, pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used), settings())
     assert [s.why for s in decision.plan.skips] == ([f"0/1 nodes fit: 1 {why}"] if why else [])
     assert moved(decision) == ([] if why else ["p"])
+
+
+def required(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+
+
+@pytest.mark.parametrize(
+    ("terms", "fits"), [((named("other"), named("idle")), True), ((named("other"),), False), (({},), False)]
+)
+def test_one_term_of_node_affinity_suffices_and_names_are_a_field(terms: tuple[dict[str, Any]], *, fits: bool) -> None:
+    spec = {"affinity": {"nodeAffinity": required(*terms)}}
+    assert moved(hot_with(separate("p", spec=spec))) == (["p"] if fits else [])
 
 
 @pytest.mark.parametrize(
@@ -300,21 +318,9 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
 )
 def test_required_node_affinity_has_every_operator(key: str, operator: str, values: list[str], *, fits: bool) -> None:
     requirement = {"key": key, "operator": operator, "values": values}
-    term = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
-    spec = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}}
+    spec = {"affinity": {"nodeAffinity": required({"matchExpressions": [requirement]})}}
     idle = node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"})
     assert moved(hot_with(separate("p", spec=spec), idle=idle)) == (["p"] if fits else [])
-
-
-def test_one_term_of_node_affinity_suffices_and_names_are_a_field() -> None:
-    terms: list[dict[str, Any]] = [
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [n]}]} for n in ("other", "idle")
-    ]
-    cases: list[tuple[list[dict[str, Any]], list[str]]] = [(terms, ["p"]), (terms[:1], []), ([{}], [])]
-    for wanted, fits in cases:
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": wanted}}
-        spec = {"affinity": {"nodeAffinity": required}}
-        assert moved(hot_with(separate("p", spec=spec))) == fits
 
 
 def test_required_anti_affinity_keeps_replicas_apart() -> None:
@@ -338,37 +344,6 @@ def test_the_least_loaded_target_that_fits_is_named_and_filled_before_it_becomes
     assert max(move.target_after["cpu"] for move in plan.moves) <= 50
 
 
-# Limits
-
-
-def many(count: int, **fields: Any) -> list[PodInfo]:
-    return [separate(f"p{i}", **fields) for i in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("limits", "spent_s", "count"),
-    [
-        ({}, (), 5),
-        ({"perNode": 2}, (), 2),
-        ({"perNamespace": 3}, (), 3),
-        ({"perRound": 1}, (), 1),
-        ({"perHour": 4}, (), 4),
-        ({"perHour": 0}, (), 0),
-        ({"perHour": 4}, (10, 3590, 3601, 4000), 2),
-    ],
-)
-def test_limits_of_one_round_and_of_the_last_hour(limits: dict[str, int], spent_s: tuple[int, ...], count: int) -> None:
-    memory = History(evictions=tuple(Eviction(NOW_S - age, "default/Deployment/x") for age in spent_s))
-    assert len(moved(hot_with(*many(5), cpu=0.4, memory=memory, limits=limits))) == count
-
-
-def test_a_workload_moves_one_pod_at_a_time_by_default_and_a_share_of_its_pods_when_it_is_large() -> None:
-    limits = {"perWorkload": "10%", "unavailablePerWorkload": "10%"}
-    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], cpu=0.3, limits=limits))) == 1
-    node_cache = [pod(f"far-{i}", "elsewhere") for i in range(20)]
-    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], *node_cache, cpu=0.3, limits=limits))) == 2
-
-
 def test_back_off_outlives_a_roll_out_of_the_deployment() -> None:
     labels = {"pod-template-hash": "5d4f"}
     assert pod("p", "hot", labels=labels).workload == "default/Deployment/web"
@@ -385,15 +360,3 @@ def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
     assert moved(once(view, settings(), memory=History(pending=(landed,)))) == []
     flying = pending_move(node="left", used=amounts(1.9, 0.1))
     assert moved(once(view, settings(), memory=History(pending=(flying,)))) == []
-
-
-def test_a_pod_does_not_go_to_a_node_where_another_holds_its_host_port() -> None:
-    ports = {"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]}
-    pods = [separate("p", spec=ports), separate("q", spec=ports)]
-    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
-    usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
-    holder = pod("holder", "idle", owner="ReplicaSet/holder-1", spec=ports)
-    assert moved(once(snapshot(nodes, pods, usage, {"p": amounts(0.5, 0.1)}), settings())) == ["p"]
-    decision = once(snapshot(nodes, [*pods, holder], usage, {"p": amounts(0.5, 0.1)}), settings())
-    assert moved(decision) == []
-    assert [skip.why for skip in decision.plan.skips if skip.condition == "node-fit"] == ["0/1 nodes fit: 1 host port"]

@@ -231,7 +231,6 @@ def make_memory(rng: random.Random, pods: list[PodInfo]) -> History:
             if chance(rng, 0.5)
         ),
         results=tuple(MoveResult(NOW_S - 60, "LowNodeLoad", chance(rng, 0.8)) for _ in some * 2),
-        hold_until_s=NOW_S + 60 if chance(rng, 0.03) else 0.0,
     )
 
 
@@ -294,19 +293,18 @@ def check_limits(world: World, decision: RoundDecision) -> None:
     assert max(Counter(m.pod.partition("/")[0] for m in moves).values(), default=0) <= limits["perNamespace"]
     spent = sum(NOW_S - entry.at_s < 3600 for entry in world.memory.evictions)
     assert not moves or spent + len(moves) <= limits["perHour"]
-    assert not moves or world.memory.hold_until_s <= NOW_S
     assert len({m.uid for m in moves}) == len(moves)
     for workload, count in Counter(m.workload for m in moves).items():
-        check_workload(world, workload, count)
+        check_workload(world, decision.history, workload, count)
 
 
-def check_workload(world: World, workload: str, count: int) -> None:
+def check_workload(world: World, history: History, workload: str, count: int) -> None:
     rest = world.memory.backoffs.get(workload)
     assert rest is None or rest.until_s <= NOW_S
     mine = [p for p in world.view.pods.by_key.values() if p.workload == workload]
     if not mine:
         return  # a bare pod
-    underway = sum(f.move.workload == workload for f in world.memory.pending)
+    underway = sum(f.move.workload == workload and not f.landed for f in history.pending)
     whole = [p for p in mine if not p.leaving and p.phase not in {"Succeeded", "Failed"}]
     size = len(whole) + underway
     assert size >= world.plain["protection"]["minReplicas"]
