@@ -148,7 +148,7 @@ def _below(link: Link, names: dict[int, str]) -> str:
 
 
 def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """The output of ``--json``."""
     return {
         "verdicts": [
             {
@@ -171,7 +171,7 @@ def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
 
 
 def bandwidth_text(plan: BandwidthPlan) -> str:
-    """What people read: a row for each limit."""
+    """The table: a row for each limit."""
     rows: list[tuple[str, ...]] = [
         ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
     ]

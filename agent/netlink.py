@@ -71,7 +71,7 @@ async def follow(netlink: socket.socket, read: Callable[[socket.socket], None]) 
 
 
 def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
-    """What has come, a bounded number at once; None where some were lost.
+    """Datagrams that have arrived, a bounded number; None if the kernel dropped some.
 
     Raises:
         OSError: the socket is of no more use.

@@ -43,7 +43,7 @@ class BootstrapConfig(Section, frozen=True):
 
 
 class Bootstrap:
-    """Creates what the configuration asks for.
+    """Creates the objects that the configuration asks for.
 
     Args:
         client: fenced; only the leader writes.

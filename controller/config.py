@@ -36,7 +36,7 @@ class LeaderElectionSection(Section, frozen=True):
     lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
     def timing(self) -> LeaderElectionConfig:
-        """The same for `kubekit.lease.LeaderElector`."""
+        """Convert for `kubekit.lease.LeaderElector`."""
         return LeaderElectionConfig(
             self.lease_duration_s, 0.7 * self.lease_duration_s, min(2.0, 0.2 * self.lease_duration_s)
         )

@@ -24,7 +24,7 @@ class WatchEvent(msgspec.Struct, gc=False, frozen=True):
     object: msgspec.Raw
 
     def to_error(self) -> ApiError:
-        """Of an ERROR, what it says as an exception."""
+        """Convert an ERROR event to an exception."""
         return _decode_status(self.object).to_error(500)
 
 
@@ -46,7 +46,7 @@ class Status(Wire, frozen=True):
     details: _Details | None = None
 
     def to_error(self, fallback_code: int, retry_after: str | None = None) -> ApiError:
-        """The same as an exception; ``retry_after`` is the HTTP header, in seconds."""
+        """Convert to an exception; ``retry_after`` is the HTTP header, in seconds."""
         details = self.details or _Details()
         wait = float(retry_after) if retry_after and retry_after.isdigit() else details.retry_after_seconds
         return ApiError(
@@ -103,7 +103,7 @@ def decode_answer(data: bytes | msgspec.Raw, type_: type[T]) -> T:
 
 
 def error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-    """What an answer with an error status says."""
+    """The exception for an answer with an error status."""
     try:
         status = _decode_status(data)
     except DECODE_ERRORS:

@@ -87,11 +87,11 @@ class Client:
         await self._pools.close()
 
     def fenced(self, guard: WriteGuard) -> Client:
-        """The same connections, but every write asks ``guard`` first and ends before its permission does."""
+        """The same client with writes that ask ``guard`` first, and end before its permission does."""
         return self._twin(guard, self._pool)
 
     def with_dedicated_connection(self) -> Client:
-        """The same client on a connection that nobody else uses: for what must not wait behind anything, such as a Lease."""
+        """The same client on a connection of its own, for requests that must never wait, such as a Lease's."""
         return self._twin(self._guard, ConnectionPool.URGENT)
 
     def _twin(self, guard: WriteGuard | None, pool: ConnectionPool | None) -> Client:
@@ -113,7 +113,7 @@ class Client:
         limit: int = PAGE_SIZE,
         from_cache: bool = False,
     ) -> AsyncIterator[RawPage]:
-        """List in pages; the last page's resourceVersion is where a watch goes on.
+        """List in pages; a watch continues from the last page's resourceVersion.
 
         ``from_cache`` takes what the API server has in memory, which may be a moment old, and comes in one page.
         """

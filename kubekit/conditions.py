@@ -40,7 +40,7 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
 
 
 def changed(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """Those of ``new`` that say something else than ``old`` does, with their times; arguments as of `merge`."""
+    """The conditions of ``new`` that differ from ``old``, with their times; arguments as of `merge`."""
     return [c for c in merge(old, new, now) if c not in (old or ())]
 
 

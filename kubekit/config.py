@@ -17,7 +17,7 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """How to reach one API server.
+    """Address and credentials of an API server.
 
     Attributes:
         server: ``https://host:port``, without a trailing slash.

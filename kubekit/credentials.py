@@ -33,7 +33,7 @@ class TokenFile:
 
 
 class Credential(NamedTuple):
-    """What one request carries: a bearer token, a TLS context with a client certificate, or both."""
+    """Credentials of a request: a bearer token, a TLS context with a client certificate, or both."""
 
     token: str = ""
     tls: ssl.SSLContext | None = None

@@ -44,6 +44,6 @@ def seconds(
 
 
 def _told(time_s: float) -> str:
-    """In the largest unit that it is a multiple of."""
+    """Format in the largest unit that divides it."""
     units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
     return next(units) if time_s else "0s"

@@ -113,5 +113,5 @@ class ApiError(KubekitError):
 
     @property
     def transient(self) -> bool:
-        """The same request may well succeed later."""
+        """Whether the same request may succeed later."""
         return self.status in {408, 429, 500, 502, 503, 504}

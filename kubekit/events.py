@@ -86,7 +86,7 @@ class EventRecorder:
         self._put(_Pending(about, "Normal", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
 
     def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
-        """Something that the object's owner should look at."""
+        """Report a Warning event."""
         self._put(_Pending(about, "Warning", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
 
     def _put(self, event: _Pending) -> None:

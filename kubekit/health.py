@@ -65,12 +65,12 @@ class EventLoopMonitor:
 
 
 def stale(stores: Iterable[object]) -> str:
-    """Which stores are old, and why; empty when none is. Views of a store are no stores."""
+    """Stores that are stale, with the reason. Filtered stores do not count."""
     return ", ".join(text for m in stores if isinstance(m, Reflector) and (text := m.staleness))
 
 
 class InformerMetrics(Collector):
-    """How many objects are held, how many could not be read, and when the server was last heard of."""
+    """Metrics of stores: objects, undecodable objects, age."""
 
     def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
         self._stores = stores

@@ -194,7 +194,7 @@ class BoundSite(web.SockSite):
         )
 
     async def stop(self) -> None:
-        """Stop listening; what has asked nothing yet is not waited for."""
+        """Stop listening; connections without a request are not awaited."""
         await super().stop()
         self.handshakes.end_all()
 

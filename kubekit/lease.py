@@ -57,7 +57,7 @@ def boot_clock() -> float:
 
 @dataclass(frozen=True)
 class LeaderElectionConfig:
-    """How long a leadership lasts: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
+    """Times of leader election: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
 
     A permission is renewed every ``retry_s`` and not written with in its last ``retry_s``; where these were all of it, a leader
     would hardly write. Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.

@@ -15,7 +15,7 @@ _NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Z
 
 
 def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
-    """Who made a pod, and would make it anew; None when nobody would."""
+    """The owner that controls a pod and would replace it; None without one."""
     return next((o for o in metadata.owner_references or () if o.controller), None)
 
 

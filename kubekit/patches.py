@@ -24,7 +24,7 @@ def add(path: str, value: object) -> Operation:
 
 
 def remove(path: str) -> Operation:
-    """Remove a member; the API server refuses the patch when it is not there."""
+    """Remove a member; the API server refuses the patch if it is missing."""
     return Operation(op="remove", path=path)
 
 

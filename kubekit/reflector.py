@@ -40,7 +40,7 @@ FAILING_S, SILENT_S = 45.0, 120.0
 
 
 class HasMetadata(Protocol):
-    """What every cached object must have."""
+    """An object with metadata."""
 
     @property
     def metadata(self) -> ObjectMeta:
@@ -52,7 +52,7 @@ Read = TypeVar("Read", bound=HasMetadata)
 
 
 class _Scope(TypedDict):
-    """Which of a resource's objects are held."""
+    """The part of a resource's objects that is watched."""
 
     namespace: str | None
     label_selector: str
@@ -356,7 +356,7 @@ class Reflector(KeyedObjects[T]):
 
 
 def _selects_few(field_selector: str) -> bool:
-    """Whether objects of one name or of one node are asked for."""
+    """Whether only objects of one name or one node are watched."""
     return "=" in field_selector and "!=" not in field_selector
 
 

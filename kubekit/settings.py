@@ -68,7 +68,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         self.check(field)
 
     def check(self, field: str) -> None:
-        """What the limits of single fields cannot say; a section with such rules overrides this and raises ConfigError."""
+        """Check rules over several fields; sections override this and raise ConfigError."""
 
 
 class SelectorRequirement(Section, frozen=True):
@@ -86,7 +86,7 @@ class SelectorSpec(Section, frozen=True):
     match_expressions: list[SelectorRequirement] | None = None
 
     def compiled(self, field: str) -> Selector:
-        """The same, ready to match.
+        """Compile for matching.
 
         Raises:
             ConfigError: it does not parse; names ``field``.
@@ -99,7 +99,7 @@ class SelectorSpec(Section, frozen=True):
 
 
 def load_yaml(path: str | Path, flag: str) -> Any:
-    """What a YAML file holds.
+    """Parse a YAML file.
 
     Raises:
         ConfigError: it cannot be read or is no YAML; names ``flag`` and the file.
@@ -114,7 +114,7 @@ def load_yaml(path: str | Path, flag: str) -> Any:
 
 
 def parse_yaml(text: str, flag: str, where: str = "") -> Any:
-    """What a YAML text holds; ``where`` names the text in the error.
+    """Parse a YAML text; ``where`` names it in the error.
 
     Raises:
         ConfigError: it is no YAML; names ``flag``.

@@ -105,12 +105,12 @@ class FilteredStore(KeyedObjects[T]):
 
     @property
     def synced(self) -> asyncio.Event:
-        """That of the source."""
+        """The source's."""
         return self._source.synced
 
     @property
     def ready(self) -> asyncio.Event:
-        """That of the source."""
+        """The source's."""
         return self._source.ready
 
     @property

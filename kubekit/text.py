@@ -37,12 +37,12 @@ def printable(text: str) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """As much of a text as takes ``limit`` bytes; nothing of a character that does not fit."""
+    """Cut a text to ``limit`` bytes of UTF-8, at a character."""
     return text.encode()[:limit].decode(errors="ignore")
 
 
 def mask_controls(text: str) -> str:
-    """The same in as many lines as it has."""
+    """Mask control characters, line breaks excepted."""
     return _translated(text, "\n\t", lambda _: "\ufffd")
 
 

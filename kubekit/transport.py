@@ -29,7 +29,7 @@ kernel's own defaults notice after two hours, and after a quarter of an hour whe
 
 
 class ConnectionPool(enum.Enum):
-    """What a connection is for; the value is how many may be in use at a time, None for one per request."""
+    """Pools by purpose; the value is the number of connections, None for one per request."""
 
     WATCH = (None, "watch")
     READ = (2, "read")

@@ -58,14 +58,14 @@ class CooperativeYield:
         self._since = clock()
 
     async def __call__(self) -> None:
-        """Give way, if it is time to."""
+        """Yield to the event loop if the time slice is over."""
         if self._clock() - self._since >= self._every_s:
             await asyncio.sleep(0)
             self._since = self._clock()
 
 
 class WaitTimeoutError(KubekitError):
-    """Something did not come to hold in time; the text says what, and how long it was waited for."""
+    """A condition did not hold in time; the text names it and the time."""
 
 
 async def wait_for(event: asyncio.Event, within_s: float) -> bool:

@@ -207,7 +207,7 @@ class ListMeta(Wire, frozen=True):
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """Where a kind of object lives in the API.
+    """An API resource: group, version, plural, kind.
 
     Attributes:
         group: API group, empty for core.

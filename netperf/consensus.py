@@ -34,7 +34,7 @@ def link_of(a: str, b: str) -> Link:
 
 
 class NodePairReading(msgspec.Struct, frozen=True):
-    """What one pair of nodes says about its zones."""
+    """The latency of one pair of nodes, as a reading of its zones."""
 
     origin: str
     destination: str
@@ -43,7 +43,7 @@ class NodePairReading(msgspec.Struct, frozen=True):
 
 
 class Consensus(msgspec.Struct, frozen=True):
-    """What readings agree on.
+    """The agreed latencies, outlier nodes and disputed links.
 
     Attributes:
         values_us: by link, the median over reporters of the readings that were not set aside.
@@ -131,7 +131,7 @@ def _contradictions(
 
 
 def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> float | None:
-    """What the other reporters of a link agree on, in the middle; None where the middle two do not agree, or where there is no other.
+    """The median of a link's other reporters; None if there is none, or the middle two disagree.
 
     Of several readings of one reporter the nearest counts: what it reads of another node is no word against this one.
     """
@@ -190,7 +190,7 @@ def _resolve_disputes(
     agreed_us: Mapping[Link, float],
     disputed_before: Collection[Link],
 ) -> frozenset[Link]:
-    """Where one reporter stands against one: keep what is nearer to what was agreed on, else what the triangle allows.
+    """Resolve links with two contradicting reporters: keep the value nearer to the last agreed one, else the one that the triangle allows.
 
     A reporter that stands alone is disputed where it contradicts what was agreed on, and the triangle or itself as well.
     """

@@ -103,9 +103,7 @@ TRAFFIC_ROUND_S, TRAFFIC_SHARE = 30.0, 0.005
 
 
 def traffic_pause_s(round_s: float) -> float:
-    """How long agents wait between two readings of connection tracking, one of which took ``round_s`` of a processor: a large table
-    is read less often, so that it takes no more than `TRAFFIC_SHARE` of a core.
-    """
+    """Pause between two readings of connection tracking, so that they take at most `TRAFFIC_SHARE` of a core."""
     return max(TRAFFIC_ROUND_S, round_s / TRAFFIC_SHARE)
 
 

@@ -76,11 +76,11 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     disputed: frozenset[Link] = frozenset()
 
     def count(self, basis: Basis) -> int:
-        """How many zone pairs rest on this."""
+        """Number of zone pairs with this basis."""
         return sum(entry.basis == basis for entry in self.zones.values())
 
     def latencies(self) -> Latencies:
-        """What goes along with the costs, in whole microseconds."""
+        """The priced latencies, in whole microseconds."""
         known = {pair: entry for pair, entry in self.zones.items() if entry.basis != "unreachable"}
         return Latencies(
             {pair: max(1, round(entry.latency_us)) for pair, entry in known.items()},
@@ -253,7 +253,7 @@ def _mark_aside(streams: Iterable[Stream], verdict: Consensus, now_s: float) -> 
 
 
 def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Consensus) -> _Known | None:
-    """What the believed readings of both directions agree on (a round trip has both in it), else numbers of others."""
+    """The latency that trusted readings of both directions agree on, else numbers of other components."""
     back = (pair[1], pair[0])
     link = link_of(*pair)
     value_us = verdict.values_us.get(link)

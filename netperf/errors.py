@@ -66,7 +66,7 @@ class TooLargeError(KubekitError):
 
 
 def size_bytes(data: Mapping[str, str | None]) -> int:
-    """What keys and values of a ConfigMap take, in UTF-8."""
+    """Size of a ConfigMap's keys and values in UTF-8."""
     return sum(
         len(key.encode("utf-8", "replace")) + len((value or "").encode("utf-8", "replace"))
         for key, value in data.items()

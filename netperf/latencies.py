@@ -61,11 +61,11 @@ class Latencies:
         self.unreachable, self.problem = frozenset(unreachable), problem
 
     def latency_us(self, origin: str, destination: str) -> int | None:
-        """From zone to zone; None when it is not known, or when the pair is unreachable."""
+        """Latency between two zones; None if unknown or unreachable."""
         return self.us.get((origin, destination))
 
     def error_us(self, origin: str, destination: str) -> int | None:
-        """By how much the latency may be off; None when that is not known."""
+        """Error bar of a latency; None if unknown."""
         return self.errors_us.get((origin, destination))
 
     def is_unreachable(self, origin: str, destination: str) -> bool:
@@ -140,7 +140,7 @@ def _matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[i
 
 
 def hold_latencies(written: Latencies, fresh: Latencies) -> Latencies:
-    """What to write: ``written`` itself while nothing moved by more than the hysteresis, else fresh values where they moved.
+    """The latencies to write: ``written`` itself while nothing moved by more than the hysteresis.
 
     When a write is due anyway, every latency that moved by more than half of the hysteresis goes along, so that slow drifts
     of many pairs do not each cause a write of their own. Error bars alone never cause one.

@@ -42,7 +42,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What is remembered of a directed pair of zones; it outlives the pairs of nodes that it was learned from.
+    """The state of a directed pair of zones, kept while its pairs of nodes change.
 
     Attributes:
         streams: of its pairs of nodes.
@@ -168,7 +168,7 @@ def update_state(
 
 
 def worth_us(pair: PairState, back: PairState | None) -> float | None:
-    """What a pair of nodes that is new is measured against."""
+    """The latency that a new pair of nodes starts from."""
     return next((p.last_good_us for p in (pair, back) if p is not None and p.last_good_us and not p.weak), None)
 
 

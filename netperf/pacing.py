@@ -21,7 +21,7 @@ CONNECT_ALLOWANCE_S = 2.0
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A probe, the wall-clock second at which it should start, and the test that this round asks for."""
+    """A probe, the wall-clock second at which it starts, and its test in this round."""
 
     probe: Probe
     starts_at_s: float
@@ -50,7 +50,7 @@ def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
 
 
 def slot_width_s(plan: ZonePlan) -> float:
-    """How long a slot is."""
+    """Length of a slot."""
     return plan.interval_s / plan.slots
 
 
@@ -90,7 +90,7 @@ def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What one past run cost: when it ended, CPU seconds of the prober, bytes sent by a stream."""
+    """The cost of a past run: when it ended, CPU seconds of the prober, bytes sent by a stream."""
 
     ended_at_s: float
     cpu_s: float = 0.0

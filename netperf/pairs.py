@@ -45,7 +45,7 @@ _MASK = 2**64 - 1
 
 
 class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs to know of a node; zone and region are label values, empty when absent."""
+    """A node as planning sees it; zone and region are label values, empty if absent."""
 
     name: str
     address: str
@@ -86,7 +86,7 @@ class PlanOptions(Section, frozen=True):
 
     @property
     def settings(self) -> ProbeSettings:
-        """What a run looks like, as plans tell agents."""
+        """Settings of a run, for the plan."""
         return ProbeSettings(**{n: getattr(self, n) for n in ProbeSettings.__struct_fields__ if hasattr(self, n)})
 
 
@@ -251,7 +251,7 @@ def _zones_of(probe: Probe) -> tuple[str, str]:
 
 
 def _starts_at_a(link: _Link) -> bool:
-    """Which end asks is a coin thrown once per pair of zones, so that both roles spread over the zones; ranks take turns."""
+    """Whether the first end probes: chosen by a hash per pair of zones, alternating by rank."""
     return (_hash(f"{link.a}\0{link.b}\0{0}") + link.pair_index) & 1 == 0
 
 

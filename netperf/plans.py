@@ -68,7 +68,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run looks like; the same for all probes of a plan.
+    """Settings of a run; the same for all probes of a plan.
 
     Attributes:
         test: the netperf test.
@@ -93,7 +93,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan says beside its probes.
+    """The part of a plan beside its probes.
 
     Attributes:
         epoch: grows with every change of this object and never goes back.

@@ -46,7 +46,7 @@ _NO_EARLIER_S = 1_795_000_000
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """What one or more ConfigMaps held.
+    """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
         failures: by key; those that a newer sample of the same pair has not overtaken.
@@ -70,7 +70,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultKey(NamedTuple):
-    """What the name of one of our keys says: the pair of nodes, the test, and whether it is of a failure.
+    """A parsed key: the pair of nodes, the test, and whether it is of a failure.
 
     An underscore, which no node's name holds, ends each name; so the admission policy can tell whose key it is by its start.
     """
@@ -85,7 +85,7 @@ class ResultKey(NamedTuple):
 
 
 def parse_key(key: str) -> ResultKey | None:
-    """What the key's name says; None when it is none of ours."""
+    """Parse the name of a key; None if it is not in our format."""
     match = _OWN.fullmatch(key)
     return ResultKey(match[1], match[2], cast("Test", match[3]), bool(match[4])) if match else None
 
@@ -107,7 +107,7 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
 
 
 def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int, set[str]]:
-    """What a node counts on from, by its own entries in a results ConfigMap. Never raises.
+    """The highest sequence of a node's own entries in a results ConfigMap. Never raises.
 
     Args:
         data: of one results ConfigMap, by whomever.
@@ -168,7 +168,7 @@ def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
 
 
 def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
-    """Every key that some agent is meant to write, of samples and of failures, and the probe that it is for."""
+    """Keys that agents should write, of samples and failures, with their probe."""
     return {
         key + suffix: probe
         for plan in plans
@@ -304,7 +304,7 @@ def decode_results(
 def _decode_own(
     key: str, value: str, places: Mapping[str, Place], planned: Container[str] | None
 ) -> Sample | Failure | Refusal:
-    """What one of our keys holds, if it was asked for and of nodes as they are now."""
+    """Decode one of our keys, if it is planned and its nodes exist."""
     name = parse_key(key)
     if name is None:
         return refuse(key, "bad-key", "names no pair of nodes and no test")
@@ -361,7 +361,7 @@ def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:
 
 
 def _unplanned_pairs(pairs: Iterable[NodePair], places: Mapping[str, Place], planned: Collection[str]) -> set[NodePair]:
-    """Those that no plan names though agents measure in one of their zones: there an agent may have written them."""
+    """Unplanned pairs of which agents measure one zone, so that an agent may have written them."""
     suspects = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
     names = [name for key in planned if (name := parse_key(key)) is not None] if suspects else []
     measured = {places[node].zone for name in names for node in name[:2] if node in places}

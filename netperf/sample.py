@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one run of one prober read. Latencies are round trips in microseconds; None is missing, never 0.
+    """The result of one run of one prober. Latencies are round trips in microseconds; None is missing, never 0.
 
     Attributes:
         transactions: completed round trips, None for a stream.
@@ -147,7 +147,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.datagrams if self.price_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """What prices; netperf's own percentile where there were too few datagrams for it and netperf's run was not in doubt."""
+        """The priced percentile; netperf's own if there were too few datagrams for it and netperf's run has no flag."""
         value_us = self.priced.percentile_us(percentile)
         if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
             return value_us
@@ -174,7 +174,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """That a pair of nodes could not be measured, as it is written to the results: a failure is data, and silence is none.
+    """A pair of nodes that could not be measured, as it is written to the results.
 
     Attributes:
         failure: a name of `netperf.probers.prober.FailureName`.
@@ -193,7 +193,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
-    """What retransmissions add to a request and its response over TCP, at a quantile of such calls.
+    """Time that retransmissions add to a request and its response over TCP, at a quantile of such calls.
 
     Args:
         quantile: 0..1.
@@ -218,7 +218,7 @@ AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 def choose_instrument(
     measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
 ) -> Instrument:
-    """Which of two readings of the same path prices it.
+    """Choose the reading that prices a path: netperf's or that of the datagrams.
 
     netperf is the instrument of record; but its histogram has steps of up to a tenth of the value, so the datagrams price where
     they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices, and

@@ -22,7 +22,7 @@ def shard_name(base: str, index: int) -> str:
 
 
 def zones_per_shard(zone_count: int) -> int:
-    """How many zones' agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
+    """Number of zones whose agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
 
     A zone starts (Z - 1) / 2 probes, so this keeps an object at about `SAMPLES_PER_SHARD` samples of 500 bytes, twice
     that with both directions, as long as there are names for so many.
@@ -32,7 +32,7 @@ def zones_per_shard(zone_count: int) -> int:
 
 
 def shard_names(base: str, zone_count: int) -> list[str]:
-    """Every object that agents of so many zones may be told to write to."""
+    """Names of all results objects for this number of zones."""
     return [shard_name(base, i) for i in range(max(1, math.ceil(zone_count / zones_per_shard(zone_count))))]
 
 

@@ -29,7 +29,7 @@ class LimitSpec(msgspec.Struct, frozen=True):
 
 
 class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules need to know of a pod.
+    """A pod with its bandwidth annotations, as the rules read it.
 
     Attributes:
         namespace, name, uid: of the pod.
@@ -68,7 +68,7 @@ def read_annotation(text: str) -> LimitSpec:
 
 
 def spec_of(pod: Pod) -> PodBandwidthSpec:
-    """What a pod asks for."""
+    """Parse a pod's annotations."""
     annotations = pod.metadata.annotations or {}
     limits = {d: read_annotation(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
     claim, refused = _claim(pod)
@@ -87,7 +87,7 @@ def spec_of(pod: Pod) -> PodBandwidthSpec:
 
 
 def _claim(pod: Pod) -> tuple[str, str]:
-    """What the pod's cgroups are named after, and why another claim of its was refused.
+    """The uid in the pod's cgroups, and why a claim to another uid was refused.
 
     The object of a static pod has a uid that no cgroup knows; the kubelet that made it writes the one that they know
     (pkg/kubelet/pod/mirror_client.go): its hash twice, where the pod came from, and the node as its controlling owner.

@@ -21,7 +21,7 @@ DISPUTED_AFTER = 3
 
 
 class _Record(msgspec.Struct):
-    """What became of one limit.
+    """Repairs and replacements of one limit.
 
     Attributes:
         wanted: what was to be reached.

@@ -54,7 +54,7 @@ class KernelCount(NamedTuple):
 
 
 class Effect(msgspec.Struct):
-    """What is known of one direction of one pod.
+    """Measured traffic of one direction of one pod.
 
     Attributes:
         bytes_per_s: what went through, None before there are two readings.
@@ -174,7 +174,7 @@ class Effects:
         self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
 
     def exceeded(self, status: LimitStatus) -> str:
-        """What is known against a status, in words; empty when nothing is."""
+        """Why counters overrule a status; empty if they do not."""
         return self.exceeding.get(status.key, "")
 
 

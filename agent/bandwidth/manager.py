@@ -56,7 +56,7 @@ _FAULTS = (
 
 
 class BandwidthManager:
-    """Everything about bandwidth annotations on one node.
+    """Checks and repairs bandwidth limits of one node's pods.
 
     Args:
         client: the cluster's.
@@ -92,7 +92,7 @@ class BandwidthManager:
         self._plan, self._specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What must run, by name."""
+        """Tasks to run, by name."""
         return {"bandwidth": self._run(), "bandwidth-effect": self._follow()}
 
     def note_kernel_change(self) -> None:
@@ -195,7 +195,7 @@ class BandwidthManager:
                 self._metrics.show_effects(self._effects.known)
 
     def _overruling(self) -> tuple[Mapping[Key, str], Mapping[Place, str]]:
-        """What happens that overrules a verdict: limits that are exceeded, and those that somebody takes away again."""
+        """Verdicts that overrule the configuration: exceeded and disputed limits."""
         return self._effects.exceeding, self._backoff.disputed(asyncio.get_running_loop().time())
 
     # --- telling ---------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class BandwidthManager:
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
     def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """What is wrong with a pod's words, told once and again when it changes."""
+        """Report invalid annotations, once per change."""
         told: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
             for pod in pods:
@@ -257,7 +257,7 @@ class BandwidthManager:
     def _send(
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, first: bool, fine: bool = False
     ) -> None:
-        """Send an event, unless this is the first look of an agent that was restarted: of older pods it was told before."""
+        """Send an event, but not at the first check after a restart, for pods that are older."""
         if first and not self._reconciled and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if fine else self._recorder.warning

@@ -29,12 +29,12 @@ class BandwidthMetrics:
         registry.register(self)
 
     def show(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
-        """Show these from now on."""
+        """Set the statuses to export."""
         self._statuses, self._unlocated = plan.statuses[:MAX_LIMITS_SHOWN], len(plan.unlocated)
         self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
 
     def show_effects(self, effects: Mapping[Key, Effect]) -> None:
-        """Show what goes through now; the statuses are those of before."""
+        """Set the measured traffic to export."""
         self._effects = effects
 
     def collect(self) -> Iterator[Metric]:

@@ -41,7 +41,7 @@ _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrappe
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do about what is found: nothing unless ``enforce``; bursts that others chose only with ``repair_burst``."""
+    """Repair limits only if ``enforce``, and bursts set by others only if ``repair_burst``."""
 
     enforce: bool = False
     repair_burst: bool = False
@@ -156,7 +156,7 @@ def _assess_located(
 
 
 def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them.
+    """Set nothing beside foreign filters or programs, which may limit or need the packets that ours would take.
 
     Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
     """

@@ -24,7 +24,7 @@ async def take_snapshot(
     cache: ResultCache | None = None,
     cilium: Cilium | None = None,
 ) -> BandwidthSnapshot:
-    """What there is now. A pod that vanishes meanwhile has no location, and a device that vanishes is not in the picture.
+    """Read a snapshot. Pods that vanish meanwhile have no location; devices that vanish are missing.
 
     Args:
         proc: the host's proc file system.

@@ -120,7 +120,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a pod's processes are.
+    """A pod's processes and network namespace.
 
     Attributes:
         pid: of its oldest process, usually the pause container.

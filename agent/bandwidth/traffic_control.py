@@ -64,7 +64,7 @@ GONE = frozenset({2, 19, 22})
 
 
 async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
-    """What is set up, and the namespace number of each process that has one.
+    """Read traffic control, and the namespace id of each process.
 
     Args:
         pids: process by pod uid.
@@ -279,7 +279,7 @@ def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
 
 
 def _redirect(data: bytes, action: Spans) -> tuple[int, bool] | None:
-    """Where a mirred action sends packets (0 when that device is gone), and whether they are lost when it is."""
+    """The target of a mirred action (0 if it is gone), and whether packets are then lost."""
     if read_text(data, action, _ACT_KIND) != "mirred":
         return None
     span = nested(data, action, _ACT_OPTIONS).get(_MIRRED_PARMS)

@@ -19,7 +19,7 @@ _AMAZON_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """Bits per second, and where that is from."""
+    """Bandwidth of an instance type, and its source."""
 
     rate_bps: int
     explanation: str

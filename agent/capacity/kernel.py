@@ -155,7 +155,7 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
 
 
 def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
-    """Of an LACP bond the active aggregator, of its ports each one's own."""
+    """The active aggregator of an LACP bond, or a port's own aggregator."""
     active = read_number(data, nested(data, bond, _BOND_AD_INFO), _AD_AGGREGATOR)
     return active or read_number(data, port, _BOND_PORT_AGGREGATOR)
 

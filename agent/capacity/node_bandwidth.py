@@ -23,7 +23,7 @@ Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware"
 
 
 class HardwareCapacity(msgspec.Struct, frozen=True):
-    """What one way of knowing says: bits per second, or None with the reason why it cannot tell.
+    """A capacity in bits per second, or None with the reason.
 
     Attributes:
         rate_bps: both directions each, since links are full duplex.
@@ -37,7 +37,7 @@ class HardwareCapacity(msgspec.Struct, frozen=True):
 
 
 class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """What to publish.
+    """The capacity to publish, with its source.
 
     Attributes:
         rate_bps: bits per second after the reserve, None for nothing.
@@ -107,7 +107,7 @@ def _found(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | 
 def _configured(
     node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
 ) -> tuple[int, Source, str] | None:
-    """What a person said: on the node, for this agent, for nodes like this, for instances of this type; then the cloud."""
+    """The configured capacity: of the node, the agent, a node selector, the instance type; then the cloud's."""
     annotated_bps = _read_annotation(node, warnings)
     if annotated_bps is not None:
         return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"

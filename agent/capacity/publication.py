@@ -51,7 +51,7 @@ def has_kubelet(node: OwnNode) -> bool:
 
 
 def owner_of(node: OwnNode) -> str:
-    """Who writes the node's bandwidth; the empty text is nobody yet."""
+    """The owner of the node's bandwidth; empty without one."""
     return node.metadata.annotation(OWNER_ANNOTATION)
 
 

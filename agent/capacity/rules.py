@@ -82,7 +82,7 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
 
 
 def _sum_of(uplinks: list[int], snapshot: LinkSnapshot, links: dict[int, Link]) -> _Found:
-    """What the devices of one route carry together; a device that is reached twice, as two VLANs of one bond, counts once."""
+    """The sum of a route's devices; a device that is reached twice counts once."""
     mbps, physical, parts = 0, frozenset[str](), list[str]()
     for index in uplinks:
         if index not in links:

@@ -67,7 +67,7 @@ _VIRTUAL_VENDORS = (
 
 
 def read_machine(sys: Path, proc: Path) -> Machine:
-    """What the firmware and the processor say about this machine."""
+    """Read the machine's identity from firmware and processor."""
     directory = sys / "class" / "dmi" / "id"
 
     def field(name: str) -> str:

@@ -45,7 +45,7 @@ class BackgroundProber:
             self._stream.paused = paused
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        """What datagrams read of a pair since the last call, if it is enough to tell, and how many came back."""
+        """The datagrams' measurement of a pair since the last call, if there are enough, and how many were answered."""
         window, now_s = self._window(probe), time.monotonic()
         if window is None or self._stream is None or self._plans.plan is None:
             return None, 0

@@ -33,7 +33,7 @@ log = logs.get("agent.probing")
 
 
 class ProbingManager:
-    """Everything about probing on one node.
+    """All parts of probing on one node.
 
     Args:
         client: the cluster's.
@@ -84,7 +84,7 @@ class ProbingManager:
 
     @property
     def warning(self) -> str:
-        """What does not work though this node can be probed, for /readyz and the announcement; empty when all does."""
+        """A problem that does not prevent probing, for /readyz and the announcement; empty without one."""
         return self._source.problem or self._writer.warning
 
     def _announcement(self) -> Announcement | None:
@@ -92,7 +92,7 @@ class ProbingManager:
         return msgspec.structs.replace(found, problem=self.warning) if found is not None else None
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What must run, by name."""
+        """Tasks to run, by name."""
         return {
             "probe-secret": self._follow_secret(),
             "probe-servers": self._serve(),

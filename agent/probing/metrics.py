@@ -189,7 +189,7 @@ class ProbeMetrics:
 
 
 def _datagrams_of(sample: Sample) -> Measurement:
-    """What datagrams read; where there were none, the run, which may be one of UDP."""
+    """The datagrams' measurement; the run's without one."""
     return sample.datagrams or sample.measurement
 
 

@@ -53,7 +53,7 @@ class ProbeResponder:
 
     @property
     def announcement(self) -> Announcement | None:
-        """What to write on the node; None while nothing answers."""
+        """The announcement for the node; None while nothing answers."""
         if self.problem:
             return None
         if self._netserver is not None:

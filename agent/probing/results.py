@@ -81,7 +81,7 @@ class ResultsWriter:
 
     @property
     def warning(self) -> str:
-        """Which results the API server refuses, and why; empty while it takes them all."""
+        """The results that the API server refuses, and why; empty without any."""
         since_s = asyncio.get_running_loop().time() - REFUSED_S
         found = {key: why for key, (why, at_s) in self._refused.items() if at_s > since_s}
         if not found:
@@ -198,7 +198,7 @@ class ResultsWriter:
 
 
 class _Target:
-    """The ConfigMap that is written to.
+    """The ConfigMap to write to.
 
     Attributes:
         data: its keys and values as last seen; None before it was read, and after an error.

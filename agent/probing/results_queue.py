@@ -52,7 +52,7 @@ def _near(after: float | None, before: float | None, floor: float, ratio: float)
 
 
 class Entry(NamedTuple):
-    """What is to be written of a pair and test: a sample, a failure, or that an earlier failure is over.
+    """An entry to write: a sample, a failure, or the end of a failure.
 
     Attributes:
         key: of the sample.
@@ -89,7 +89,7 @@ class _Pair:
 
 
 class ResultsQueue:
-    """What waits to be written, the newest of each pair and test.
+    """The newest entry of each pair and test that waits to be written.
 
     Attributes:
         due: set when something is worth a write.
@@ -108,11 +108,11 @@ class ResultsQueue:
 
     @property
     def keys(self) -> KeysView[str]:
-        """Of the samples of all pairs that something was added for."""
+        """Keys of all pairs that entries were added for."""
         return self._pairs.keys()
 
     def forget_written(self) -> None:
-        """What is written next goes to an object that may hold nothing."""
+        """Forget what was written, because the next object may be empty."""
         for pair in self._pairs.values():
             pair.written = None
 
@@ -147,7 +147,7 @@ class ResultsQueue:
             self._wake()
 
     def entries(self) -> list[Entry]:
-        """What to write now, also what only goes along; empty while nothing is worth a write."""
+        """Entries to write now, also those that go along; empty if none is worth a write."""
         if not self._has_news():
             return []
         found = [pair.entry(key) for key, pair in self._pairs.items()]

@@ -51,7 +51,7 @@ TURN_OVER_S = 1e-3
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How one turn ended.
+    """The outcome of one run.
 
     Attributes:
         origin, destination: the pair.
@@ -160,7 +160,7 @@ class ProbeScheduler:
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
     def _from_s(self, plan: ZonePlan) -> float:
-        """From when on a turn may begin: one that came while another ran may still be taken in the first half of its slot.
+        """The earliest start of a run; a missed one may still begin in the first half of its slot.
 
         Never a turn twice: one that was skipped took no time. A clock that was set back starts anew.
         """

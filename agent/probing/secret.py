@@ -39,7 +39,7 @@ def read_secret_file(path: Path) -> bytes:
 
 
 class SecretSource:
-    """Reads the secret and says when it is another one; kubelets replace mounted files within a minute or so.
+    """Reads the secret, and reports when it changes; kubelets replace mounted files within about a minute.
 
     A secret that cannot be used never turns authentication off: the last good one stays, and without one the agent waits.
 
@@ -68,7 +68,7 @@ class SecretSource:
                 return secret
 
     def _read_once(self, current: bytes = b"") -> bytes | None:
-        """None where there is one that cannot be used."""
+        """Read the secret; None if it cannot be used."""
         try:
             secret = read_secret_file(self._path)
         except ConfigError as error:

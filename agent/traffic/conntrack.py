@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """Where things are in a tuple with ports, from the beginning of its attribute."""
+    """Offsets of the fields of a tuple with ports."""
 
     original: bytes
     reply: bytes
@@ -63,7 +63,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(width: int) -> _Shape:
-    """Of addresses of ``width`` bytes: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
+    """The layout for addresses of ``width`` bytes: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
     addresses = 4 + 2 * (4 + width)
     size = 4 + addresses + 28
     ip = _U16.pack(addresses, _IP) + _U16.pack(4 + width, 1 if width == 4 else 3)
@@ -168,7 +168,7 @@ async def listen(take: Callable[[bytes], None], lost: Callable[[], None]) -> Non
 
 
 class TableState(NamedTuple):
-    """What the kernel says of the table as a whole; None is unknown.
+    """State of the kernel's table; None is unknown.
 
     Attributes:
         accounting: whether connections that begin now are counted (``nf_conntrack_acct``).
@@ -187,7 +187,7 @@ class TableState(NamedTuple):
 
 
 def read_table_state(proc: Path) -> TableState:
-    """Of the network namespace of this process."""
+    """Read the state of the table of this process's network namespace."""
     folder = proc / "sys/net/netfilter"
     accounting, events = _number(folder / "nf_conntrack_acct"), _number(folder / "nf_conntrack_events")
     dropped, pushed_out = _statistics(proc / "self/net/stat/nf_conntrack")

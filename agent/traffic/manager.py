@@ -37,7 +37,7 @@ _SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at bo
 
 
 class TrafficManager:
-    """Everything about traffic between pods on one node.
+    """Counts traffic between pods of one node.
 
     Args:
         pods: store of this node's pods, filled elsewhere.
@@ -54,7 +54,7 @@ class TrafficManager:
         registry.register(self.counting)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What must run, by name."""
+        """Tasks to run, by name."""
         return {"traffic-ends": self._listen(), "traffic-rounds": self._run()}
 
     async def _listen(self) -> None:
@@ -217,7 +217,7 @@ def _bytes_moved(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, 
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    """What is unknown is absent."""
+    """A gauge; absent if the value is unknown."""
     return GaugeMetricFamily(name, text, value=value)
 
 

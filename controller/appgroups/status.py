@@ -121,7 +121,7 @@ Hosts = Mapping[Location, frozenset[str]]
 
 
 def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
-    """The same from the nodes of placed pods."""
+    """Group the nodes of placed pods by location."""
     found: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
         found[locations[node]].add(node)
@@ -190,7 +190,7 @@ def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequenc
 
 
 def consent_command(namespace: str, home: str) -> str:
-    """What a namespace's owner pastes so that groups of ``home`` may have its pods."""
+    """The command by which a namespace consents to groups of ``home``."""
     return command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
 
 

@@ -41,7 +41,7 @@ class Bandwidth(Command):
         parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> BandwidthAnswer:
-        """Read everything, and select what was asked for."""
+        """Read the cluster, and select the nodes or pods to show."""
         if options.kind == "node":
             # Requests on a node come from pods of every namespace.
             session.namespace = None
@@ -84,7 +84,7 @@ def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType
 
 
 def _pods(pods: Sequence[PodBandwidthView], readings: bool) -> RenderableType:
-    """What is wrong in lines below the table."""
+    """The table of pods, with problems below it."""
     table = grid("POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
     remarks: list[RenderableType] = []
     for pod in pods:

@@ -70,7 +70,7 @@ class ShowCosts(Command):
         )
 
     async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
-        """Read the network and the weights that were asked for."""
+        """Read the network and the requested weights."""
         snapshot = await session.snapshot()
         if not options.percentile:
             session.require(NETWORK_TOPOLOGIES)

@@ -165,7 +165,7 @@ async def _history(session: Session) -> History:
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
-    """The same, asking the Prometheus that the user named: one inside the cluster may not be within reach from here."""
+    """The configuration with the user's Prometheus, because one inside the cluster may be unreachable from here."""
     prometheus = msgspec.structs.replace(section.usage.prometheus, url=url)
     usage = msgspec.structs.replace(section.usage, prometheus=prometheus)
     return msgspec.structs.replace(section, usage=usage)
@@ -218,7 +218,7 @@ def _stays(skips: Iterable[Skip]) -> RenderableType:
 
 
 def _conditions(conditions: Iterable[ConditionState]) -> RenderableType:
-    """What every move has to pass, in order."""
+    """The table of conditions."""
     table = grid("CONDITION", "KEEPS", "REQUIRES")
     for condition in conditions:
         table.add_row(

@@ -26,7 +26,7 @@ SHOWN_BONDS = 6
 
 
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
-    """What holds now, and why the pod still waits.
+    """The explanation of a pod or group.
 
     ``at`` is unix seconds.
     """
@@ -58,7 +58,7 @@ class Explain(Command):
         parser.add_argument("name", metavar="NAME", help="the pod, or the AppGroup")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
-        """Read the pod, its group, and everything that the rules look at."""
+        """Read the pod, its group, and the state that rules need."""
         if options.kind == "group":
             return await explain_group(session, options.name)
         pod = await session.pod(options.name)
@@ -71,7 +71,7 @@ class Explain(Command):
         return Explained(explain(state, pod), pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """What decided, then the table."""
+        """Print the reason, then the table."""
         if isinstance(answer, ExplainedGroup):
             return show_group(answer)
         now = answer.now

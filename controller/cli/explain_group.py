@@ -62,7 +62,7 @@ def explain_placed_group(state: State, key: str) -> ExplainedGroup:
 
 
 def survival_of_placed(current: PlacedGroup) -> Survival:
-    """What the loss of each zone would take from a group as it is placed."""
+    """What the loss of each zone would stop in a placed group."""
     graph = current.graph
     return survival_of(graph.selectors, current.members, current.locations, graph.edges)
 

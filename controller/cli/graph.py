@@ -43,7 +43,7 @@ class GraphOf(Command):
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
-        """The groups asked for."""
+        """Read the requested groups."""
         snapshot = await session.snapshot(groups=True)
         session.require(APPGROUPS)
         views = [
@@ -111,7 +111,7 @@ def _tree(group: GroupView) -> RenderableType:
 
 
 def _walk(group: GroupView, below: dict[str, list[EdgeView]]) -> Iterator[tuple[str, str, EdgeView | None, bool]]:
-    """Lines of the tree: branch, workload, the edge that leads there, and whether it was unfolded before.
+    """Lines of the tree: branch, workload, edge, and whether the workload was printed before.
 
     Starts are workloads that nobody needs; of a group where everybody is needed (a cycle), the first.
     """

@@ -58,7 +58,7 @@ class KubeconfigLogin:
         self._load()
 
     def cluster(self) -> ClusterConfig:
-        """How to reach it."""
+        """Address and credentials of the API server."""
         found = self._configuration
         return ClusterConfig(
             server=found.host,

@@ -50,7 +50,7 @@ class OfflinePlan(msgspec.Struct, frozen=True):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the command line overrides."""
+    """Settings from the command line."""
 
     spread: Spread | None = None
     objective: Objective | None = None
@@ -157,7 +157,7 @@ def _rows(answer: OfflinePlan) -> list[tuple[str, str, str]]:
 
 
 def show_offline(answer: OfflinePlan) -> RenderableType:
-    """Where every waiting pod would go, then what that costs."""
+    """Print the place of every waiting pod, then the costs."""
     table = grid("POD", "NODE")
     for pod, node, why in _rows(answer):
         table.add_row(pod, node or Text(why, style=BAD))

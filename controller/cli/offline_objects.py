@@ -31,7 +31,7 @@ _NAMESPACED = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "Persi
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """What a file holds, in its order.
+    """The objects of a file, in order.
 
     Attributes:
         problems: what was left out, and why.

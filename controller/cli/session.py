@@ -62,7 +62,7 @@ T = TypeVar("T", bound=Object)
 
 @dataclass
 class Session:
-    """What a command works with.
+    """The connection, arguments and notes of a command.
 
     Attributes:
         client: the API server.
@@ -158,7 +158,7 @@ class Session:
         return found
 
     async def _app_groups(self, *, wanted: bool) -> list[AppGroup]:
-        """Those of all namespaces; of the one that was asked for, with a note, where no others may be listed."""
+        """AppGroups of all namespaces; if that is forbidden, of the requested one, with a note."""
         found = await self._list(APPGROUPS, AppGroup, None, wanted=wanted)
         if self.namespace and "not allowed" in self.notes.get(APPGROUPS.plural, ""):
             self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
@@ -193,7 +193,7 @@ class Session:
             self.complaints += complaints
 
     async def _ask_controller(self, pod: Object) -> tuple[str, list[str]]:
-        """A remark, empty for none, and what the replica complains of."""
+        """A note, and the problems that a controller replica reports."""
         name = pod.metadata.name
         try:
             # Without a port the API server takes the first one of the pod, which is that of page, metrics and health.
@@ -324,4 +324,4 @@ class Session:
 
 
 class NotFoundError(KubekitError):
-    """What the user named does not exist."""
+    """The named object does not exist."""

@@ -89,7 +89,7 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
 
 
 def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """What plans are made from, as the leader has it.
+    """The planner's inputs, as the controller has them.
 
     Args:
         snapshot: see `state_of`.
@@ -105,7 +105,7 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
 
 
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:
-    """The same of the cluster, read with the snapshot; and all pods that are not finished."""
+    """Read the planner's inputs and all pods that have not finished."""
     pods, volumes, claims, classes = await asyncio.gather(
         session.unfinished_pods(),
         session.list_all(VOLUMES, PersistentVolume),

@@ -75,7 +75,7 @@ class Compared(View, frozen=True):
 
 
 class Simulation(View, frozen=True):
-    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
+    """The result of a simulation. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
 
     group: str
     topology: str | None

@@ -15,14 +15,14 @@ class _Template(Wire, frozen=True):
 
 
 class _ControllerSpec(Wire, frozen=True):
-    """Of a Deployment or StatefulSet."""
+    """The spec of a Deployment or StatefulSet."""
 
     replicas: int | None = None
     template: _Template = _Template()
 
 
 class Controller(Object, frozen=True):
-    """Whatever makes pods from a template: a Deployment, a StatefulSet.
+    """A Deployment or StatefulSet.
 
     Attributes:
         kind: items of a list do not say it; whoever lists them does.
@@ -33,12 +33,12 @@ class Controller(Object, frozen=True):
 
     @property
     def replicas(self) -> int:
-        """As declared; 1 where nobody says."""
+        """Declared replicas, by default 1."""
         return 1 if self.spec.replicas is None else self.spec.replicas
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its pods."""
+        """Labels of its pods."""
         return self.spec.template.metadata.labels or {}
 
     @property

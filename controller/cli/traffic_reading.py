@@ -28,7 +28,7 @@ SHOWN_UNKNOWN = 3
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic and the objects that it belongs to.
+    """Measured traffic with the objects that it belongs to.
 
     Attributes:
         graph: who depends on whom.

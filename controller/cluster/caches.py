@@ -96,7 +96,7 @@ class Caches:
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
     def problems(self) -> str:
-        """What is not listed yet, for /readyz; a definition that is not installed is no reason to wait."""
+        """Stores that are not listed yet, for /readyz, except those of CRDs that are not installed."""
         return ", ".join(name for name, known in self._known.items() if not known.is_set())
 
     async def settle(self) -> None:
@@ -113,7 +113,7 @@ class Caches:
 
 
 class OwnWrites(Generic[T]):
-    """What we wrote but have not yet seen come back.
+    """Our writes that the watch has not yet shown.
 
     A store lags behind our own writes by a moment. A rule that ran in this moment on the store's copy would decide the
     same thing again, and put old values of other fields back.

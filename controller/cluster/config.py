@@ -32,7 +32,7 @@ class NetworkOverheadConfig(Section, frozen=True):
     weight: Annotated[int, Range(0, 100)] = 1
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when there is nothing to look for."""
+        """Raise ConfigError if a name is empty."""
         for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
             if not text:
                 raise ConfigError(join(field, name), "is empty", "name what to look for")
@@ -41,7 +41,7 @@ class NetworkOverheadConfig(Section, frozen=True):
 
 
 class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
-    """The same with what follows from ``scheduler.parity``.
+    """NetworkOverhead's arguments, with those that follow from ``scheduler.parity``.
 
     Attributes:
         fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none.

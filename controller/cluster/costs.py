@@ -36,7 +36,7 @@ NOWHERE = Location()
 
 
 def location_of(node: Node) -> Location:
-    """Where a node's labels say it is."""
+    """A node's location, from its labels."""
     return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
 
 
@@ -46,7 +46,7 @@ def is_one_zone(locations: Iterable[Location]) -> bool:
 
 
 def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
-    """How many of what is on nodes is where; nodes that are gone count nowhere."""
+    """Sum counts of nodes by location, without nodes that are gone."""
     found: Counter[Location] = Counter()
     for node, count in nodes.items():
         if node in locations:
@@ -55,7 +55,7 @@ def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location
 
 
 class PathCost(NamedTuple):
-    """What the NetworkTopology says about one directed pair of zones or regions.
+    """Cost, latency and bandwidth of a directed pair of zones or regions in the NetworkTopology.
 
     Attributes:
         cost: networkCost.
@@ -265,7 +265,7 @@ class CostIndex:
         *,
         one_zone: bool,
     ) -> CostIndex:
-        """Of NetworkTopologies as they were at one moment."""
+        """Build from NetworkTopologies."""
         made = cls(rules, home, one_zone=one_zone)
         for found in topologies:
             made.on_change(found.metadata.key, None, found)
@@ -290,7 +290,7 @@ class CostIndex:
             self._made.clear()
 
     def copy(self) -> CostIndex:
-        """As it is now, for a thread: nothing that is taken later changes it."""
+        """A copy for a thread."""
         made = CostIndex(self._rules, self._home, one_zone=self._one_zone)
         made._topologies, made._made = self._topologies.copy(), self._made.copy()
         return made

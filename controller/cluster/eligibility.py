@@ -50,7 +50,7 @@ def required_of(affinity: Affinity | None) -> NodeSelector | None:
 
 
 def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
-    """The same as terms, of which one must hold."""
+    """The terms of required node affinity, of which one must match."""
     required = required_of(affinity)
     return None if required is None else required.node_selector_terms or ()
 
@@ -88,7 +88,7 @@ def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -
 
 
 def go_integer(text: str) -> int | None:
-    """What Go's ParseInt(text, 10, 64) reads; None where it fails. Python's ``int`` takes ``1_000``, blanks and digits of any script, too."""
+    """Parse as Go's ParseInt(text, 10, 64); None if it fails. Python's ``int`` also accepts ``1_000``, blanks and other scripts' digits."""
     found = int(text) if _INTEGER.fullmatch(text) else None
     return found if found is not None and -(2**63) <= found < 2**63 else None
 
@@ -129,7 +129,7 @@ def _only_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
 
 
 class Constraints:
-    """Where a pod may go, compiled: node selector, required node affinity and tolerations, and what it says of other pods.
+    """A pod's compiled scheduling constraints: node selector, required node affinity, tolerations, and rules about other pods.
 
     Pods of one template share one of these, so that an answer for one of them is an answer for all; answers are cached by identity.
 

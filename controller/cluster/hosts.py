@@ -47,7 +47,7 @@ TemplateKey = tuple[str, int, int, bool]
 
 
 def template_of(pod: PodInfo) -> TemplateKey:
-    """The same for pods of one template, by identity of what they share."""
+    """The template of pods with the same constraints, found by identity."""
     return pod.namespace, id(pod.labels), id(pod.constraints), pod.leaving
 
 

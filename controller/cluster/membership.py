@@ -20,7 +20,7 @@ CONSENT_LABEL = "netaware.io/appgroups-from"
 
 
 def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
-    """The namespaces that a namespace with these labels lets in."""
+    """Namespaces whose AppGroups a namespace with these labels admits."""
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
@@ -53,7 +53,7 @@ class Membership:
     def from_objects(
         cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs
     ) -> Membership:
-        """Of groups and namespaces as they were at one moment."""
+        """Build from groups and namespaces."""
         made = cls(rules)
         for namespace in namespaces:
             made.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
@@ -62,7 +62,7 @@ class Membership:
         return made
 
     def copy(self) -> Membership:
-        """As it is now, for a thread: nothing that is taken later changes it."""
+        """A copy for a thread."""
         made = Membership(self._rules)
         made._admitted, made._groups, made._graphs = self._admitted.copy(), self._groups.copy(), self._graphs.copy()
         made._named.update({name: keys.copy() for name, keys in self._named.items()})
@@ -105,7 +105,7 @@ class Membership:
         return self._named.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """A namespace changed, or is gone (None); tells whether that changes whom it lets in."""
+        """Update a namespace (None: deleted); tells whether its consent changed."""
         admitted = admitted_by(labels)
         if self._admitted.get(name, frozenset()) == admitted:
             return False
@@ -133,7 +133,7 @@ class Membership:
         return namespaces_of(home, self.graph(key).workloads)
 
     def _that_name(self, name: str, namespace: str) -> Iterable[str]:
-        """Of the groups of one name, those that name a namespace. Hundreds may have one name, and every pod asks."""
+        """Groups of one name that name a namespace, indexed because hundreds may share a name."""
         claims = self._claims[name]
         for key in self._unread.pop(name, ()):
             for left in self._claimed.pop(key, ()):
@@ -164,7 +164,7 @@ class NamedPods:
         self._pods: dict[str, dict[str, dict[str, GroupPod]]] = {}
 
     def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
-        """A pod came, changed or went; its label may name another group than before."""
+        """Update a pod; its label may name another group than before."""
         if old is not None and (new is None or old.group != new.group):
             by_namespace = self._pods.get(old.group, {})
             pods = by_namespace.get(old.metadata.namespace, {})

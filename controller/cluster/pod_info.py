@@ -85,7 +85,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def asked(self) -> GroupPod:
-        """What it asked for, as plans want it: labels and constraints, without its requests."""
+        """The pod's labels and constraints for planning, without requests."""
         leaving = "1970-01-01T00:00:00Z" if self.leaving else None
         meta = ObjectMeta(
             name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=leaving

@@ -68,7 +68,7 @@ class Claim(Wire, frozen=True):
 
 
 class Volume(Wire, frozen=True):
-    """What a pod's volume is bound to: its node, a claim, or a claim of its own that is named after pod and volume."""
+    """A pod's volume: a claim, or an ephemeral claim named after pod and volume."""
 
     name: str = ""
     empty_dir: _Present | None = None
@@ -98,7 +98,7 @@ class PreferredTerm(Wire, frozen=True):
 
 
 class NodeAffinity(Wire, frozen=True):
-    """Where a pod must and would like to go."""
+    """Required and preferred node affinity."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
     preferred_during_scheduling_ignored_during_execution: list[PreferredTerm] | None = None
@@ -114,21 +114,21 @@ class PodAffinityTerm(Wire, frozen=True):
 
 
 class WeightedPodAffinityTerm(Wire, frozen=True):
-    """The same as a wish."""
+    """A preferred pod affinity term with its weight."""
 
     weight: int = 0
     pod_affinity_term: PodAffinityTerm = PodAffinityTerm()
 
 
 class PodAntiAffinity(Wire, frozen=True):
-    """Pods that this one must not, or would rather not, share a domain with."""
+    """Required and preferred anti-affinity to other pods."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
 
 
 class PodAffinity(Wire, frozen=True):
-    """Pods that this one must, or would rather, share a domain with."""
+    """Required and preferred affinity to other pods."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
@@ -179,7 +179,7 @@ class SchedulingGroup(Wire, frozen=True):
 
 
 class GroupPodSpec(Wire, frozen=True):
-    """What of a pod's spec decides where it may go."""
+    """The part of a pod's spec that decides where it may run."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -201,7 +201,7 @@ class GroupPodSpec(Wire, frozen=True):
 
 
 class ContainerStatus(Wire, frozen=True):
-    """What a container holds on its node while a resize in place is under way."""
+    """A container's resources while an in-place resize is pending."""
 
     name: str = ""
     allocated_resources: dict[str, str] | None = None
@@ -296,7 +296,7 @@ class GroupPod(Object, frozen=True):
 
 
 class AskedPodSpec(Wire, frozen=True):
-    """Of the pod in a scheduler's request."""
+    """The spec of the pod in an extender's request."""
 
     scheduler_name: str = ""
     node_name: str = ""
@@ -326,7 +326,7 @@ def serves(scheduler_name: str, names: Collection[str]) -> bool:
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
-    """How the decision about a pod with these labels is handed to the scheduler."""
+    """How a pod with these labels receives its placement: extender or affinity."""
     match (labels or {}).get(PLACEMENT_LABEL):
         case "affinity":
             return "affinity"
@@ -336,7 +336,7 @@ def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placem
 
 
 class Target(Wire, frozen=True):
-    """Where the plan wants a pod; the value of `TARGET_ANNOTATION`.
+    """A pod's planned place; the value of `TARGET_ANNOTATION`.
 
     Attributes:
         zone: of the host.
@@ -360,7 +360,7 @@ _decode_target = msgspec.json.Decoder(Target).decode
 
 
 def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
-    """Where the plan wants a pod, if it says so and can be read."""
+    """A pod's planned place; None without a readable one."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None

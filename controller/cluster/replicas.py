@@ -32,7 +32,7 @@ class Scaled(Object, frozen=True):
 
 
 class QuotaSpec(Wire, frozen=True):
-    """spec of a ResourceQuota: what it is restricted to."""
+    """The spec of a ResourceQuota."""
 
     scopes: list[str] | None = None
     scope_selector: dict[str, object] | None = None
@@ -53,7 +53,7 @@ class Quota(Object, frozen=True):
 
     @property
     def pods_left(self) -> int | None:
-        """How many more pods it allows; None when it does not say so of every pod."""
+        """Pods that the quota still allows; None if it does not limit all pods."""
         if self.spec.scopes or self.spec.scope_selector:
             return None
         hard, used = self.status.hard or {}, self.status.used or {}
@@ -98,13 +98,13 @@ class Declared:
         return found
 
     def pods_left(self, namespace: str) -> int | None:
-        """How many more pods the quotas of a namespace allow; None where none limits them."""
+        """Pods that a namespace's quotas still allow; None without a limit."""
         left = (quota.pods_left for quota in self._quotas if quota.metadata.namespace == namespace)
         return min((count for count in left if count is not None), default=None)
 
 
 def to_plan_for(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
-    """Replicas to plan for by workload, and how many are declared but neither there nor allowed for.
+    """Replicas to plan for by workload, and how many declared ones are left out.
 
     A replica that does not exist costs its owner nothing to declare, so these count only as far as they are allowed.
 

@@ -23,7 +23,7 @@ whoever may create a pod may also ask for eight exabytes in each of its containe
 
 
 def parse_amount(name: str, text: str | int) -> int:
-    """One quantity: millicores of cpu, plain units of everything else.
+    """Parse a quantity: millicores for cpu, plain units otherwise.
 
     Raises:
         QuantityError: the text is no quantity.
@@ -100,7 +100,7 @@ def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts
 
 
 def whole(name: str, allocatable: Mapping[str, int]) -> int:
-    """How much of a resource a host has, taken or not; of each port one."""
+    """A host's total of a resource; of each port one."""
     return 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
 
 
@@ -118,7 +118,7 @@ def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: M
 
 
 def _wanted(container: PodContainer, held: ContainerStatus | None, *, infeasible: bool) -> Amounts:
-    """Of one container; a resize that its node can never grant is left out."""
+    """Requests of a container; a resize that the node can never grant does not count."""
     wanted = amounts(container.resources.requests)
     if held is None or (held.resources is None and not held.allocated_resources):
         return wanted

@@ -36,7 +36,7 @@ class WorkloadRef(Wire, frozen=True):
 
 
 class Dependency(Wire, frozen=True):
-    """What a workload needs from another: bandwidth in bits per second as a quantity, and the highest bearable cost."""
+    """A dependency: minimum bandwidth in bits per second as a quantity, and the highest cost."""
 
     workload: WorkloadRef = WorkloadRef()
     min_bandwidth: str | int | None = None

@@ -17,7 +17,7 @@ TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kub
 
 
 class Routing(IntEnum):
-    """Which replica answers a call, as kube-proxy decides it from a Service's ``trafficDistribution``.
+    """Which replica answers a call, by a Service's ``trafficDistribution``, as kube-proxy decides it.
 
     ANY: each with equal chance. ZONE: those in the caller's zone, any where there is none, or where the caller's node or that of
     any replica has no zone label. NODE: those on the caller's node, else as ZONE.
@@ -49,7 +49,7 @@ def has_zone_hints(routing: Routing, zones: Iterable[object]) -> bool:
 
 
 class ServiceSpec(Wire, frozen=True):
-    """Which pods a Service has, and how calls to it find one of them."""
+    """A Service's selector and routing fields."""
 
     selector: dict[str, str] | None = None
     type: str = "ClusterIP"
@@ -75,9 +75,7 @@ class Service(Object, frozen=True):
 
     @property
     def routing(self) -> Routing:
-        """Who answers. Headless Services, ``internalTrafficPolicy: Local`` and automatic topology hints count as any replica:
-        where the calls go then does not follow from where the pods are.
-        """
+        """The Service's routing. Headless Services, ``internalTrafficPolicy: Local`` and automatic hints count as any replica."""
         if self.headless or self.spec.internal_traffic_policy == "Local":
             return Routing.ANY
         if self.hinted:
@@ -109,7 +107,7 @@ class ServiceIndex:
 
     @classmethod
     def from_objects(cls, services: Iterable[Service]) -> ServiceIndex:
-        """Of Services as they were at one moment."""
+        """Build from Services."""
         made = cls()
         for service in services:
             made.on_change(service.metadata.key, None, service)
@@ -131,7 +129,7 @@ class ServiceIndex:
         return old is None or new is None or (old.spec, old.routing) != (new.spec, new.routing)
 
     def copy(self) -> ServiceIndex:
-        """As it is now, for a thread: nothing that is taken later changes it."""
+        """A copy for a thread."""
         made = ServiceIndex()
         made._known.update(self._known)
         made._by_label.update({label: services.copy() for label, services in self._by_label.items()})
@@ -145,7 +143,7 @@ class ServiceIndex:
         return behind((found[key] for key in sorted(found)), namespace, labels)
 
     def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
-        """Who answers calls to pods with these labels.
+        """Routing of calls to pods with these labels.
 
         Where several Services differ, the one that keeps least near: who calls by which is not known.
         """

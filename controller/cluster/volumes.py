@@ -41,7 +41,7 @@ T = TypeVar("T", bound=Object)
 
 
 class VolumeNodeAffinity(Wire, frozen=True):
-    """Which nodes reach a volume."""
+    """The nodes that reach a volume."""
 
     required: NodeSelector | None = None
 
@@ -55,7 +55,7 @@ class ClaimReference(Wire, frozen=True):
 
 
 class VolumeSpec(Wire, frozen=True):
-    """Of a volume."""
+    """The spec of a volume."""
 
     node_affinity: VolumeNodeAffinity | None = None
     claim_ref: ClaimReference | None = None
@@ -67,7 +67,7 @@ class VolumeSpec(Wire, frozen=True):
 
 
 class VolumeStatus(Wire, frozen=True):
-    """Of a volume."""
+    """The status of a volume."""
 
     phase: str = ""
 
@@ -80,7 +80,7 @@ class PersistentVolume(Object, frozen=True):
 
 
 class ClaimSpec(Wire, frozen=True):
-    """Of a claim."""
+    """The spec of a claim."""
 
     volume_name: str = ""
     resources: ResourceRequirements = ResourceRequirements()
