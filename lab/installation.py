@@ -232,15 +232,6 @@ def spawn_central(
     lab.spawn(None, argv, name, env={"POD_NAME": name, **(env or {})})
 
 
-async def start_without_pods(lab: Lab, config: Path) -> tuple[str, str]:
-    """Start controller and extender where no pod stands for them; the addresses at which they will serve."""
-    controller, extender = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
-    for (name, account, verb), url in zip(CENTRAL, (controller, extender), strict=True):
-        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
-        spawn_central(lab, name, verb, url, kubeconfig=kubeconfig, config=config)
-    return controller, extender
-
-
 async def _start_agents(client: Client, installation: Installation, flags: Sequence[str]) -> None:
     lab = installation.lab
     passphrase = lab.place.state_dir / "probe-passphrase"

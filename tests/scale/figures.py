@@ -1,4 +1,4 @@
-"""What a scale run found, and how it compares with Kubernetes' own objectives.
+"""What a scale run found, from what programs say of themselves before and after.
 
 Objectives are those of the Kubernetes project (community repository, sig-scalability/slos/api_call_latency.md): p99 of mutating calls
 of each resource and verb at most 1 s; of reads at most 1 s for one object, 30 s for a namespace or the whole cluster.
@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.scale.agents import Traffic
-from tests.scale.metrics import Labels, Quantiles, Readings
-from tests.scale.populate import ACCOUNTS, Sizes
+from tests.scale.populate import Sizes
 
-_CALLS = "apiserver_request_sli_duration_seconds"
-_DISPATCHED = "apiserver_flowcontrol_dispatched_requests_total"
-SERVER = (f"{_CALLS}_bucket", _DISPATCHED)
-ETCD = (
-    "etcd_network_client_grpc_received_bytes_total",
-    "etcd_disk_wal_write_bytes_total",
-    "etcd_mvcc_put_total",
-    "etcd_mvcc_db_total_size_in_bytes",
-)
+_CALLS, _REQUESTS = "apiserver_request_sli_duration_seconds", "apiserver_request_total"
+_PUTS, _PAIRS = "etcd_mvcc_put_total", "netaware_zone_pairs"
 _LOOP, _PLANS, _GATES = (
     "netaware_loop_busy_seconds",
     "netaware_placement_plan_duration_seconds",
     "netaware_gate_wait_seconds",
 )
-CONTROLLER = (*(f"{name}_bucket" for name in (_LOOP, _PLANS, _GATES)), "netaware_zone_pairs")
-_READS = frozenset({"GET", "LIST"})
+FAMILIES = (_CALLS, _REQUESTS, _PUTS, _PAIRS, _LOOP, _PLANS, _GATES)
 _LONG = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})
+
+Readings = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+"""Samples by name and labels."""
 
 
 class Levels(msgspec.Struct, frozen=True):
@@ -43,140 +38,118 @@ class Levels(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """Of a kind of call, seconds; ``objective`` is for the p99, None where there is none."""
-
-    count: int
-    p50: float | None
-    p99: float | None
-    objective: float | None = None
-    ok: bool | None = None
-
-
 class ScaleReport(msgspec.Struct, frozen=True):
     """What a run found.
 
     Attributes:
         sizes: asked for.
-        seconds: how long was measured; ``took_s`` the whole run.
-        calls: to the API server by verb, and scope for reads.
-        share_of_requests: of our accounts, of the API server's requests.
-        etcd: bytes and writes a second.
-        loop: CPU that the thread of the controller's event loop took between two looks, seconds: no step took longer.
+        seconds: how long was measured.
+        calls: p99 of calls to the API server in seconds, by verb, and scope for reads; ``too_slow`` misses its objective.
+        loop_p99_s: CPU that the thread of the controller's event loop took between two looks.
         lease_transitions: while it was measured.
-        rss_mib: of the controller, the most.
-        cores: that the controller took, in the mean.
-        plans: how many, and seconds per plan.
-        gate_wait: of pods, seconds from creation to release.
+        rss_mib: of the controller, the most; ``cores`` that it took, in the mean.
+        plans_s, gate_wait_s: median and p99 of plans, and of pods from creation to release.
         plan_bytes_per_minute: of probe plans to all agents together.
-        results: writes of agents a second, and bytes stored a second.
         zone_pairs: by what their cost rests on, in the end.
         done: what happened to the cluster.
-        failures: of what took part, kubelets or agents: which failed and why. The figures are then not those of a whole cluster.
     """
 
     sizes: Sizes
     seconds: float
-    calls: dict[str, Latency]
-    share_of_requests: dict[str, float]
+    calls: dict[str, float]
+    too_slow: list[str]
     requests_per_s: float
-    etcd: dict[str, float]
-    loop: Latency
+    etcd_puts_per_s: float
+    loop_p99_s: float | None
     lease_transitions: int
     rss_mib: int
     cores: float
-    plans: Latency
-    gate_wait: Latency
+    plans_s: tuple[float | None, float | None]
+    gate_wait_s: tuple[float | None, float | None]
     plan_bytes_per_minute: float
-    results: dict[str, float]
     zone_pairs: dict[str, float]
     done: dict[str, int]
-    failures: tuple[str, ...] = ()
-    took_s: float = 0.0
 
 
 class Moment(msgspec.Struct, frozen=True):
     """What programs said of themselves at one moment, and how often the Lease had changed hands."""
 
-    server: Readings
-    etcd: Readings
-    controller: Readings
+    readings: Readings
     lease_transitions: int
 
 
+def read(texts: Iterable[str]) -> Readings:
+    """The samples of our families; an API server has a hundred thousand of others."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for text in texts:
+        lines = "\n".join(line for line in text.splitlines() if line.startswith(FAMILIES))
+        for family in text_string_to_metric_families(f"{lines}\n"):
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
 def report(
-    sizes: Sizes,
-    before: Moment,
-    after: Moment,
-    *,
-    levels: Sequence[Levels],
-    traffic: Traffic,
-    done: Mapping[str, int],
-    failures: Sequence[str],
+    sizes: Sizes, before: Moment, after: Moment, *, levels: Sequence[Levels], traffic: Traffic, done: Mapping[str, int]
 ) -> ScaleReport:
     """Put the figures together. Pure."""
-    server, controller, etcd = after.server, after.controller, after.etcd
     first, last = levels[0], levels[-1]
     seconds = last.at_s - first.at_s
+    grown = {key: value - before.readings.get(key, 0.0) for key, value in after.readings.items()}
+    calls = {name: quantile(buckets, 0.99) or 0.0 for name, buckets in _calls(grown).items()}
 
-    def spread(family: str) -> Latency:
-        return _latency(controller.quantiles(family, lambda _: "", before.controller).get("", Quantiles({})))
+    def spread(family: str) -> tuple[float | None, float | None]:
+        buckets = [(labels, value) for labels, value in _of(grown, f"{family}_bucket")]
+        return quantile(buckets, 0.5), quantile(buckets, 0.99)
 
     return ScaleReport(
         sizes=sizes,
         seconds=round(seconds, 1),
-        calls=_calls(server, before.server),
-        share_of_requests=_shares(server, before.server),
-        requests_per_s=round(server.total(_DISPATCHED, before.server) / seconds, 1),
-        etcd={
-            "received_bytes_per_s": round(etcd.total(ETCD[0], before.etcd) / seconds),
-            "log_bytes_per_s": round(etcd.total(ETCD[1], before.etcd) / seconds),
-            "puts_per_s": round(etcd.total(ETCD[2], before.etcd) / seconds, 1),
-            "database_bytes": etcd.total(ETCD[3]),
-        },
-        loop=spread(_LOOP),
+        calls=calls,
+        too_slow=[
+            name for name, p99 in calls.items() if p99 > (30.0 if "namespace" in name or "cluster" in name else 1)
+        ],
+        requests_per_s=round(sum(value for _, value in _of(grown, _REQUESTS)) / seconds, 1),
+        etcd_puts_per_s=round(sum(value for _, value in _of(grown, _PUTS)) / seconds, 1),
+        loop_p99_s=spread(_LOOP)[1],
         lease_transitions=after.lease_transitions - before.lease_transitions,
         rss_mib=max(level.rss for level in levels) >> 20,
         cores=round((last.cpu_s - first.cpu_s) / seconds, 3),
-        plans=spread(_PLANS),
-        gate_wait=spread(_GATES),
+        plans_s=spread(_PLANS),
+        gate_wait_s=spread(_GATES),
         plan_bytes_per_minute=round(traffic.plan_bytes / seconds * 60),
-        results={
-            "writes_per_s": round(traffic.result_writes / seconds, 2),
-            "failed": traffic.failed_writes,
-            "stored_bytes_per_s": round(traffic.stored_bytes / seconds),
-        },
-        zone_pairs={labels["basis"]: value for labels, value in controller.of("netaware_zone_pairs")},
+        zone_pairs={labels["basis"]: value for labels, value in _of(after.readings, _PAIRS)},
         done=dict(done),
-        failures=tuple(failures),
     )
 
 
-def _latency(found: Quantiles, objective: float | None = None) -> Latency:
-    p50, p99 = (None if value is None else round(value, 4) for value in (found.at(0.5), found.at(0.99)))
-    ok = None if objective is None or p99 is None else p99 <= objective
-    return Latency(found.count, p50, p99, objective, ok)
+Buckets = Sequence[tuple[Mapping[str, str], float]]
 
 
-def _calls(server: Readings, before: Readings) -> dict[str, Latency]:
-    """Calls by verb, and by scope where they read."""
-    objectives: dict[str, float] = {}
-
-    def name(labels: Labels) -> str | None:
-        verb, scope = labels["verb"], labels.get("scope")
-        if verb in _LONG:
-            return None
-        call = f"{verb} ({scope})" if verb in _READS else verb
-        objectives[call] = 30.0 if verb in _READS and scope in {"namespace", "cluster"} else 1.0
-        return call
-
-    found = server.quantiles(_CALLS, name, before).items()
-    return {call: _latency(quantiles, objectives[call]) for call, quantiles in found if quantiles.count}
+def _of(readings: Readings, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    return ((dict(labels), value) for (found, labels), value in readings.items() if found == name)
 
 
-def _shares(server: Readings, before: Readings) -> dict[str, float]:
-    spent: dict[str, float] = defaultdict(float)
-    for labels, value in server.of(_DISPATCHED, before):
-        spent[labels["flow_schema"]] += value
-    total = sum(spent.values()) or math.inf
-    return {account: round(spent[account] / total, 4) for account in ACCOUNTS}
+def _calls(grown: Readings) -> dict[str, Buckets]:
+    """Buckets by verb, and by scope where they read."""
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    for labels, value in _of(grown, f"{_CALLS}_bucket"):
+        if labels["verb"] not in _LONG and value:
+            reads = labels["verb"] in {"GET", "LIST"}
+            found[f"{labels['verb']} ({labels['scope']})" if reads else labels["verb"]].append((labels, value))
+    return dict(sorted(found.items()))
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """Of a histogram's cumulative buckets, interpolated as Prometheus does; None of nothing."""
+    sums: dict[float, float] = defaultdict(float)
+    for labels, value in buckets:
+        sums[float(labels["le"])] += value
+    rank, lower, below = share * max(sums.values(), default=0.0), 0.0, 0.0
+    for upper, count in sorted(sums.items()):
+        if rank and count >= rank:
+            within = (rank - below) / (count - below) if count > below else 1.0
+            return round(lower if math.isinf(upper) else lower + (upper - lower) * within, 4)
+        lower, below = upper, count
+    return None

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
@@ -39,7 +39,7 @@ class Life:
         self._home = {node: zone_name(zone) for zone, names in enumerate(nodes) for node in names}
         self._rng = random.Random(1)
         self.dead: set[str] = set()
-        self.done = {"nodes_replaced": 0, "rollouts": 0, "zone_failures": 0, "failed_acts": 0}
+        self.done = {"nodes_replaced": 0, "rollouts": 0, "zone_failures": 0}
 
     @property
     def nodes(self) -> list[str]:
@@ -99,11 +99,9 @@ class Life:
             body = {"status": {"conditions": [condition]}}
             await self._try("", self._client.patch(NODES, node, body, Node, kind=STRATEGIC_PATCH, subresource="status"))
 
-    async def _try(self, what: str, work: Any) -> None:
-        try:
+    async def _try(self, what: str, work: Awaitable[object]) -> None:
+        # The API server is busy, or the object is gone.
+        with suppress(KubekitError):
             await work
-        except KubekitError:
-            self.done["failed_acts"] += 1
-            return
-        if what:
-            self.done[what] += 1
+            if what:
+                self.done[what] += 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
@@ -16,19 +13,17 @@ from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.waiting import until
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique
 from lab.cluster import Lab
 from lab.controlplane import ControlPlane, is_there
 from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.progress import Say
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
+from netperf.contract import AGENT, HOME_NAMESPACE
 from tests.scale.objects import agent_labels, group_labels, running_pod, settled_node
 from tests.support.etcd import Item, put_all
 
-FLOW_SCHEMAS = Resource("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema", namespaced=False)
-ACCOUNTS = (CONTROLLER, SCHEDULER, AGENT)
 LIVING_SHARE = 0.1
 """Of the AppGroups, so many are Deployments that are rolled out; the pods of the others just stand there."""
 _NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
@@ -56,30 +51,12 @@ class Sizes(msgspec.Struct, frozen=True):
         return min(self.groups, max(1, round(self.groups * LIVING_SHARE))) if self.groups else 0
 
 
-async def all_done(work: Iterable[Callable[[], Awaitable[object]]], what: str, count: int, say: Say) -> None:
-    """Run that many pieces of work, some at a time, and say how far it is."""
-    queue, done = iter(work), 0
-    step = max(1000, count // 5)
-
-    async def worker() -> None:
-        nonlocal done
-        for piece in queue:
-            await piece()
-            done += 1
-            if done % step == 0:
-                say(f"{done} of {count} {what}")
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_AT_ONCE):
-            group.create_task(worker())
-
-
-async def install_rules(lab: Lab, client: Client, overlay: Path = OVERLAY) -> None:
-    """The shipped manifests but for what runs as pods: definitions, rights, policies; and a flow schema for each account of ours.
+async def install_rules(lab: Lab) -> None:
+    """The shipped manifests but for what runs as pods: definitions, rights, policies.
 
     What holds each agent to its own node is left out: simulated agents share one token.
     """
-    text = await lab.control_plane.run_kubectl("kustomize", overlay, timeout_s=_TIMEOUT_S)
+    text = await lab.control_plane.run_kubectl("kustomize", OVERLAY, timeout_s=_TIMEOUT_S)
     documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
     wanted = [
         d
@@ -89,29 +66,6 @@ async def install_rules(lab: Lab, client: Client, overlay: Path = OVERLAY) -> No
     path = lab.place.state_dir / "manifests.yaml"
     path.write_text(yaml.safe_dump_all(wanted, sort_keys=False))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
-    for account in ACCOUNTS:
-        await client.create(FLOW_SCHEMAS, _flow_schema(account), Object)
-
-
-def _flow_schema(account: str) -> dict[str, Any]:
-    """As for any service account; of its own only so that the API server counts it apart."""
-    subject = {"kind": "ServiceAccount", "serviceAccount": {"name": account, "namespace": HOME_NAMESPACE}}
-    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
-    return {
-        "metadata": {"name": account},
-        "spec": {
-            "priorityLevelConfiguration": {"name": "workload-low"},
-            "matchingPrecedence": 5000,
-            "distinguisherMethod": {"type": "ByUser"},
-            "rules": [
-                {
-                    "subjects": [subject],
-                    "resourceRules": [everything],
-                    "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
-                }
-            ],
-        },
-    }
 
 
 async def restore(plane: ControlPlane, sizes: Sizes, say: Say) -> list[list[str]]:
@@ -150,35 +104,25 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
         yield pod(f"scale-{number % 10}", f"pod-{number}", flat[number % len(flat)], {"app": f"app-{number % 500}"})
 
 
-async def create_namespaces(client: Client, sizes: Sizes, say: Say) -> None:
+async def create_namespaces(client: Client, sizes: Sizes) -> None:
     """Of the groups and of the other pods, with their default service accounts."""
     names = [*(group_namespace(g) for g in range(sizes.groups)), *(f"scale-{i}" for i in range(10))]
-    work = (partial(client.create, NAMESPACES, {"metadata": {"name": name}}, Object) for name in names)
-    await all_done(work, "namespaces", len(names), say)
+    for name in names:
+        await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     for name in (*names, HOME_NAMESPACE):
-        await await_account(client, name)
+        account = partial(is_there, client, SERVICE_ACCOUNTS, "default", name)
+        await until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
 
 
-async def await_account(client: Client, namespace: str) -> None:
-    """Wait for the account that pods of a namespace have by default. Raises BootError when it does not come."""
-    account = partial(is_there, client, SERVICE_ACCOUNTS, "default", namespace)
-    await until(account, f"the default account of {namespace}", _TIMEOUT_S, every_s=0.2, error=BootError)
-
-
-async def create_groups(client: Client, sizes: Sizes, say: Say) -> list[tuple[str, str]]:
+async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
     """AppGroups, all of one name, each in its own namespace; some with Deployments, whose namespace and name are returned."""
-    application = _application()
-    homes = [group_namespace(g) for g in range(sizes.groups)]
-    groups = (partial(client.create, APPGROUPS, application.group, Object, namespace=home) for home in homes)
-    await all_done(groups, "AppGroups", sizes.groups, say)
-    living = [
-        (group_namespace(g), deployment)
-        for g in range(sizes.living_groups)
-        for deployment in application.deployments.values()
-    ]
-    work = (partial(client.create, DEPLOYMENTS, body, Object, namespace=home) for home, body in living)
-    await all_done(work, "Deployments", len(living), say)
-    return [(namespace, deployment["metadata"]["name"]) for namespace, deployment in living]
+    application, living = _application(), []
+    for g in range(sizes.groups):
+        await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(g))
+        for body in application.deployments.values() if g < sizes.living_groups else ():
+            await client.create(DEPLOYMENTS, body, Object, namespace=group_namespace(g))
+            living.append((group_namespace(g), str(body["metadata"]["name"])))
+    return living
 
 
 def group_namespace(index: int) -> str:

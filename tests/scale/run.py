@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+from typing import Any
 
 import aiohttp
-import msgspec
 import psutil
 
 from kubekit.client import Client
@@ -18,9 +19,9 @@ from kubekit.lease import Lease
 from kubekit.waiting import until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
-from lab.controlplane import credentials_of
+from lab.controlplane import LOOPBACK, credentials_of, free_ports
 from lab.errors import BootError
-from lab.installation import MANIFESTS, start_without_pods
+from lab.installation import CENTRAL, MANIFESTS, spawn_central
 from lab.programs import is_ready
 from lab.progress import Say
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
@@ -29,9 +30,7 @@ from tests.scale.agents import Traffic, ZoneAgents
 from tests.scale.figures import Levels, Moment, ScaleReport
 from tests.scale.kubelets import Kubelets
 from tests.scale.life import Life
-from tests.scale.metrics import Readings
 from tests.scale.objects import zone_name
-from tests.scale.participants import Participants
 from tests.scale.populate import Sizes
 from tests.support.etcd import client_context
 
@@ -40,7 +39,6 @@ from tests.support.etcd import client_context
 _MANAGER = ("--node-monitor-grace-period=60m", "--node-monitor-period=10s")
 _SETTLE_S, _LOOK_EVERY_S = 30.0, 5.0
 _DEADLINE_S = 600.0
-_SAID_EVERY = 12
 
 
 async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
@@ -55,58 +53,78 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         manager = await plane.start_controller_manager(_MANAGER)
         say("control plane is up")
         admin = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
-        await populate.install_rules(lab, admin)
-        await populate.create_namespaces(admin, sizes, say)
+        await populate.install_rules(lab)
+        await populate.create_namespaces(admin, sizes)
         # It would take every node for a new one of a cluster that just begins, and write to it more than once.
         await lab.programs.stop(manager)
         nodes = await populate.restore(plane, sizes, say)
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
         say("controller and extender are ready")
-        life, participants = Life(admin, nodes), Participants(stack, say)
-        kubelets = Kubelets(
-            await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0)),
-            lambda: life.nodes,
-            life.is_silent,
-        )
-        participants.start("kubelets", kubelets.run())
-        life.deployments = await populate.create_groups(admin, sizes, say)
-        traffic = Traffic()
-        zones = await _start_agents(lab, sizes, traffic, life, participants, stack)
+        life, traffic = Life(admin, nodes), Traffic()
+        of_kubelets = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
+        beside = Beside(stack)
+        beside.run(Kubelets(of_kubelets, lambda: life.nodes, life.is_silent).run())
+        life.deployments = await populate.create_groups(admin, sizes)
+        zones = await _start_agents(lab, sizes, traffic, life, beside, stack)
         say(f"the cluster stands after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
         # What beginning costs is no part of a day's life.
         await asyncio.sleep(_SETTLE_S)
         before = await _read(lab, admin, controller_url)
         for zone in zones:
-            participants.start(f"agents of {zone.zone}", zone.run())
-        traffic.reset()
-        _begin_life(life, sizes, participants)
-        say(f"{sizes.minutes:g} minutes of life begin")
-        levels = await _look(lab, sizes.minutes * 60, life, say)
-        report = figures.report(
-            sizes,
-            before,
-            await _read(lab, admin, controller_url),
-            levels=levels,
-            traffic=traffic,
-            done=life.done,
-            failures=participants.failures,
-        )
-        return msgspec.structs.replace(report, took_s=round(time.monotonic() - started, 1))
+            beside.run(zone.run())
+        traffic.plan_bytes = 0
+        beside.run(life.churn())
+        beside.run(life.rollouts())
+        length_s = sizes.minutes * 60
+        # After a third of the time, for a fifth of it: that leaves room for the way back.
+        failing = asyncio.create_task(life.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
+        levels = await _look(lab, length_s, beside)
+        await failing
+        after = await _read(lab, admin, controller_url)
+        return figures.report(sizes, before, after, levels=levels, traffic=traffic, done=life.done)
+
+
+class Beside:
+    """Runs what takes part in a run beside those who measure it, until the stack is closed."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack, self._tasks = stack, list[asyncio.Task[None]]()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something endless."""
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._stack.push_async_callback(end)
+
+    def check(self) -> None:
+        """Raise what something failed with: the figures would not be those of a whole cluster."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
 
 async def _start_programs(lab: Lab) -> str:
-    """Controller, extender and scheduler, with the configuration as it is shipped; the controller's URL."""
-    controller, extender = await start_without_pods(lab, MANIFESTS / "base" / "controller" / "config.yaml")
-    for url in (controller, extender):
+    """Controller, extender and scheduler, with the configuration as it is shipped and no pods of theirs; the controller's URL."""
+    urls = [f"http://{LOOPBACK}:{port}" for port in free_ports(2)]
+    for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
+        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
+        config = MANIFESTS / "base" / "controller" / "config.yaml"
+        spawn_central(lab, name, verb, url, kubeconfig=kubeconfig, config=config)
+    for url in urls:
         ready, what = partial(is_ready, f"{url}/readyz", 5), f"{url} to be ready"
         await until(ready, what, _DEADLINE_S, every_s=0.5, meanwhile=lab.programs.check, error=BootError)
-    await lab.control_plane.start_scheduler(extender_url=extender)
-    return controller
+    await lab.control_plane.start_scheduler(extender_url=urls[1])
+    return urls[0]
 
 
 async def _start_agents(
-    lab: Lab, sizes: Sizes, traffic: Traffic, life: Life, participants: Participants, stack: AsyncExitStack
+    lab: Lab, sizes: Sizes, traffic: Traffic, life: Life, beside: Beside, stack: AsyncExitStack
 ) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
@@ -114,31 +132,20 @@ async def _start_agents(
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, traffic, life.dead.__contains__) for name in names]
     for zone in zones:
-        participants.start(f"plan of {zone.zone}", zone.store())
+        beside.run(zone.store())
     async with asyncio.timeout(_DEADLINE_S):
         await asyncio.gather(*(zone.fill() for zone in zones))
     return zones
 
 
-def _begin_life(life: Life, sizes: Sizes, participants: Participants) -> None:
-    participants.start("replacing of nodes", life.churn())
-    if sizes.living_groups:
-        participants.start("rollouts", life.rollouts())
-    length_s = sizes.minutes * 60
-    # After a third of the time, for a fifth of it: that leaves room for the way back.
-    failing = life.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0))
-    participants.start("failure of a zone", failing)
-
-
-async def _look(lab: Lab, length_s: float, life: Life, say: Say) -> list[Levels]:
+async def _look(lab: Lab, length_s: float, beside: Beside) -> list[Levels]:
     """What the controller takes, again and again until the time is over."""
     begun, levels = time.monotonic(), [_levels(lab)]
     while (elapsed_s := time.monotonic() - begun) < length_s:
         await asyncio.sleep(min(_LOOK_EVERY_S, length_s - elapsed_s))
         lab.programs.check()
+        beside.check()
         levels.append(_levels(lab))
-        if len(levels) % _SAID_EVERY == 0:
-            say(f"{elapsed_s / 60:.1f} min: controller {levels[-1].rss >> 20} MiB, {life.done}")
     return levels
 
 
@@ -146,24 +153,18 @@ def _levels(lab: Lab) -> Levels:
     controller = next(program for program in lab.programs if program.name == "controller")
     rss, cpu_s = 0, 0.0
     for number, process in enumerate(controller.family()):
-        try:
+        with suppress(psutil.Error):
             rss = process.memory_info().rss if number == 0 else rss
             cpu_s += sum(process.cpu_times()[:2])
-        except psutil.Error:
-            continue
     return Levels(time.monotonic(), rss, cpu_s)
 
 
 async def _read(lab: Lab, admin: Client, controller_url: str) -> Moment:
-    server = await admin.request("GET", "/metrics", timeout_s=120.0)
+    server = (await admin.request("GET", "/metrics", timeout_s=120.0)).decode()
     lease = await admin.get(LEASES, CONTROLLER, Lease, namespace=HOME_NAMESPACE)
     etcd = await _fetch(f"{lab.control_plane.etcd}/metrics", client_context(lab.control_plane))
-    return Moment(
-        server=await asyncio.to_thread(Readings, server.decode(), figures.SERVER),
-        etcd=Readings(etcd, figures.ETCD),
-        controller=Readings(await _fetch(f"{controller_url}/metrics"), figures.CONTROLLER),
-        lease_transitions=lease.spec.lease_transitions or 0,
-    )
+    readings = await asyncio.to_thread(figures.read, (server, etcd, await _fetch(f"{controller_url}/metrics")))
+    return Moment(readings, lease.spec.lease_transitions or 0)
 
 
 async def _fetch(url: str, context: ssl.SSLContext | None = None) -> str:
