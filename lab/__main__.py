@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
-from lab.commands import breaking, demo, down, status, up, wan
+from lab.commands import demo, down, status, up, wan
 
 _INTERRUPTED = 130
 # Every address of a lab is on this machine (lab.network, lab.controlplane): no proxy leads there.
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         " emulated wide-area network between their zones. Pods are simulated by kwok, unless nodes have real kubelets.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (up, down, status, wan, breaking, demo):
+    for command in (up, down, status, wan, demo):
         command.add_parser(commands)
     return parser
 

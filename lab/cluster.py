@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.waiting import until
@@ -26,7 +27,6 @@ from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError
-from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
 from lab.paths import write_whole
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
-_POLL_S = 0.02
+_POLL_S, _LOOK_S = 0.02, 0.25
+log = logs.get("lab")
 # One seed for all labs: loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
 
@@ -168,19 +169,14 @@ class Lab:
         await self.programs.watch()
 
     async def tend(self) -> None:
-        """Return never; whatever ends, the lab goes on, and what somebody asks for is started again."""
-        await tend(self.place, self.programs, self._start_again)
-
-    async def _start_again(self, program: Program) -> None:
-        """Start a program that ended; where a whole node is off, that node. Raises BootError."""
-        for node in self.real.nodes.values():
-            if node.is_off and node.has(program):
-                await node.start_again()
-                break
-        else:
-            await self.programs.restart(program)
-        # Process ids are others now.
-        self.publish()
+        """Return never: whatever ends, the lab goes on, and says so once."""
+        said: set[str] = set()
+        while True:
+            for program in self.programs:
+                if program.failed and program.name not in said:
+                    said.add(program.name)
+                    log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
+            await asyncio.sleep(_LOOK_S)
 
     def describe(self) -> dict[str, Any]:
         """What `up --json` prints: plain data."""

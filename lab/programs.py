@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -200,9 +200,9 @@ class Programs:
         self._running.append(program)
         return program
 
-    def check(self, among: Iterable[Program] | None = None) -> None:
-        """Raise BootError, with the end of its log, for the first essential program, of all or of some, that ended by itself."""
-        for program in self._running if among is None else among:
+    def check(self) -> None:
+        """Raise BootError, with the end of its log, for the first essential program that ended by itself."""
+        for program in self._running:
             if program.essential and program.failed:
                 raise BootError(program.end)
 

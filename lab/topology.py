@@ -189,7 +189,6 @@ class _TopologyFile(Section, frozen=True):
     same_zone: _LinkFile = _LinkFile(rtt="150us")
     ip_families: tuple[str, ...] = (IPV4,)
     links: list[_PairFile] = []
-    region_links: list[_PairFile] = []
 
 
 def load(name_or_file: str) -> Topology:
@@ -318,34 +317,21 @@ class _Reader:
         return str(value)
 
     def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
-        links = self._pairs("links", self.content.links, "zone", zones)
-        regions = [region.name for region in self.content.regions]
-        # Between all zones of two regions, or of one region, that have no link of their own.
-        by_region = self._pairs("regionLinks", self.content.region_links, "region", regions)
-        region_of = {zone.name: region.name for region in self.content.regions for zone in region.zones}
-        for pair in itertools.combinations(sorted(zones), 2):
-            between = by_region.get(site_pair(region_of[pair[0]], region_of[pair[1]]))
-            if pair not in links and between is not None:
-                links[pair] = between
-            elif pair not in links:
-                raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
-        return links
-
-    def _pairs(self, field: str, given: list[_PairFile], what: str, known: list[str]) -> dict[tuple[str, str], Link]:
-        """Links by the pairs of zones, or of regions, that they are between."""
         links: dict[tuple[str, str], Link] = {}
-        for i, entry in enumerate(given):
-            path = f"{field}[{i}]"
+        for i, entry in enumerate(self.content.links):
+            path = f"links[{i}]"
             for name in entry.between:
-                if name not in known:
-                    fix = f"write [{what}, {what}]"
-                    raise self._error(f"{path}.between", f"{name!r} is no {what} of this topology", fix)
+                if name not in zones:
+                    raise self._error(f"{path}.between", f"{name!r} is no zone of this topology", "write [zone, zone]")
             key = site_pair(*entry.between)
-            if what == "zone" and key[0] == key[1]:
+            if key[0] == key[1]:
                 raise self._error(f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones")
             if key in links:
                 raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
             links[key] = self._link(path, entry)
+        for pair in itertools.combinations(sorted(zones), 2):
+            if pair not in links:
+                raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
         return links
 
     def _link(self, path: str, given: _LinkFile) -> Link:

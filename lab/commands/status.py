@@ -11,7 +11,6 @@ from lab.commands import arguments
 from lab.commands.up import read_description
 from lab.commands.wan import between_zones, rows
 from lab.errors import WanError
-from lab.faults import Broken, Faults, offs
 from lab.pids import is_alive, read_records
 from lab.reclaim import LabPlace, holder, place_of
 from lab.wan.control import WanControl
@@ -37,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     if state == "running":
         report |= read_description(place)
         report["programs"] = _programs(place)
-        report["broken"] = Faults(place).now
         report["wan"] = _wan(place) if report["nodes"] else None
     if args.json:
         arguments.print_json(report)
@@ -92,21 +90,10 @@ def _print(report: dict[str, Any]) -> None:
     if "controller" in report["addresses"]:
         console.print(f"page {report['addresses']['controller']}/", soft_wrap=True)
     table = Table("program", "pid", "memory", "log")
-    broken: Broken = report["broken"]
     for program in report["programs"]:
         memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"
-        memory = "[red]frozen[/]" if program["name"] in broken.frozen else memory
         table.add_row(program["name"], str(program["pid"]), memory, program["log"])
     console.print(table)
-    for node in offs(broken):
-        console.print(
-            f"[red]node {node} is off[/]: its first process ended, and with it every container there", soft_wrap=True
-        )
-    for pair in broken.cut:
-        console.print(f"[red]cut[/]: every packet between {pair[0]} and {pair[1]} is lost")
-    if broken:
-        again = arguments.name_again(report["name"])
-        console.print(f"`python -m lab repair{again}` starts again what ended and undoes what `break` did")
     wan = report["wan"]
     if wan and "links" in wan:
         packets = wan["packets"]

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import os
 import shutil
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +37,7 @@ _UNSHARE = [
     "--propagation=private",
 ]
 _ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A kubelet ends at once where containerd does not answer yet, as when both were killed and are started again.
+# A kubelet ends at once where containerd does not answer yet.
 _ONCE_CONTAINERD_ANSWERS = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
@@ -54,9 +53,6 @@ _ETC = (
     "protocols",
     "services",
 )
-NODE = "node"
-"""What a node's first program is called: this, a dash, and the node's name."""
-_PROGRAMS = (NODE, "containerd", "kubelet", "kube-proxy")
 
 
 @dataclass
@@ -106,37 +102,9 @@ class RealNode:
         # The node's programs must not outlive the one that entered it.
         return [*entered, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
 
-    @property
-    def is_off(self) -> bool:
-        """Whether its first process ended, and with it everything that ran on the node."""
-        return "root" in self.running and self.running["root"].poll() is not None
-
     async def start(self) -> None:
         """Start everything but kube-proxy; the kubelet registers the node. Raises BootError."""
         await asyncio.to_thread(self._write_files)
-        await self._boot()
-
-    def has(self, program: Program) -> bool:
-        """Whether a program of the lab is one of this node's."""
-        return program.name in {f"{what}-{self.name}" for what in _PROGRAMS}
-
-    async def start_again(self) -> None:
-        """Start a node that is off, as a machine after its power failed: the kubelet makes its pods anew. Raises BootError."""
-        for program in filter(self.has, self.programs):
-            await self.programs.stop(program)
-        self.running.clear()
-        # What its containers had is empty now; and with version 2 nothing can join a cgroup that hands controllers down.
-        await asyncio.to_thread(cgroups.remove, self.cgroup)
-        cgroups.create(self.cgroup)
-        try:
-            await self._boot()
-        except BootError:
-            # Off again and not half on, so that it can be tried once more.
-            os.kill(self.running["root"].pid, signal.SIGKILL)
-            raise
-        self.start_proxy()
-
-    async def _boot(self) -> None:
         await self._start_root()
         await self._start_containerd()
         self._start_kubelet()
@@ -178,7 +146,7 @@ class RealNode:
         folders = (self.folder, self.binaries.node, self.binaries.containerd, cni, self.binaries.debian.root)
         command = [*cgroups.join(self.cgroup), *namespaces.entering(self.network.netns), "--", *_UNSHARE, "--"]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
-        root = self.programs.start(f"{NODE}-{self.name}", command, patience_s=0.0)
+        root = self.programs.start(f"node-{self.name}", command, patience_s=0.0)
         self.running["root"] = root
         parent = psutil.Process(root.pid)
         await self._until(lambda: bool(parent.children()), "its first process")
@@ -191,12 +159,8 @@ class RealNode:
         await self._until(socket.exists, "containerd's socket")
 
     async def _until(self, ready: Callable[[], bool], what: str) -> None:
-        def check() -> None:
-            # Its own alone: a node is also started while somebody has broken other programs of the lab.
-            self.programs.check(self.running.values())
-
         what = f"{what}, of node {self.name}"
-        await until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=check, error=BootError)
+        await until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=self.programs.check, error=BootError)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

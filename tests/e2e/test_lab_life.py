@@ -131,59 +131,18 @@ def test_a_control_plane_alone_needs_no_nodes(lab_command: Command) -> None:
     assert lab["server"].startswith("https://127.0.0.1:")
 
 
-def report_of(command: Command, *argv: str) -> dict[str, Any]:
-    with command.popen(*argv, "--json") as process:
-        stdout, _ = process.communicate(timeout=90)
-    return dict(json.loads(stdout))
-
-
-@pytest.mark.chaos
-def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_repairs_them(lab_command: Command) -> None:
+def test_a_lab_outlives_its_programs_and_says_which_ended(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
+    os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
 
-    def report(*argv: str) -> dict[str, Any]:
-        return report_of(lab_command, *argv, "--name", "e2e-dying")
+    def ended() -> list[str]:
+        status = lab_command.json("status", "--name", "e2e-dying")
+        assert status["state"] == "running"
+        return [program["name"] for program in status["programs"] if not program["alive"]]
 
-    for name in ("kube-scheduler", "kube-controller-manager", "kwok"):
-        os.kill(lab["programs"][name], signal.SIGKILL)
-    wait_until(lambda: len(report("status")["broken"]["ended"]) == 3)
-    assert report("status")["state"] == "running"
+    wait_until(lambda: ended() == ["kube-scheduler"])
     assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
-    kubectl(lab, "create", "namespace", "kept")
-    assert report("repair") == {"ended": [], "frozen": [], "cut": []}
-    assert all(program["alive"] for program in report("status")["programs"])
-    assert "a program ended" in (lab_command.labs / "e2e-dying.log").read_text()
-    for name in ("kube-apiserver", "etcd"):
-        os.kill(lab["programs"][name], signal.SIGKILL)
-    wait_until(lambda: len(report("status")["broken"]["ended"]) == 2)
-    lab_command("repair", "--name", "e2e-dying")
-
-    def is_back() -> bool:
-        argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "namespace", "kept"]
-        return subprocess.run(argv, check=False, capture_output=True, timeout=30).returncode == 0
-
-    wait_until(is_back, 60)
-    assert report("break", "scheduler", "--freeze") == {"ended": [], "frozen": ["kube-scheduler"], "cut": []}
-    before = report("status")["programs"]
-    assert not any(report("repair", "scheduler").values())
-    assert [p["pid"] for p in report("status")["programs"]] == [p["pid"] for p in before]
-    with lab_command.popen("break", "agent", "n1", "--name", "e2e-dying") as process:
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "this lab has no program agent-n1" in stderr
-
-
-@pytest.mark.chaos
-@pytest.mark.usefixtures("privileges")
-def test_a_pair_that_was_cut_is_what_it_was_when_it_is_repaired(lab_command: Command, small: str) -> None:
-    lab_command("up", "--name", "e2e-cut", "--topology", small)
-    before = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
-    assert report_of(lab_command, "break", "pair", "z2", "z1", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
-    (cut,) = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
-    assert cut["loss"] == 1.0
-    assert report_of(lab_command, "break", "pair", "z1", "z2", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
-    assert not any(report_of(lab_command, "repair", "--name", "e2e-cut").values())
-    assert lab_command.json("wan", "show", "--name", "e2e-cut")["links"] == before
+    wait_until(lambda: "a program ended" in (lab_command.labs / "e2e-dying.log").read_text())
 
 
 @pytest.mark.chaos

@@ -108,64 +108,6 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     assert leftovers_of(mixed) == []
 
 
-def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_repairs(
-    mixed: dict[str, Any], lab_command: Command
-) -> None:
-    def broken() -> list[str]:
-        status = lab_command.json("status", "--name", "e2e-real")
-        assert status["state"] == "running"
-        return sorted(status["broken"]["ended"])
-
-    def readiness() -> str:
-        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-        return kubectl(mixed, "get", "node", "e2e-real-a", "-o", path)
-
-    wait_until(lambda: all(map(is_ready, pods(mixed))), "DNS and metrics-server")
-    victims = ["containerd-e2e-real-a", "kubelet-e2e-real-a"]
-    for name in victims:
-        os.killpg(mixed["programs"][name], signal.SIGKILL)
-    wait_until(lambda: broken() == victims, "the lab to notice")
-    wait_until(lambda: readiness() != "True", "the node to be lost")
-    lab_command("repair", "--name", "e2e-real")
-    wait_until(lambda: broken() == [] and readiness() == "True", "the node to come back")
-    wait_until(lambda: all(map(is_ready, pods(mixed))), "the pods, whose containers went on")
-
-
-def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_repair_starts_it_with_its_pods(
-    mixed: dict[str, Any], lab_command: Command
-) -> None:
-    def broken() -> list[str]:
-        return list(lab_command.json("status", "--name", "e2e-real")["broken"]["ended"])
-
-    def name_server() -> dict[str, Any]:
-        (pod,) = (p for p in pods(mixed, "-l", "k8s-app=kube-dns") if p["spec"]["nodeName"] == "e2e-real-a")
-        return pod
-
-    def container() -> str:
-        """Empty while the kubelet has none for the pod."""
-        statuses = name_server()["status"].get("containerStatuses") or [{}]
-        return str(statuses[0].get("containerID", ""))
-
-    wait_until(lambda: len(pods(mixed)) == 3 and all(map(is_ready, pods(mixed))), "DNS and metrics-server")
-    before = container()
-    (node,) = (n for n in mixed["nodes"] if n["name"] == "e2e-real-a")
-    (first,) = (word.partition("=")[2] for word in node["enter"] if word.startswith("--target="))
-    os.kill(int(first), signal.SIGKILL)
-    programs = {f"{what}-e2e-real-a" for what in ("node", "containerd", "kubelet", "kube-proxy")}
-    wait_until(lambda: set(broken()) == programs, "the lab to notice")
-    assert "node e2e-real-a is off" in lab_command("status", "--name", "e2e-real")
-    with lab_command.popen("repair", "--name", "e2e-real") as repair:
-        said = repair.communicate(timeout=PATIENCE_S)[1]
-    assert repair.returncode == 0, said
-    assert "node e2e-real-a was off; its kubelet makes its pods anew" in said
-    assert broken() == []
-    wait_until(lambda: container() not in {"", before} and is_ready(name_server()), "a new container of the pod")
-    wait_until(lambda: all(map(is_ready, pods(mixed))), "every other pod")
-    # By its own address, from its own node and from the other zone's.
-    for origin in ("e2e-real-a", "e2e-real-b"):
-        assert dns_round_trip_s(mixed, origin, name_server()["status"]["podIP"]) > 0
-
-
 def test_a_killed_lab_leaves_no_process_mount_cgroup_or_device(mixed: dict[str, Any], lab_command: Command) -> None:
     os.kill(mixed["pid"], signal.SIGKILL)
     lab_command("down", "--name", "e2e-real")

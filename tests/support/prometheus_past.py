@@ -1,4 +1,4 @@
-"""A real Prometheus that knows the past of some series, back-filled with promtool, and scrapes nothing."""
+"""A real Prometheus that knows the past of some series, back-filled with promtool, or scrapes one target."""
 
 from __future__ import annotations
 
@@ -60,11 +60,14 @@ async def prometheus(
 
 @asynccontextmanager
 async def prometheus_of(
-    programs: Mapping[str, Path], folder: Path, lines: Iterable[str], *flags: str
+    programs: Mapping[str, Path], folder: Path, lines: Iterable[str], *flags: str, scrape: str = ""
 ) -> AsyncIterator[PrometheusClient]:
-    """A Prometheus with a past in the OpenMetrics text format, and nothing to scrape."""
-    await back_fill(programs["promtool"], folder, lines)
-    (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
+    """A Prometheus with a past in the OpenMetrics text format, and at most one target, which it scrapes every second."""
+    if lines:
+        await back_fill(programs["promtool"], folder, lines)
+    jobs = [{"job_name": "one", "static_configs": [{"targets": [scrape]}]}] if scrape else []
+    every = {"scrape_interval": "1s", "scrape_timeout": "900ms"}
+    (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": jobs}))
     (port,) = free_ports(1)
     url = f"http://{LOOPBACK}:{port}"
     argv = [

@@ -1,10 +1,9 @@
-"""What is wrong, read from the real API server as the command reads it, and ended by the line that the finding says to paste."""
+"""What is wrong, read from the real API server as the command reads it, and told by events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from typing import Any
 
@@ -18,7 +17,6 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.client import Client
 from kubekit.events import EventRecorder
 from kubekit.wire import LEASES, PODS, Object, format_time
-from lab.controlplane import ControlPlane
 from netperf.contract import CONTROLLER
 
 
@@ -68,32 +66,6 @@ async def of(client: Client, namespace: str) -> list[Finding]:
     facts = await read_facts_of(Session(client, None, None, namespace))
     mine = (f"{namespace}/shop", f"{namespace}/")
     return [f for f in diagnose(facts) if any(name.startswith(mine) for name in f.affects)]
-
-
-async def paste(control_plane: ControlPlane, line: str) -> None:
-    """Run a line as a shell does, with the kubectl of this control plane."""
-    environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
-    environment["PATH"] = f"{control_plane.kubectl.parent}:{environment['PATH']}"
-    process = await asyncio.create_subprocess_shell(
-        line, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, f"{line}: {said.decode()}"
-
-
-async def test_more_pods_than_members_end_by_the_line_to_paste(
-    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane
-) -> None:
-    assert crds
-    await an_installation(client, namespace)
-    await a_group(client, namespace, workload("web"), members=1)
-    for name in ("web-1", "web-2"):
-        await a_pod(client, namespace, name, "web", nodeName="nowhere")
-    (finding,) = await of(client, namespace)
-    assert finding.code == "members-exceeded"
-    for line in finding.fix:
-        await paste(control_plane, line)
-    assert await of(client, namespace) == []
 
 
 async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(

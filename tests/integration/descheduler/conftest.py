@@ -10,7 +10,8 @@ import pytest_asyncio
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from tests.integration.descheduler.stage import Stage, run_prometheus, serve_usage
+from tests.integration.descheduler.stage import Stage, serve_usage
+from tests.support.prometheus_past import prometheus_of
 
 
 @pytest_asyncio.fixture
@@ -24,9 +25,9 @@ async def stage(
 ) -> AsyncIterator[Stage]:
     async with (
         serve_usage(client, namespace) as usage,
-        run_prometheus(prometheus_programs, tmp_path, usage.port) as url,
+        prometheus_of(prometheus_programs, tmp_path, (), scrape=f"127.0.0.1:{usage.port}") as known,
     ):
-        made = Stage(client, namespace, control_plane, tmp_path, usage, url)
+        made = Stage(client, namespace, control_plane, tmp_path, usage, known.url)
         yield made
         for replica in made.replicas:
             await replica.stop()

@@ -7,16 +7,13 @@ annotation says, a node the sum of its pods'. Prometheus scrapes it as it scrape
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from kubekit.client import Client
@@ -113,40 +110,6 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[Kubelets]
     finally:
         store.cancel()
         await runner.cleanup()
-
-
-@asynccontextmanager
-async def run_prometheus(programs: Mapping[str, Path], folder: Path, target_port: int) -> AsyncIterator[str]:
-    """A real Prometheus that scrapes one target every second; its URL."""
-    port = free_ports(1)[0]
-    scrape = {"job_name": "kubelets", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-    config = {"global": {"scrape_interval": "1s", "scrape_timeout": "900ms"}, "scrape_configs": [scrape]}
-    path = folder / "prometheus.yaml"
-    path.write_text(yaml.safe_dump(config))
-    command = [
-        "setpriv", "--pdeathsig", "KILL", "--", str(programs["prometheus"]), f"--config.file={path}",
-        f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-    ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with (folder / "prometheus.log").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            async with asyncio.timeout(30):
-                while not await asyncio.to_thread(_answers, f"{url}/-/ready"):
-                    assert process.poll() is None, (folder / "prometheus.log").read_text()
-                    await asyncio.sleep(0.1)
-            yield url
-        finally:
-            process.terminate()
-            await asyncio.to_thread(process.wait, 20)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:

@@ -7,27 +7,22 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from kubekit.client import Client
 from kubekit.errors import ConfigError
-from kubekit.wire import ConfigMap, ObjectMeta
 from lab.__main__ import main
 from lab.apt import Source, read_sources, widen
-from lab.build import CONTROL_PLANE, find_or_build
+from lab.build import find_or_build
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
-from lab.installation import result_maps, that_run_nothing
+from lab.installation import that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.programs import Programs
 from lab.reclaim import hold, holder, place_of, reclaim
-from lab.scheduling import build_config
-from lab.topology import MAX_NODES, load
+from lab.topology import load
 
 
 def test_two_slots_share_no_name_and_no_address() -> None:
@@ -41,12 +36,6 @@ def test_two_slots_share_no_name_and_no_address() -> None:
 
     assert not everything(0) & everything(1)
     assert len(everything(0)) == 3 * len(nodes) + 2
-
-
-def test_the_largest_lab_fits_into_its_address_range() -> None:
-    network = plan_network(249, load("kubecon").nodes[:1] * MAX_NODES)
-    assert int(network.nodes[-1].address.rsplit(".", 1)[1]) < 255
-    assert all(len(f"nav249-{number}") <= 15 for number in range(MAX_NODES))
 
 
 def test_a_node_carries_its_zone_and_the_master_a_taint_instead() -> None:
@@ -130,15 +119,6 @@ def test_apt_sources_are_read_in_both_styles(tmp_path: Path) -> None:
     assert widen([debian], ("main", "non-free"))[0].components == ("main", "non-free")
 
 
-def test_the_cache_key_changes_with_the_module(tmp_path: Path) -> None:
-    for name in ("go.mod", "go.sum", "tools.go"):
-        (tmp_path / name).write_text(name)
-    module = replace(CONTROL_PLANE, folder=tmp_path)
-    before = module.fingerprint
-    (tmp_path / "go.sum").write_text("other")
-    assert module.fingerprint != before
-
-
 def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,18 +126,6 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
         find_or_build()
-
-
-def test_the_scheduler_has_both_profiles_and_one_extender_when_asked() -> None:
-    config = build_config(Path("/k"), extender_url="http://127.0.0.1:1")
-    assert [p["schedulerName"] for p in config["profiles"]] == ["default-scheduler", "network-aware-scheduler"]
-    (extender,) = config["extenders"]
-    assert (extender["urlPrefix"], extender["weight"]) == ("http://127.0.0.1:1", 5)
-    assert extender["nodeCacheCapable"] is True
-    assert "bindVerb" not in extender
-    assert "extenders" not in build_config(Path("/k"))
-    alone = build_config(Path("/k"), profiles=["default-scheduler"])
-    assert [p["schedulerName"] for p in alone["profiles"]] == ["default-scheduler"]
 
 
 def wan_arguments(**given: str) -> argparse.Namespace:
@@ -209,19 +177,3 @@ def test_pods_that_stand_for_programs_have_nothing_to_run() -> None:
     assert changed["spec"]["template"]["spec"]["containers"][0]["image"] == "beside.invalid/none"
     assert template["spec"]["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1"
     assert kept == {"kind": "ConfigMap", "data": {"image": "x"}}
-
-
-class Listing:
-    """Answers with ConfigMaps of these names."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    async def list(self, *_: object, **__: object) -> list[ConfigMap]:
-        return [ConfigMap(metadata=ObjectMeta(name=name)) for name in self._names]
-
-
-async def test_results_are_the_object_and_its_shards_and_nothing_of_a_name_like_theirs() -> None:
-    client = cast("Client", Listing("results", "results-1", "results-12", "results-of-june", "results-0", "other"))
-    found = await result_maps(client, "results")
-    assert [item.metadata.name for item in found] == ["results", "results-1", "results-12"]

@@ -21,13 +21,6 @@ regions:
 links:
   - {between: [z1, z2], rtt: 5ms, jitter: 100us, loss: 0.5%, rate: 100M}
 """
-THREE = """\
-name: three
-regions:
-  - {name: r1, zones: [{name: z1, nodes: [{name: a}]}, {name: z2, nodes: [{name: b}]}]}
-  - {name: r2, zones: [{name: z3, nodes: [{name: c}]}]}
-links: [{between: [z1, z3], rtt: 7ms}]
-"""
 
 
 def refused(text: str) -> str:
@@ -45,9 +38,6 @@ def delays_us(topology: Topology) -> list[float]:
     [
         ("four-zones", 4, 8, 1200, 27_000),
         ("kubecon", 15, 16, 1000, 24_000),
-        ("planet", 30, 30, 630, 329_000),
-        ("continents", 4, 8, 117_000, 260_000),
-        ("cloud-region", 5, 10, 130, 2160),
     ],
 )
 def test_what_ships_has_as_many_zones_and_delays_as_promised(
@@ -57,7 +47,7 @@ def test_what_ships_has_as_many_zones_and_delays_as_promised(
     assert (len(topology.zones), len(topology.nodes)) == (zones, nodes)
     found = delays_us(topology)
     assert [found[0], found[-1]] == pytest.approx([least_us, most_us], rel=0.1)
-    assert name == "planet" or len(set(found)) == len(found), "every pair of zones has a delay of its own"
+    assert len(set(found)) == len(found), "every pair of zones has a delay of its own"
 
 
 def test_kubecon_has_a_master_outside_of_its_zones() -> None:
@@ -85,14 +75,8 @@ def test_addresses_are_of_ipv4_and_on_demand_of_both_families() -> None:
     assert parse(f"{TWO}ipFamilies: [IPv4, IPv6]\n", "lab.yaml").dual_stack
 
 
-def test_a_link_between_regions_holds_for_their_zones_but_for_those_with_a_link_of_their_own() -> None:
-    text = THREE + "regionLinks: [{between: [r1, r1], rtt: 1ms}, {between: [r2, r1], rtt: 9ms}]\n"
-    topology = parse(text, "t")
-    assert [topology.link(*p).rtt_us for p in (("z1", "z2"), ("z1", "z3"), ("z2", "z3"))] == [1000, 7000, 9000]
-
-
 def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> None:
-    with pytest.raises(ConfigError, match=r"--topology: nowhere: .*four-zones, kubecon, planet, none"):
+    with pytest.raises(ConfigError, match=r"--topology: nowhere: .*four-zones, kubecon, none"):
         load("nowhere")
     with pytest.raises(ConfigError, match="--nodes"):
         read_topology("none", "real")
@@ -141,15 +125,3 @@ def test_a_mistake_is_named_with_file_and_field(old: str, new: str, named: str) 
     found = refused(TWO.replace(old, new))
     assert found.startswith("lab.yaml: ")
     assert named in found
-
-
-@pytest.mark.parametrize(
-    ("links", "named"),
-    [
-        ("{between: [r1, r9], rtt: 1ms}", "regionLinks[0].between"),
-        ("{between: [r1, r2], rtt: 1ms}, {between: [r2, r1], rtt: 1ms}", "regionLinks[1].between"),
-        ("{between: [r1, r2], rtt: 9ms}", "no link between z1 and z2"),
-    ],
-)
-def test_region_links_that_make_no_sense_are_refused_by_field(links: str, named: str) -> None:
-    assert named in refused(f"{THREE}regionLinks: [{links}]\n")
