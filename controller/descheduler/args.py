@@ -193,7 +193,7 @@ class LowNodeLoad:
 
     @property
     def resources(self) -> frozenset[str]:
-        """Every resource that any pool has a threshold for."""
+        """Resources with a threshold in any pool."""
         return frozenset(resource for pool in self.pools for resource in pool.high)
 
 

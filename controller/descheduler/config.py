@@ -53,7 +53,7 @@ _SHARE = re.compile(r"([0-9]{1,3})%\Z")
 
 
 class PrometheusConfig(Section, frozen=True):
-    """Where and what to ask Prometheus.
+    """Address and queries of Prometheus.
 
     Attributes:
         url: base address; empty for no Prometheus.
@@ -67,7 +67,7 @@ class PrometheusConfig(Section, frozen=True):
 
 
 class UsageConfig(Section, frozen=True):
-    """Where usage comes from.
+    """Source of usage.
 
     Attributes:
         source: of cpu and memory; bandwidth always comes from Prometheus.
@@ -78,7 +78,7 @@ class UsageConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """How many evictions, where, and how often. 0 means none at all.
+    """Limits of evictions. 0 means none at all.
 
     Attributes:
         per_node, per_namespace, per_round: evictions in a round, with earlier ones whose replacement has not started.
@@ -110,12 +110,12 @@ class LimitsConfig(Section, frozen=True):
 
     @property
     def evaluate_after_s(self) -> float:
-        """How long after a replacement runs its move is evaluated, seconds."""
+        """Time from the start of a replacement to the evaluation of its move, seconds."""
         return 2.5 * self.usage_lag_s
 
 
 class ProtectionConfig(Section, frozen=True):
-    """Who is never evicted, beside mirror, DaemonSet, critical and annotated pods.
+    """Pods that are never evicted, beside mirror, DaemonSet, critical and annotated ones.
 
     Attributes:
         bare_pods: whether pods without a controller, which nobody replaces, may go.
@@ -224,7 +224,7 @@ class DeschedulerConfig(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the rules get: everything checked and resolved.
+    """Checked and resolved settings, as the rules read them.
 
     Attributes:
         load: None when LowNodeLoad is not enabled.

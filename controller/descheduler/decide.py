@@ -34,7 +34,7 @@ AskPlanner = Callable[[str, str, int], Awaitable[Target | None]]
 
 
 class RoundState(msgspec.Struct, frozen=True):
-    """What is remembered in the process alone; a restart starts anew, which errs on the quiet side.
+    """State between rounds that is kept in the process only.
 
     Attributes:
         detectors: by node.
@@ -59,7 +59,7 @@ class PlanQuestion(NamedTuple):
 
 
 class RoundDecision(msgspec.Struct, frozen=True):
-    """What a round comes to.
+    """The decision of a round, before and after the planner is asked.
 
     Attributes:
         state: for the next round.
@@ -110,7 +110,7 @@ class UnconfirmedRound:
 
     @property
     def decision(self) -> RoundDecision:
-        """As it stands before the planner is asked."""
+        """The decision before the planner is asked."""
         return self._decide(self._base.moves, self._base.history)
 
     def _decide(
@@ -168,7 +168,7 @@ class UnconfirmedRound:
         return msgspec.structs.replace(pending, move=redirected), targets[0]
 
     async def _targets(self, move: Move, question: PlanQuestion, place: AskPlanner) -> tuple[list[Target], str]:
-        """Where the planner puts the pod, asked twice, and why that is not worth it."""
+        """The planner's targets for the pod, asked twice, and why the move would not help."""
         targets: list[Target] = []
         for turn in range(TURNS):
             try:

@@ -59,7 +59,7 @@ class Skip(Answer, frozen=True):
 
 
 class NodeState(Answer, frozen=True):
-    """How one node was classified.
+    """The classification of a node.
 
     Attributes:
         kind: over, under, normal or unknown.

@@ -16,7 +16,7 @@ DISRUPTION_CAUSE = "DisruptionBudget"
 
 
 class Result(NamedTuple):
-    """How an eviction went.
+    """The result of an eviction.
 
     Attributes:
         kind: ``unknown`` when no answer came: the pod may or may not be on its way.
@@ -66,7 +66,7 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Result:
 
 
 def result_of(error: ApiError) -> Result:
-    """What an error answer of the eviction subresource means.
+    """The result for an error answer of the eviction subresource.
 
     429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy and wants us to wait.
     """

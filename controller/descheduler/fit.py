@@ -42,7 +42,7 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
 
 
 def asked_of(pod: PodInfo) -> GroupPod:
-    """What its user asked for: a requirement that our own gates wrote would hold it where it is for ever."""
+    """The pod's request without constraints that our gates added, which would keep it in place."""
     return pod.asked if pod.wire is None else as_asked(pod.wire)
 
 
@@ -65,7 +65,7 @@ class Fit:
         self._repelling: list[PodInfo] | None = None
 
     def constraints_of(self, pod: PodInfo) -> Constraints:
-        """Those that its user gave it."""
+        """The pod's constraints without those that our gates added."""
         if pod.wire is None or not pod.wire.metadata.annotation(NARROWED_ANNOTATION):
             return pod.constraints
         if pod.key not in self._constraints:
@@ -94,14 +94,14 @@ class Fit:
         return self.static_refusal(node, pod) or self.dynamic_refusal(node, pod)
 
     def insufficient(self, node: Host, pod: PodInfo) -> str:
-        """What the node has too little of for what the pod asks for, beside those that are there or planned to be."""
+        """Resources that the node lacks for the pod, beside present and planned pods."""
         lacks = lacking(pod.asks, node.allocatable, self._requested_on(node.name))
         if lacks.startswith(PORT_PREFIX):
             return "host port"
         return "too many pods" if lacks == PODS_RESOURCE else lacks and f"{lacks} request"
 
     def _requested_on(self, node: str) -> dict[str, int]:
-        """What pods bound to a node and not finished take of it, their number as ``pods`` among it.
+        """Requests of the node's unfinished pods, with their number as ``pods``.
 
         A pod that is being deleted holds its room until it is gone, as kube-scheduler counts it.
         """
@@ -167,7 +167,7 @@ class Fit:
 
 
 def refused_by(rule: Rule) -> Bools:
-    """[host] whether a replica of class 0 must not go there."""
+    """[host] whether a replica of class 0 may not go there."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
     nowhere: Bools = domain_of < 0
     if not len(rule.bound):
@@ -197,7 +197,7 @@ class TargetNode:
         self.load, self.used, self.mean = load, dict(load.used), load.mean
 
     def free(self, resource: str) -> float:
-        """What it can take of a resource before it is at the high threshold; in the resource's unit."""
+        """Amount of a resource that the node can take below its high threshold, in the resource's unit."""
         return self.load.limit(resource) - self.used[resource]
 
     def add(self, used: Mapping[str, float]) -> None:

@@ -105,7 +105,7 @@ class MoveResult(Stored, frozen=True):
 
 
 class History(Stored, frozen=True):
-    """Everything that is stored.
+    """The stored state.
 
     Attributes:
         backoffs: by workload (``namespace/Kind/name``) and by replica (`mark_of` its uid).
@@ -123,7 +123,7 @@ class History(Stored, frozen=True):
         return found if found is not None and found.until_s > now else None
 
     def evictions_since(self, start_s: float, workload: str = "") -> int:
-        """How many evictions there were after ``start_s``, of one workload or of all."""
+        """Number of evictions after ``start_s``, of one workload or of all."""
         return sum(1 for e in self.evictions if e.at_s > start_s and workload in ("", e.workload))
 
 

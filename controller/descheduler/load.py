@@ -99,7 +99,7 @@ class LoadRound(TargetFinder):
         return order[at:] + order[:at]
 
     def states(self) -> tuple[NodeState, ...]:
-        """How every node was classified, and what keeps hot ones from being relieved."""
+        """The classification of every node, with what keeps hot ones from being relieved."""
         expired = self._base.snapshot.usage.expired
         return tuple(
             NodeState(

@@ -67,7 +67,7 @@ class SingleZoneWorkloads:
         return next(iter(others)).zone if len(others) == 1 else ""
 
     def _zones(self, pod: PodInfo) -> Counter[Location]:
-        """How many replicas of its workload are where; none of one that is not to survive a zone."""
+        """Replicas of the pod's workload by zone; empty unless it should survive a zone."""
         group = self._network.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, ""))
         if not group:
             return Counter()
@@ -83,7 +83,7 @@ class SingleZoneWorkloads:
         return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
 
     def weigh(self, score_table: ScoreTable) -> ScoreTable:
-        """The same, with every place as good as another where the pod talks to nobody."""
+        """Score places; all are equal for a pod without dependencies."""
         return ScoreTable("", [PlaceScore()] * len(self._network.places)) if score_table.neutral else score_table
 
 
@@ -218,7 +218,7 @@ class MisplacementRound(TargetFinder):
         return fit.static_refusal(node, pod) or self._overload(node, pod) or fit.dynamic_refusal(node, pod)
 
     def _overload(self, node: Host, pod: PodInfo) -> str:
-        """Which usage would be above its threshold there, with what is planned to arrive; empty when none would."""
+        """Usage that would exceed its threshold there, with planned arrivals; empty if none would."""
         load = self._loads.get(node.name)
         if load is None or load.kind == "unknown":
             return ""

@@ -52,7 +52,7 @@ class NodeLoad:
         return self.node.name
 
     def limit(self, resource: str) -> float:
-        """How much of a resource may be in use there: the high threshold as an amount."""
+        """The high threshold as an amount of the resource."""
         return self.thresholds.high[resource] / 100.0 * self.node.allocatable.get(resource, 0)
 
 
@@ -124,14 +124,14 @@ def describe_overload(share: Mapping[str, float], high: Mapping[str, float], exc
 
 
 def usage_of(pod: PodInfo, snapshot: LoadSnapshot, resources: Iterable[str]) -> dict[str, float]:
-    """What the pod is known to use. A request is no use: to move an idle pod for what it asked for relieves nobody."""
+    """The pod's known usage. A request is not usage: moving an idle pod relieves nothing."""
     measured = snapshot.usage.pods.get(pod.key, {})
     return {resource: measured[resource] for resource in resources if resource in measured}
 
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """What is remembered of one node.
+    """Counts of rounds of one node above or below its thresholds.
 
     Attributes:
         hot: found hot, and neither normal again nor expired.

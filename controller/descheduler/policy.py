@@ -80,7 +80,7 @@ class _MigrationArgs(Section, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a document says; None where it says nothing, so that our own defaults stand.
+    """Settings from a policy document; None where it has none.
 
     Attributes:
         args: LowNodeLoad's arguments; None when the profile does not enable it.

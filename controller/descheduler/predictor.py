@@ -105,7 +105,7 @@ class ReplacementPredictor:
         return pod.scheduler in NAMES and not is_planned(pod)
 
     def predict(self, pod: PodInfo, objection: Callable[[str], str]) -> Prediction:
-        """Where the pod would land, were it gone now.
+        """Predict where the pod's replacement would land now.
 
         Args:
             pod: bound.

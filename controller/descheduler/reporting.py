@@ -83,7 +83,7 @@ class RoundReporter:
         self._recorder.warning(_about_pod(*landed), NOT_HELPED, note)
 
     def report_plan(self, plan: RoundPlan) -> None:
-        """A round was decided: hot nodes that it could not relieve, and those that it no more has to."""
+        """Report hot nodes that the round could not relieve, and those that no longer need it."""
         stuck = {state.node: state.why for state in plan.nodes if state.stuck}
         for node, why in stuck.items():
             if self._stuck.get(node) != why:
@@ -127,7 +127,7 @@ _PREFIX = "netaware_descheduler"
 
 
 class DeschedulerMetrics:
-    """What a round did. Gauges are of the newest round and vanish with the leadership."""
+    """Metrics of rounds. Gauges are of the newest round and end with the leadership."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

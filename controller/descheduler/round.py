@@ -21,7 +21,7 @@ BREAKER_RESULTS = 4
 
 
 def workload_of(pod: PodInfo) -> str:
-    """What limits and back-off go by: the pod's workload, or a bare pod itself."""
+    """The key of limits and back-offs: the pod's workload, or a bare pod itself."""
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
 
 
@@ -49,7 +49,7 @@ class EvictionBreaker:
 
 
 class DisruptionBudgets:
-    """What is left of every PodDisruptionBudget.
+    """Remaining disruptions of every PodDisruptionBudget.
 
     The eviction subresource keeps the same rule and has the last word; this is its forecast, and what a dry-run goes by.
     """

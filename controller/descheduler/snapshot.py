@@ -24,7 +24,7 @@ _EMPTY: Mapping[str, PodInfo] = {}
 
 
 class PodIndex:
-    """Pods by key, node, namespace, workload and AppGroup's name; each index is made when it is first asked for."""
+    """Pods by key, node, namespace, workload and AppGroup; indexes are built on demand."""
 
     def __init__(self, pods: Mapping[str, PodInfo]) -> None:
         self.by_key = pods
@@ -70,13 +70,13 @@ BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"
 
 
 class BudgetSpec(Wire, frozen=True):
-    """Which pods a budget is for; an absent selector is for none, an empty one for all."""
+    """The spec of a PodDisruptionBudget; an absent selector matches none, an empty one all."""
 
     selector: LabelSelector | None = None
 
 
 class BudgetStatus(Wire, frozen=True):
-    """What the disruption controller allows now."""
+    """The status of a PodDisruptionBudget."""
 
     disruptions_allowed: int = 0
 
@@ -141,7 +141,7 @@ class LoadSnapshot:
         return self.network.key_of(pod.namespace, name) if name else ""
 
     def score_table_of(self, pod: PodInfo) -> ScoreTable | None:
-        """How a pod would fare anywhere by the scheduler's rules; None where these have no answer."""
+        """The pod's scores everywhere by the scheduler's rules; None for a neutral answer."""
         group, workload = pod.labels.get(APPGROUP_LABEL, ""), pod.labels.get(WORKLOAD_LABEL, "")
         try:
             return self.network.weigh(pod.namespace, group, workload)

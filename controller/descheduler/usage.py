@@ -68,7 +68,7 @@ class UsageReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageBatch(msgspec.Struct, frozen=True):
-    """What one round read.
+    """Usage readings of one round.
 
     Attributes:
         faults: what could not be read at all, in words.
@@ -87,7 +87,7 @@ class Smoothed(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageView(NamedTuple):
-    """What the rules see: no value in it is older than the expiry.
+    """Unexpired usage, as the rules read it.
 
     Attributes:
         nodes: node -> resource -> amount.
@@ -128,7 +128,7 @@ class UsageSmoother:
         self._pods: dict[str, dict[str, Smoothed]] = {}
 
     def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
-        """Take a batch in.
+        """Add a batch.
 
         Args:
             batch: from a source.
@@ -166,7 +166,7 @@ class UsageSmoother:
         return Smoothed(before.value * keep + reading.value * (1 - keep), reading.at_s)
 
     def view(self, now: float) -> UsageView:
-        """What holds now."""
+        """The unexpired usage."""
         oldest = now - self._expiry_s
         nodes = {name: fresh for name, values in self._nodes.items() if (fresh := _fresh(values, oldest))}
         pods = {name: fresh for name, values in self._pods.items() if (fresh := _fresh(values, oldest))}

@@ -95,7 +95,7 @@ def _admissions(group: AppGroup, refused: Condition) -> tuple[str, ...]:
 
 
 def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:
-    """What the conditions of its status add to its spec."""
+    """Findings from conditions of the group's status."""
     meta = group.metadata
 
     def finding(found: Condition, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:

@@ -222,7 +222,7 @@ def event_reason(code: str) -> str:
 
 
 def _note(finding: Finding) -> str:
-    """The text of the event, cut to its limit; a command is whole or left out, since half of it might do something else."""
+    """The event's note, cut to its limit; a command is whole or omitted."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
     text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
     room = NOTE_LIMIT - len(fix.encode())

@@ -64,7 +64,7 @@ def has_leader(findings: Iterable[Finding]) -> bool:
 
 
 def _plain(finding: Finding) -> Finding:
-    """The same in lines that a terminal can show; commands are whole, since half of one might do something else."""
+    """The finding with masked control characters; commands are whole or omitted."""
     cause, affects = (
         tuple(cut(printable(text), LONGEST) for text in texts) for texts in (finding.cause, finding.affects)
     )

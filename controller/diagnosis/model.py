@@ -156,7 +156,7 @@ class PodBandwidthView(View, frozen=True):
 
     @property
     def unenforced(self) -> dict[str, str]:
-        """Those verdicts that mean that a limit does not hold."""
+        """Verdicts of limits without effect."""
         return {direction: verdict for direction, verdict in self.verdicts.items() if verdict not in ENFORCED_VERDICTS}
 
 

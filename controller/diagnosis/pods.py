@@ -140,7 +140,7 @@ def _on_group(verb: str, key: str) -> str:
 
 
 def unknown_workload(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
-    """What is wrong with the pod's labels; empty when they name a workload of the group that it belongs to.
+    """What is wrong with the pod's labels; empty if they name a workload of its group.
 
     Args:
         pod: which.
@@ -167,7 +167,7 @@ def _fix_label(pod: PodFact) -> tuple[str, ...]:
 
 
 def limits_of(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
-    """What in the pod's own spec leaves it few nodes, or none."""
+    """Constraints in the pod's spec that leave few nodes."""
     spec, survey = pod.spec, surveys.of(pod.spec)
     found = []
     if has_node_constraints(spec):

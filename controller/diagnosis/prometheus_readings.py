@@ -19,7 +19,7 @@ ALERTS = 'ALERTS{alertstate="firing", alertname=~"Netaware.*"}'
 
 
 async def read_all(prometheus: PrometheusClient) -> Readings:
-    """Everything that Prometheus adds, by concurrent queries. Its errors are in `Readings.error`."""
+    """Query Prometheus concurrently. Errors are in `Readings.error`."""
     questions = (TRANSMIT, RECEIVE, POD_USED, VERDICTS, ALERTS)
     answers = await asyncio.gather(*(prometheus.query(q) for q in questions), return_exceptions=True)
     series: list[Sequence[Series]] = []

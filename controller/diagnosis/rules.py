@@ -24,7 +24,7 @@ _NEEDS_LEADER = frozenset({"gated-too-long"})
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """Everything that is wrong, worst first; empty when all is well."""
+    """All findings, worst first."""
     if not facts.control_plane.installed:
         fix = "kubectl apply --server-side -k manifests/overlays/default"
         return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=(fix,)),)

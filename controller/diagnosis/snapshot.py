@@ -23,7 +23,7 @@ from netperf.policy import CostPolicy
 
 
 class PodReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent reports of one pod, by way of Prometheus; None where it reports nothing.
+    """An agent's report of one pod from Prometheus; None where it has none.
 
     Attributes:
         ingress_verdict, egress_verdict: as the agent names them, for example ``enforced`` or ``wrong-rate``.
@@ -52,7 +52,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """What Prometheus adds. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer."""
+    """Readings from Prometheus. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer."""
 
     source: str = ""
     error: str = ""

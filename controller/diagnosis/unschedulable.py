@@ -215,7 +215,7 @@ def message_of(pod: PodFact) -> str:
 
 
 def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
-    """How a pod gets past a taint: a toleration if somebody set the taint, the end of its cause if Kubernetes did."""
+    """The fix for a taint: a toleration, or for Kubernetes' own taints the end of their cause."""
     if taint.key.startswith(_BY_KUBERNETES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
     if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
@@ -230,7 +230,7 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def classify(message: str) -> UnschedulableReason:
-    """The reason that the scheduler's message gives for most nodes; its commands are not filled in."""
+    """The reason that excludes most nodes in the scheduler's message; its commands have placeholders."""
     counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):

@@ -170,7 +170,7 @@ def _pairs(
 
 
 def _basis(written: bool, weights: str | None, is_old: bool, priced: ZoneCost | None) -> PairBasis:
-    """What a written cost rests on. A last good value counts as measured until it is old, as in the status."""
+    """The basis of a written cost. A last good value counts as measured until it is old, as in the status."""
     if not written:
         return "absent"
     if weights != NETPERF_COSTS:

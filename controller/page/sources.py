@@ -65,7 +65,7 @@ class Sources:
                 self._results.want("page", ())
 
     async def snapshot(self, now_s: float) -> ClusterSnapshot:
-        """Everything as it is now, for somebody who looks; what cannot be read within seconds is missing."""
+        """The present snapshot for a viewer; objects that cannot be read within seconds are missing."""
         self._wanted.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
@@ -75,7 +75,7 @@ class Sources:
         return await self._snapshot(now_s, self._status)
 
     async def look(self, now_s: float) -> ClusterSnapshot:
-        """The same, also while nobody looks at the page."""
+        """The present snapshot, also without viewers."""
         return await self._snapshot(now_s, await self.read_status())
 
     async def read_status(self) -> ControlPlaneStatus:

@@ -33,7 +33,7 @@ NARROWED_ANNOTATION = "netaware.io/narrowed"
 
 
 class ZoneVerdicts(msgspec.Struct, frozen=True):
-    """What the rules say of zones.
+    """Filter results and scores of zones.
 
     Attributes:
         passing: zones that the filter lets through.
@@ -146,7 +146,7 @@ def _says_something(term: NodeSelectorTerm) -> bool:
 
 
 def preferred_terms(verdicts: ZoneVerdicts, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
-    """What score would prefer, as weights: the planned host, its zone, and other zones by the rule.
+    """Weights of preferred terms: the planned host, its zone, and other zones by score.
 
     The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, wishes included.
 

@@ -65,7 +65,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True, rename="camel"):
-    """What would route a Service's calls better.
+    """Advice on routing calls to a Service.
 
     Attributes:
         service: ``namespace/name``.
@@ -159,7 +159,7 @@ class _PlacedArrays:
         return not has_zone_hints(Routing.ZONE, zoned)
 
     def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
-        """As if the Service behind these dependencies had that routing."""
+        """Estimate calls as if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
         latency = hottest = 0.0
         for edge in edges:
@@ -192,7 +192,7 @@ class _PlacedArrays:
 
 
 def advise(current: PlacedGroup) -> list[Advice]:
-    """What would route the calls within a group better, the greatest gains first."""
+    """Advice on routing calls within a group, the greatest gains first."""
     arrays = _PlacedArrays(current)
     found = [advice for callee in range(len(current.members)) for advice in _advise(arrays, callee)]
     return sorted(found, key=lambda a: (a.advised_us - a.latency_us, a.service, a.reason))

@@ -8,7 +8,7 @@ _LADDER_S = tuple(50e-6 * 2**i for i in range(16))
 
 
 class ExtenderMetrics:
-    """Of the extender process."""
+    """Metrics of the extender."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
@@ -41,7 +41,7 @@ class ExtenderMetrics:
 
 
 class GateMetrics:
-    """Of the leader's part: gates, plans, retries."""
+    """Metrics of gates, plans and retries."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.gated = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)

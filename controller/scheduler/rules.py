@@ -41,7 +41,7 @@ class PeerWorkload(NamedTuple):
 
 
 class PlaceScore(NamedTuple):
-    """How a node fares over all placed pods of all dependencies.
+    """A node's score over all placed pods of all dependencies.
 
     Attributes:
         satisfied: dependencies within their maxNetworkCost.
@@ -77,7 +77,7 @@ class ScoreTable(msgspec.Struct, frozen=True):
     by_node: Mapping[str, PlaceScore] = {}
 
     def place_score(self, node: str, place: int) -> PlaceScore:
-        """Of one node, by its name and the index of its place; a neutral answer finds nothing against any node."""
+        """The score of a node, by its name and the index of its place; a neutral answer refuses no node."""
         return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_class[place]
 
 
@@ -151,7 +151,7 @@ class _Sums:
         return frozenset(by_place) if has_zone_hints(bond.routing, zones) else frozenset()
 
     def _answer_here(self, bond: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
-        """What a node with replicas of its own changes: by zone they are some of those that answer, by node the only ones.
+        """Replicas on the node itself: by zone some of those that answer, by node the only ones.
 
         Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
         """

@@ -35,7 +35,7 @@ Members = Mapping[str, Counter[str]]
 
 
 class Placed(NamedTuple):
-    """What of a placed pod counts."""
+    """A placed pod, as rules read it."""
 
     namespace: str
     group: str
@@ -88,7 +88,7 @@ class State:
         self._by_answer = config.by_answer
 
     def copy(self) -> State:
-        """As it is now, for a thread: nothing that is taken later changes it."""
+        """A copy for a thread."""
         made = copy.copy(self)
         vars(made).update(
             places=self.places.copy(),
@@ -169,7 +169,7 @@ class State:
             self._touch()
 
     def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: Placement) -> Placement:
-        """How a decision is handed over: as the pod's label says, else its namespace's, else the default."""
+        """How a pod receives its placement: by its own label, its namespace's, or the default."""
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placements.get(namespace, "")}, default))
 
     def take_pod(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
@@ -194,7 +194,7 @@ class State:
                     del members[node]
 
     def placed(self, uid: str) -> Placed | None:
-        """What of a placed pod of an AppGroup counts, by its UID."""
+        """Placed pods of AppGroups by UID."""
         return self._placed.get(uid)
 
     def _counted(self, pod: GroupPod | None) -> Placed | None:
@@ -208,7 +208,7 @@ class State:
             self._touch()
 
     def _routing_to(self, group: str, workload: str) -> Routing:
-        """Who answers calls to a group's workload; in upstream parity every replica may."""
+        """Routing of calls to a group's workload; any replica in upstream parity."""
         if not self._by_answer:
             return Routing.ANY
         found = [self._services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
@@ -231,7 +231,7 @@ class State:
         return found
 
     def models(self, group: str, workload: str) -> list[ObjectMeta]:
-        """Of a placed pod of a group's workload, in each namespace where it has or had one."""
+        """A placed pod of the workload in each namespace that has or had one."""
         name = self.groups[group].metadata.name
         found, held = self._models.get((name, workload), {}), self._membership.may_hold(group)
         # Hundreds of releases of one chart are hundreds of groups of one name, each in a namespace of its own.
@@ -266,7 +266,7 @@ class State:
         return self._membership.group_of(namespace, name)
 
     def key_of(self, namespace: str, name: str) -> str:
-        """The same; a group that does not exist has the key that it would have in the pod's own namespace."""
+        """The group's key; for a missing group the key that it would have in the pod's namespace."""
         return self.group_of(namespace, name) or f"{namespace}/{name}"
 
     def members(self, key: str) -> Members:
@@ -282,7 +282,7 @@ class State:
         return total
 
     def costs(self, group_namespace: str) -> Costs:
-        """The costs that a group of this namespace is judged by."""
+        """The costs for groups of a namespace."""
         return self._costs.of(group_namespace)
 
     def weigh(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
@@ -304,7 +304,7 @@ class State:
         return self._weighed[key, workload]
 
     def score_table_of(self, pod: GroupPod) -> ScoreTable:
-        """The same for a pod; where deleted nodes block, a neutral answer says so."""
+        """The scores for a pod; where deleted nodes block, a neutral answer says so."""
         try:
             return self.weigh(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
@@ -346,7 +346,7 @@ class State:
         )
 
     def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
-        """What a workload depends on, and what depends on it, with the pods that are placed.
+        """A workload's dependencies and dependents, with their placed pods.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.

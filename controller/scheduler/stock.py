@@ -105,7 +105,7 @@ class DefaultSchedulerModel:
         return total + _AFFINITY * (_share(self._liked(spec), among) + self._company(spec, around, among))
 
     def _by_resources(self, amounts: tuple[int, ...]) -> Ints:
-        """[host] LeastAllocated and BalancedAllocation; not to be written to."""
+        """[host] scores of LeastAllocated and BalancedAllocation. Read-only."""
         found = self._by_requests.get(amounts)
         if found is None:
             found = self._least(np.array(_floored(amounts), np.int64))
@@ -161,7 +161,7 @@ class DefaultSchedulerModel:
         return found[codes]
 
     def _size(self, key: str, among: Bools) -> int:
-        """How many domains the hosts make that may take the pod; of hosts it is they that count, labelled or not."""
+        """Number of domains of the hosts that may take the pod."""
         # Kept beside the array itself: an array that is gone gives its id to another.
         kept = self._sizes.get((key, id(among)))
         if kept is not None:
@@ -288,7 +288,7 @@ def placement_probabilities(
 
 
 def sampled_share(hosts: int) -> float:
-    """Of so many feasible hosts, the share that the scheduler scores by default."""
+    """Share of feasible hosts that the scheduler scores by default."""
     if hosts <= _LEAST_SAMPLE:
         return 1.0
     return max(_LEAST_SAMPLE / hosts, max(50 - hosts // 125, 5) / 100)

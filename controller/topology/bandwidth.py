@@ -68,7 +68,7 @@ def allocated_bps(membership: Membership, placed: Mapping[PodKey, Counter[str]])
 
 
 def between_regions(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
-    """The same between regions: the sum over the zone pairs that join them."""
+    """Sums between regions, over their zone pairs."""
     total: dict[ZonePair, int] = defaultdict(int)
     for regions, rate_bps in _joining(by_zone, zones):
         total[regions] += rate_bps

@@ -24,7 +24,7 @@ CAPACITY_HYSTERESIS = 0.25
 
 
 class TopologySnapshot(msgspec.Struct, frozen=True):
-    """Everything that one decision about a NetworkTopology rests on.
+    """All inputs of a decision about a NetworkTopology.
 
     Attributes:
         data: keys and values of all its results ConfigMaps together.
@@ -49,7 +49,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
-    """What follows from a snapshot: costs, latencies to write, the next state, and the bandwidths and faults beside them."""
+    """The decision: costs, latencies to write, the next state, bandwidths and faults."""
 
     latencies: Latencies
     table: ZoneCosts

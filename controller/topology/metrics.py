@@ -25,7 +25,7 @@ SHOWN_OUTLIERS = 50
 
 
 class MetricsView(msgspec.Struct, frozen=True):
-    """What there is to show of one topology."""
+    """The values to export of one topology."""
 
     table: ZoneCosts
     counts: PairsByBasis

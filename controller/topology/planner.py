@@ -39,7 +39,7 @@ DEBOUNCE_S = 1.0
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What to do to the plan objects: data by name to write, names to delete."""
+    """Changes of plan objects: data by name to write, names to delete."""
 
     write: dict[str, ZonePlan]
     delete: tuple[str, ...]
@@ -115,12 +115,12 @@ class ProbePlanner:
 
     @property
     def result_objects(self) -> list[ObjectName]:
-        """The ConfigMaps that our agents write to."""
+        """Names of the ConfigMaps that our agents write."""
         return results_of_agents(self._namespace, RESULTS_NAME, self.zone_count, self._plans.values())
 
     @property
     def zone_count(self) -> int:
-        """How many zones nodes are in."""
+        """Number of zones with nodes."""
         return len(self._nodes_in)
 
     def _count_zone(self, node: Node | None, step: int) -> None:
@@ -232,7 +232,7 @@ class ProbePlanner:
         return previous, liveness, plan, keys
 
     def _expect(self, keys: Collection[str]) -> None:
-        """Keys of the plan before are still expected for two rounds: agents learn of a plan when it is written, not before."""
+        """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
         now_s = self._clock()
         kept = {key: until for key, until in (self._expected or {}).items() if until > now_s}
         self._expected = kept | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))

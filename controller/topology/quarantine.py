@@ -90,7 +90,7 @@ def update_liveness(
 
 
 class _Evidence:
-    """Which nodes reach which, by the fresh results."""
+    """Which nodes reach which, by fresh results."""
 
     def __init__(self, probes: Iterable[Probe], fresh: Mapping[NodePair, Sample | Failure]) -> None:
         self._zone: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _order(origin: str, node: str) -> bytes:
 
 
 def without_suspects(facts: Iterable[ProbeNode], quarantine: Mapping[str, float]) -> list[ProbeNode]:
-    """The same facts, with agents in quarantine as not ready; a zone keeps its last probers."""
+    """The nodes with quarantined agents as not ready; a zone keeps its last probers."""
     facts = list(facts)
     left = {f.zone for f in facts if f.name not in quarantine and f.ready and f.schedulable and f.agent_ready}
     return [

@@ -51,7 +51,7 @@ ALL = "*"
 
 
 class PendingWrites(msgspec.Struct, frozen=True):
-    """What a decision comes to: the patch of the object, None where nothing is to be written, and what costs rest on."""
+    """The patch of the object, or None, and the basis of its costs."""
 
     operations: list[Operation] | None
     counts: status.PairsByBasis
@@ -240,7 +240,7 @@ class TopologyController:
         return drawn
 
     async def _count_allocated(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
-        """What placed pods ask of each path; counted anew, in a thread, when pods moved."""
+        """Sum minBandwidth of placed pods per path, in a thread, when pods moved."""
         if self._allocated is not None:
             return self._allocated
         moves, maybe_yield = self._pod_moves, CooperativeYield()

@@ -47,14 +47,14 @@ def results_of_agents(home: str, base: str, zone_count: int, plans: Iterable[Zon
 
 
 def results_named_by(topology: NetworkTopology, home: str, zone_count: int) -> list[ObjectName]:
-    """What the object itself names; only agents spread results over shards, and they write in netaware's namespace."""
+    """The ConfigMap that the object names; only agents spread results over shards, in netaware's namespace."""
     base, namespace = topology.spec.configmap_name, topology.metadata.namespace
     names = shard_names(base, zone_count) if namespace == home else [base]
     return [ObjectName(namespace, name) for name in names] if base else []
 
 
 class ResultsStore:
-    """What those who read results share: every replica runs one.
+    """The store of results ConfigMaps, on every replica.
 
     Args:
         client: for the watches.
@@ -88,7 +88,7 @@ class ResultsStore:
         return self._home
 
     def want(self, who: str, names: Iterable[ObjectName]) -> None:
-        """From now on ``who`` reads exactly these."""
+        """Set the ConfigMaps that ``who`` reads."""
         self._wanted_by[who] = frozenset(names)
         wanted = frozenset().union(*self._wanted_by.values())
         if wanted == self._wanted:
@@ -113,7 +113,7 @@ class ResultsStore:
         return None if found is None else found.data or {}
 
     def size_bytes(self, name: ObjectName) -> int:
-        """What keys and values of a wanted ConfigMap take; 0 when there is none."""
+        """Size of a wanted ConfigMap's keys and values; 0 if it does not exist."""
         return self._sizes.get(name, 0)
 
     async def run(self) -> None:
@@ -171,7 +171,7 @@ class ResultsStore:
     async def _tell_when_listed(
         self, reflector: Reflector[ConfigMap], names: Callable[[], Iterable[ObjectName]]
     ) -> None:
-        """That an object is not there is news as well."""
+        """Notify also about objects that do not exist."""
         await reflector.synced.wait()
         for name in names():
             self._notify(name)

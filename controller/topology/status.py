@@ -26,7 +26,7 @@ COUNT_S = 60.0
 
 
 class InputFaults(msgspec.Struct, frozen=True):
-    """What was wrong with what we read.
+    """Faults of the inputs.
 
     Attributes:
         policy: why the object's costPolicy is not used; empty when it is.
@@ -210,7 +210,7 @@ def _input_valid(faults: InputFaults) -> _Statement:
 
 
 def _joined(found: Sequence[tuple[str, str]], good_reason: str, good_message: str, *, bad: bool) -> _Statement:
-    """What was found by reason, the gravest first; ``bad`` is the status of a condition where anything was."""
+    """Join faults by reason, the gravest first; ``bad`` is the condition's status if there are any."""
     if not found:
         return not bad, good_reason, good_message
     return bad, found[0][0], "; ".join(text for _, text in found)
@@ -244,7 +244,7 @@ def plan_status(
 
 
 def as_if_kept(stands: NetworkTopologyStatus, last: list[Condition] | None, generation: int) -> NetworkTopologyStatus:
-    """What would stand there if upstream's definition kept conditions and observedGeneration, with those last worked out."""
+    """The status as if upstream's definition kept conditions and observedGeneration, with the last computed ones."""
     return msgspec.structs.replace(stands, conditions=last, observed_generation=generation)
 
 

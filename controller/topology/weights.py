@@ -120,7 +120,7 @@ def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operat
 
 
 def _plain(weight: WeightInfo) -> dict[str, object]:
-    """As JSON wants it: absent quantities left out, since the definition does not take null."""
+    """The weight as JSON, without absent quantities, because the CRD does not allow null."""
     return {
         "name": weight.name,
         "topologyList": [

@@ -31,7 +31,7 @@ class PricesConfig(Section, frozen=True):
     between_regions: Price | None = None
 
     def table(self) -> PriceTable | None:
-        """None when no price is known."""
+        """The price table; None without any price."""
         if self.preset:
             return price_table(self.preset)
         if not any((self.same_zone, self.between_zones, self.between_regions)):

@@ -17,7 +17,7 @@ DriftKind = Literal["new", "gone", "grown"]
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """How real traffic differs from an AppGroup: an edge that is new, gone, or ten times its ``minBandwidth``."""
+    """A difference between traffic and an AppGroup: an edge that is new, gone, or ten times its ``minBandwidth``."""
 
     kind: DriftKind
     client: str
@@ -49,7 +49,7 @@ def members_of(group: AppGroup) -> list[str]:
 
 
 def drift_of(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
-    """Where real traffic differs from what the group says, by names of workloads in its namespace."""
+    """Differences between traffic and the group, by names of workloads in its namespace."""
     members = set(members_of(group))
     written = declared(group)
     real = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}

@@ -54,7 +54,7 @@ class ObservedDependency(msgspec.Struct, frozen=True):
 
     @property
     def zoneless_bytes_per_s(self) -> float:
-        """Whose zones nobody told; what rounding leaves is none."""
+        """Bytes per second of flows without zones."""
         left = self.bytes_per_s - sum(self.zones.values())
         return left if left > _ROUNDING * self.bytes_per_s else 0.0
 
@@ -76,7 +76,7 @@ class TrafficGraph(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all dependencies."""
+        """Bytes per second of all dependencies."""
         return sum(d.bytes_per_s for d in self.dependencies)
 
 

@@ -13,7 +13,7 @@ from controller.traffic.workloads import Place, Workloads
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What one dependency moves and costs.
+    """Traffic and price of one dependency.
 
     Attributes:
         client, server: as ``namespace/name``.

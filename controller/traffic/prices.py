@@ -67,7 +67,7 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
 
 
 def reach_of(origin: tuple[str, str], destination: tuple[str, str]) -> Reach:
-    """How far it is between two places, each (region, zone)."""
+    """The distance between two places, each (region, zone)."""
     if origin[0] != destination[0]:
         return "regions"
     return "zone" if origin[1] == destination[1] else "zones"

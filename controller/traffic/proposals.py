@@ -69,7 +69,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What whoever asks for proposals wants in them besides what traffic says.
+    """Settings of proposals that traffic does not give.
 
     Attributes:
         spread: value of the annotation netaware.io/spread; empty for none.
@@ -81,7 +81,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Placing(msgspec.Struct, frozen=True):
-    """How pods of the namespace hear of their plan.
+    """How pods of the namespace receive placements.
 
     Attributes:
         placement: where their own label says nothing: the namespace's label, else ``scheduler.placement``.
@@ -146,7 +146,7 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class _Written:
-    """What people wrote: groups of the namespace with their workloads and dependencies."""
+    """Existing groups of the namespace with their workloads and dependencies."""
 
     def __init__(self) -> None:
         self.groups: dict[str, AppGroup] = {}

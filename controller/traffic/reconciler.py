@@ -52,7 +52,7 @@ KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one look gave: the bill of all traffic; by AppGroup, what differs from it, and what its dependencies move."""
+    """The result of one reading: the bill of all traffic; drift and weights by AppGroup."""
 
     bill: Money
     drift: Mapping[str, Sequence[Drift]]
@@ -132,7 +132,7 @@ class TrafficController:
                 self._seen, self._conditions, self._sure = None, {}, False
 
     def conditions(self, key: str) -> list[Condition]:
-        """What is to be said of a group: nothing while nothing was ever known, and Unknown once it is known no more."""
+        """Conditions of a group: none while traffic was never known, Unknown once it is known no more."""
         group, said = self._caches.app_groups.get(key), self._conditions.get(key)
         if group is None:
             return []

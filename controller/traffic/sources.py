@@ -31,7 +31,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class End:
-    """Which labels name one end of a flow; an empty label name means that the source does not tell."""
+    """Labels of one end of a flow; an empty label name means that the source lacks it."""
 
     namespace: str
     name: str
@@ -114,7 +114,7 @@ class Source:
 
     @property
     def metrics(self) -> list[str]:
-        """Names by which Prometheus shows that this source is there."""
+        """Metrics whose presence shows that this source is there."""
         return sorted({counter.metric for counter in self.counters})
 
     @property
@@ -208,7 +208,7 @@ SOURCES: Sequence[Source] = (
 
 
 class NoTrafficError(ConfigError):
-    """Prometheus knows no source of traffic, or not the one that was asked for."""
+    """Prometheus has no source of traffic, or not the requested one."""
 
 
 @dataclass
@@ -305,7 +305,7 @@ async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
 
 
 async def known_window(prometheus: PrometheusClient, source: Source, window_s: int) -> int:
-    """How many of the last ``window_s`` seconds Prometheus has this source for, and at least what a rate of it needs.
+    """Seconds of the last ``window_s`` for which Prometheus has this source, and at least what a rate needs.
 
     A rate over a time that it has only the end of is too low by the part that is missing, and nothing shows it: bills of an hour
     were a sixth ten minutes after the source was installed. What is missing in between is no matter, since counters go on.

@@ -34,7 +34,7 @@ def by_edge(weights: Weights) -> Edges:
 
 
 def annotated_weights(group: AppGroup, name: str, problems: list[str]) -> Edges:
-    """What an annotation says; ``problems`` takes what of it could not be read, or makes no sense."""
+    """Weights from an annotation; appends what cannot be used to ``problems``."""
     text = group.metadata.annotation(name)
     if not text:
         return {}

@@ -46,7 +46,7 @@ class Workloads:
     def from_objects(
         cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
     ) -> Workloads:
-        """From pods, node name -> place, and Services."""
+        """Build from pods, node name -> place, and Services."""
         found = cls(regions={zone: region for region, zone in places.values()})
         selectors: dict[str, list[tuple[str, Mapping[str, str]]]] = defaultdict(list)
         for service in services:

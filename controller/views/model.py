@@ -93,7 +93,7 @@ class GroupView(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """Everything that ``status`` and the page show.
+    """All data of ``status`` and the page.
 
     Attributes:
         at: unix seconds.

@@ -10,7 +10,7 @@ from controller.views.model import Overview
 
 
 def build(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
-    """Everything that is shown; pure.
+    """Build the overview. Pure.
 
     Args:
         snapshot: what there is.

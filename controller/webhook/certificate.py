@@ -72,7 +72,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
 def _webhook(
     name: str, client: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
 ) -> dict[str, Any]:
-    """As the policies in manifests/policies/appgroup-gate.yaml: two, one for pods and one for whole namespaces."""
+    """Two webhooks, one for pods and one for whole namespaces, as the policies in manifests/policies/appgroup-gate.yaml."""
     return {
         "name": f"{name}.gate.netaware.io",
         "clientConfig": client,

@@ -228,7 +228,7 @@ def _question(body: bytes) -> Question:
 
 
 def _check_names(raw: bytes) -> None:
-    """What is echoed without being looked at should at least be a list."""
+    """Check that names to echo are a list."""
     if not raw.startswith(b"["):
         raise BadRequestError("nodenames is no list")
 

@@ -119,7 +119,7 @@ class ExtenderService:
         Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
 
     def unready(self) -> str:
-        """What has not been listed yet; a definition that is not installed is no reason to wait."""
+        """Stores that are not listed yet, except those of CRDs that are not installed."""
         missing = [name for name, store in self._stores.items() if not store.ready.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
@@ -128,7 +128,7 @@ class ExtenderService:
         return {name: store.run() for name, store in self._stores.items()}
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """Everything that runs, for `kubekit.runtime.supervise`."""
+        """Tasks to run, for `kubekit.runtime.supervise`."""
         return {**self.stores(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
 
     async def _settle(self) -> None:

@@ -23,7 +23,7 @@ UNPLACED_FOR_S = 5.0
 
 
 class CachedPlan(msgspec.Struct, frozen=True):
-    """A plan with what it was made for.
+    """A plan with its inputs.
 
     Attributes:
         plan: the plan.
@@ -65,7 +65,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         took_s: float,
         evicts_below: int | None = None,
     ) -> CachedPlan:
-        """Remember what a plan was made for."""
+        """Record the inputs of a plan."""
         return cls(
             plan,
             snapshot.graph,
@@ -114,7 +114,7 @@ def members_of(pods: Sequence[GroupPod]) -> frozenset[str]:
 
 
 class ComingRoom(msgspec.Struct, frozen=True):
-    """What hosts hold now and will not when a group's pods have come: node -> requests.
+    """Requests that hosts will lose once a group's pods have come: node -> requests.
 
     Attributes:
         leaving: of the group's pods that a rollout is about to replace.
@@ -126,7 +126,7 @@ class ComingRoom(msgspec.Struct, frozen=True):
 
 
 class PlanVerdict(msgspec.Struct, frozen=True):
-    """How a plan fares.
+    """Whether a plan is still valid.
 
     Attributes:
         uncounted: pods that their hosts do not count yet, each with its host: planned, or bound a moment ago.

@@ -145,7 +145,7 @@ class GatingController:
         return self._declared.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """What the group's status says of its plan, and, once nothing of it waits, of how it stands."""
+        """Conditions of the group: of its plan and, once no pod waits, advice."""
         planned = self.plans.report(group)
         found = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):

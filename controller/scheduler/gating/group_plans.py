@@ -53,7 +53,7 @@ AT_A_TIME = 1000
 
 
 class PlanState(msgspec.Struct, frozen=True):
-    """What a group can count on now.
+    """A group's plan, or that one is pending.
 
     Attributes:
         plan: None without one: plans are off, refused, or not made yet.
@@ -132,7 +132,7 @@ class GroupPlans:
         return int(self._planner_time.used_s(group.partition("/")[0])), max(members, len(self._pods_of(group)))
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
-        """The plan that holds for a group; where none does, one is asked for."""
+        """The valid plan of a group; requests one if there is none."""
         known = self._state.groups.get(group)
         if known is None:
             return PlanState()
@@ -180,7 +180,7 @@ class GroupPlans:
         return PlanState(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
-        """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""
+        """Drop the plan of a group without waiting pods; hosts stay reserved for pods that are not counted there yet."""
         self._cached.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.pop(group, None)
@@ -196,7 +196,7 @@ class GroupPlans:
         return frozenset((*self._cached, *self.assumed.holders()))
 
     def report(self, group: str) -> Condition | None:
-        """What to say about planning in the group's status; None when there is nothing."""
+        """The condition Planned of the group; None without one."""
         return self._reports.get(group)
 
     async def make(self, group: str) -> None:
@@ -254,7 +254,7 @@ class GroupPlans:
         return second.choose(plan, evicting)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
-        """Where a plan would put a bound pod of a group, were it gone; None where it finds no place.
+        """Where a plan would place a bound pod's replacement; None if nowhere.
 
         Args:
             group: its key.
@@ -309,7 +309,7 @@ class GroupPlans:
         return found
 
     def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
-        """Where the group's pods went in the plan before, and where replacements of evicted ones are meant to go."""
+        """Targets of the previous plan, and hosts reserved for replacements of evicted pods."""
         before = self._cached.get(group)
         self._drop_expired()
         return self._expected.with_targets(dict(before.plan.targets) if before else {}, group, pods)

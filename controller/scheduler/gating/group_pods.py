@@ -57,7 +57,7 @@ class GroupPods:
         return (self._state.key_of(namespace, label) for namespace, label in places)
 
     def gated(self) -> int:
-        """How many pods our gate holds."""
+        """Number of pods that our gate holds."""
         return sum(pod.gated and not pod.over for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:

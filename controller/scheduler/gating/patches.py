@@ -29,7 +29,7 @@ _OPEN = {"$patch": "delete", "name": GATE}
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """How a decision is put in affinity mode.
+    """How a decision is delivered in affinity mode.
 
     Attributes:
         hostname: the label of the target's host, empty where it has none.
@@ -47,7 +47,7 @@ FULL = Handover()
 
 
 def mode_of(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
-    """How a pod's decision is handed over: pods of schedulers that ask no extender of ours cannot be told by one."""
+    """How a pod's decision is delivered; always by affinity for schedulers without our extender."""
     default = config.placement
     if default == "extender" and not serves(pod.spec.scheduler_name, config.scheduler_names):
         default = "affinity"
@@ -85,7 +85,7 @@ def release_patch(
 
 
 def opening_patch(pod: GroupPod) -> PodPatch:
-    """Open the gate and do nothing else."""
+    """The patch that only opens the gate."""
     return _patch(pod, {}, {"schedulingGates": [dict(_OPEN)]})
 
 

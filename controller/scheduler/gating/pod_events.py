@@ -25,7 +25,7 @@ MOST_AT_ONCE = 20
 
 
 class WaitingEvents:
-    """What is told of pods that wait at their gates, once they have waited for a few seconds, and for whom they wait."""
+    """Events of pods that have waited at their gates for some seconds, with what they wait for."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, str]] = {}
@@ -33,7 +33,7 @@ class WaitingEvents:
     def of(
         self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float
     ) -> tuple[list[tuple[GroupPod, str]], float | None]:
-        """Whom to tell of, with the words, and in how many seconds to look again; None when only a change can bring news.
+        """The pods to report with the message, and when to check again; None if only a change matters.
 
         Args:
             pods: of the group.
@@ -71,7 +71,7 @@ class WaitingEvents:
 
 
 class PlacementEvents:
-    """One event on each pod that was placed: why it landed there.
+    """One event on each placed pod, with the reason for its place.
 
     Args:
         state: the cluster in the rules' eyes.

@@ -141,7 +141,7 @@ async def run_all(work: Iterable[Awaitable[None]]) -> None:
 
 
 class PodUpdater:
-    """Opens gates, and sees to pods that the scheduler found no node for.
+    """Opens gates, and requeues or replaces unschedulable pods.
 
     Args:
         writer: patches pods.

@@ -71,7 +71,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class ReleaseDecision(msgspec.Struct, frozen=True):
-    """Who goes now.
+    """The pods to release now.
 
     Attributes:
         releases: in the order of their workloads.
@@ -96,7 +96,7 @@ def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseD
 
 
 def settles_in_s(queue: GroupQueue, now: float) -> float:
-    """How long until the group's pods may be taken for all there are; 0 when that is now.
+    """Seconds until the group's pods count as complete; 0 if they do now.
 
     While pods are missing and one came just now, more will come, and the plan should know them all.
     """

@@ -38,7 +38,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 class ExpectedReplacements:
-    """Those of all groups."""
+    """Expected replacements of all groups."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, list[Expected]] = {}

@@ -26,9 +26,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """The host as it was when the scheduler refused it: what bound pods used of it, and what others than the
-    refused pod (by its key) were promised there.
-    """
+    """A host when the scheduler refused it for a pod: usage of bound pods, and reservations of others."""
 
     key: str
     host: Host | None
@@ -36,7 +34,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class ReservationCache:
-    """What nodes hold beyond the pods bound to them: promises by group and host, and no-goods by class of pods and host.
+    """Reservations by group and host, and refused hosts by class of pods.
 
     Args:
         node_cache: the hosts, and what bound pods use of them.
@@ -56,7 +54,7 @@ class ReservationCache:
         self._asks: dict[str, tuple[str, Amounts]] = {}
 
     def asks_of(self, pod: GroupPod) -> Amounts:
-        """What a pod takes of its host; worked out once per version of it."""
+        """A pod's requests, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
         known = self._asks.get(key)
         if known is None or known[0] != version or not version:
@@ -70,7 +68,7 @@ class ReservationCache:
             self.asks_of(pod)
 
     def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
-        """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before.
+        """Replace a group's reservations: hosts of its pods that are not counted there yet.
 
         Args:
             group: its key.
@@ -101,15 +99,14 @@ class ReservationCache:
             del self._leaving[group]
 
     def release(self, key: str) -> None:
-        """A pod's gate is being opened: from now on its room is taken, whichever watch is first to say so."""
+        """Count a released pod on its host from now on, before the watch shows it."""
         self._released.add(key)
         node = self._held.get(self._group_of.get(key, ""), {}).get(key)
         if node is not None:
             self._on[node][key] = msgspec.structs.replace(self._on[node][key], gated=False)
 
     def stands(self, group: str, *, begun: bool, whole: bool) -> None:
-        """How far a group is. One of which nothing is bound, and which cannot come up whole by its plan, keeps its room from
-        everybody but those that have begun: these would stand there in part for as long as it waits.
+        """Record a group's progress. Groups that have not started and cannot start whole give up their reservations to groups that have.
 
         Args:
             group: its key.
@@ -141,7 +138,7 @@ class ReservationCache:
         return {node: taken for node in self._on if (taken := self.others_on(group, node))}
 
     def others_on(self, group: str, node: str, *, now: bool = False) -> Amounts:
-        """The same for one host; or what pods on their way take of it ``now``, while gated ones wait."""
+        """Reservations of others on a host; with ``now`` only of released pods."""
         by_group: dict[str, Amounts] = {}
         for key, promise in self._on.get(node, {}).items():
             if promise.group == group or self.node_cache.assigned_node(key) or self._gives_way(promise, group):
@@ -192,7 +189,7 @@ class ReservationCache:
         return found
 
     def _taken_on(self, node: str, key: str) -> Amounts:
-        """What a host's pods use, and what all but this one were promised there beside them."""
+        """Usage of a host's pods, and reservations of others there."""
         found = dict(self.node_cache.used.get(node, {}))
         for other, promise in self._on.get(node, {}).items():
             if other != key and not self.node_cache.assigned_node(other):

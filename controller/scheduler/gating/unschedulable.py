@@ -86,7 +86,7 @@ class StuckPods:
         self._forbidden.discard(key)
 
     def may_demand(self, pod: GroupPod) -> bool:
-        """Whether zones may be required of a pod: only where that can be taken back, and could be met for its like before."""
+        """Whether zones may be required of a pod: only if it can be replaced, and such terms worked before."""
         return self.may_delete and is_replaceable(pod) and class_of(pod) not in self._unmet
 
     def on_forbidden(self, pod: GroupPod) -> None:
@@ -96,7 +96,7 @@ class StuckPods:
     def plan(
         self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
     ) -> tuple[list[Action], float | None]:
-        """What to do about a group's stuck pods, and when to look again.
+        """Decide about a group's unschedulable pods, and when to check again.
 
         Args:
             pods: the group's.
@@ -210,7 +210,7 @@ def class_of(pod: GroupPod) -> str:
 
 
 def _answer(state: State, pod: GroupPod) -> int:
-    """What the filter says of the cluster for a pod, as a number that changes when any of it does."""
+    """A number that changes when filter's answer for the pod changes."""
     score_table = state.score_table_of(pod)
     if score_table.neutral:
         return hash(score_table.neutral)

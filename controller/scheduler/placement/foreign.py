@@ -32,7 +32,7 @@ class ForeignPods(msgspec.Struct, frozen=True):
 
 
 def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
-    """Those that matter for a plan of a group.
+    """The foreign pods that matter for a plan of a group.
 
     Args:
         node_cache: all bound pods.

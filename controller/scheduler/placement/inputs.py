@@ -90,7 +90,7 @@ class PlanInputs(NamedTuple):
         return plan if second is None else second.choose(plan, plan_group(second.snapshot))[0]
 
     def with_evictions(self, snapshot: GroupSnapshot, plan: Plan) -> Evicting | None:
-        """What to plan anew where pods have no place; None where they may evict nobody."""
+        """A second snapshot without pods of lower priority, for pods that have no place; None if they may evict none."""
         left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
         willing = all(spec.preemption_policy != "Never" for spec in left)
         below = min((spec.priority for spec in left), default=None) if willing else None

@@ -69,7 +69,7 @@ ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
 class SearchMissingError(KubekitError):
-    """Nothing can be planned: the search is not compiled here and cannot be; the text says what to do."""
+    """The search is not compiled and cannot be; the text says what to do."""
 
 
 class _Problem(ctypes.Structure):
@@ -86,7 +86,7 @@ def fields() -> Iterator[str]:
 
 
 class Found(NamedTuple):
-    """Where every replica goes, a host or -1, and the price of it all by the search's own scale."""
+    """The found placement: a host or -1 per replica, and its price."""
 
     at: Ints
     cost: float
@@ -256,7 +256,7 @@ def _replica_arrays(problem: Problem) -> dict[str, object]:
 
 
 def _per_replica(problem: Problem) -> float:
-    """What the calls of a replica cost at worst, in the mean."""
+    """Mean of the worst cost of a replica's calls."""
     return _WHOLE / _everybody(problem)
 
 
@@ -266,7 +266,7 @@ def _everybody(problem: Problem) -> int:
 
 
 def _gain_of_host(problem: Problem) -> float:
-    """What a call gains by staying on its host, as a share of what it costs at worst."""
+    """Gain of a call that stays on its host, as a share of its worst cost."""
     gains = [
         (float(np.diagonal(table.latency).min()) - table.local) / worst
         for number, table in enumerate(problem.tables)

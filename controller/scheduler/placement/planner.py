@@ -56,7 +56,7 @@ class PlanningError(KubekitError):
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
-    """All that a plan depends on.
+    """All inputs of a plan.
 
     Attributes:
         graph: the group's workloads and dependencies.
@@ -105,7 +105,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Where everything should go.
+    """A target for each pod, and what could not be placed.
 
     Attributes:
         targets: pod key -> target, for pods that wait and fit somewhere; released ones included.
@@ -139,7 +139,7 @@ def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S) -> Pl
 
 
 def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
-    """The same cluster if one of the group's bound pods were gone, and another like it waited under its name."""
+    """The snapshot in which one bound pod is gone and its replacement waits under its name."""
     pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
     node, replace = pod.spec.node_name, msgspec.structs.replace
     waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))

@@ -21,7 +21,7 @@ WEIGHTS_ANNOTATION = "netaware.io/weights"
 
 
 def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
-    """What an object says of spreading, or the default."""
+    """The spread that an object asks for, or the default."""
     text = (annotations or {}).get(SPREAD_ANNOTATION, "").strip().lower()
     for known in get_args(Spread):
         if text == known:
@@ -43,7 +43,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objective:
-    """What a group says, else time; time instead of money where there are no prices."""
+    """The group's objective, by default time; also time if prices are missing."""
     text = group.metadata.annotation(OBJECTIVE_ANNOTATION).strip().lower()
     if text and text not in OBJECTIVES:
         problems.append(f"annotation {OBJECTIVE_ANNOTATION}: {text!r} is none of {', '.join(OBJECTIVES)}")

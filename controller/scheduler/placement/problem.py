@@ -67,7 +67,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What replicas must, must not, or would rather not share.
+    """A rule about replicas that must, must not, or would rather not share a domain.
 
     Attributes:
         kind: see there.
@@ -94,7 +94,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """All that a plan depends on.
+    """All inputs of a search, as arrays.
 
     Attributes:
         free: [host, resource] what is free; may be negative where a host is overcommitted.
@@ -141,7 +141,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def workloads(self) -> int:
-        """How many there are."""
+        """Number of workloads."""
         return len(self.fixed)
 
     @property

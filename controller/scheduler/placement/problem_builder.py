@@ -95,7 +95,7 @@ class DependencyRequest(msgspec.Struct, frozen=True):
 
 
 class PlacementRequest(msgspec.Struct, frozen=True):
-    """What is to be planned.
+    """The pods to place, with their dependencies.
 
     Attributes:
         hosts: every node by name.
@@ -148,7 +148,7 @@ class CompiledProblem(msgspec.Struct, frozen=True):
 
 
 class _Class(msgspec.Struct, frozen=True):
-    """What nothing tells apart."""
+    """Interchangeable replicas."""
 
     workload: int
     asks: Amounts
@@ -259,7 +259,7 @@ class _Compiler:
         return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
 
     def _host_price(self) -> Floats | None:
-        """As the extender adds the score of NodeResourcesAllocatable to that of the network, which is 100 at most."""
+        """The score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
         args = self._request.allocatable
         if not args.weight:
             return None
@@ -331,7 +331,7 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
 
 
 def timed(request: PlacementRequest, problem: Problem) -> Problem:
-    """The same problem with calls judged by their time, whatever it was planned by."""
+    """The problem with calls priced by time, whatever its objective."""
     if request.objective == "time":
         return problem
     return compile_problem(msgspec.structs.replace(request, objective="time")).problem

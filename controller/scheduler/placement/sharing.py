@@ -135,7 +135,7 @@ class PodTopologyConstraints:
 
 
 def terms_of(pod: GroupPod) -> Iterator[Term]:
-    """What a pod says of sharing domains."""
+    """A pod's terms about sharing domains."""
     for constraint in pod.spec.topology_spread_constraints or ():
         yield _spread_term(pod, constraint)
     affinity = pod.spec.affinity
@@ -174,7 +174,7 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
 
 
 def _nodes_of(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
-    """What of a pod's spec says which nodes its constraint counts; empty when it counts all."""
+    """The part of a pod's spec that says which nodes its constraint counts; empty for all."""
     asked = GroupPodSpec()
     if constraint.node_affinity_policy != "Ignore":
         affinity = spec.affinity
@@ -199,7 +199,7 @@ _NOBODY = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
 
 
 def _selector(selector: LabelSelector | None) -> bytes:
-    """As JSON; one that is absent selects nothing."""
+    """The selector as JSON; an absent one matches nothing."""
     return _NOBODY if selector is None else msgspec.json.encode(selector)
 
 

@@ -20,7 +20,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ZoneLoss(msgspec.Struct, frozen=True, rename="camel"):
-    """What goes with one zone.
+    """What the loss of one zone stops.
 
     Attributes:
         zone: its name; ``region`` may be empty.
@@ -37,7 +37,7 @@ class ZoneLoss(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Survival(msgspec.Struct, frozen=True, rename="camel"):
-    """Of a group.
+    """What the loss of each zone of a group stops.
 
     Attributes:
         losses: one per zone that holds a replica, sorted.
@@ -57,7 +57,7 @@ def survival_of(
     locations: Mapping[str, Location],
     calls: Sequence[Edge] = (),
 ) -> Survival:
-    """What the loss of each zone would take.
+    """Compute what the loss of each zone stops.
 
     Args:
         workloads: names.

@@ -27,7 +27,7 @@ _TABLES = 64
 
 @lru_cache(_TABLES)
 def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: bool, parity: bool) -> Floats:
-    """[zone, zone] what a call between two different hosts costs: whole costs in parity, else microseconds. Not to be written to."""
+    """[zone, zone] cost of a call between two different hosts: whole costs in parity, else microseconds. Read-only."""
     if parity:
         flat = [float(costs.check_limit(a, b, 0)[1]) for a in locations for b in locations]
     else:
@@ -82,7 +82,7 @@ def latency_us(
 
 @lru_cache(_TABLES)
 def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
-    """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
+    """[zone, zone] whether a pair on different hosts violates a limit. Read-only."""
     flat = [costs.check_limit(a, b, limit)[0] == "violated" for a in locations for b in locations]
     return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
 
