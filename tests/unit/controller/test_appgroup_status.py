@@ -13,7 +13,7 @@ from controller.appgroups.status import GroupFacts, gather, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
-from controller.cluster.services import Routing, ServiceIndex
+from controller.cluster.services import ServiceIndex
 from kubekit.conditions import find
 from kubekit.wire import Condition
 from tests.unit.controller.objects import (
@@ -222,16 +222,3 @@ def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_
     for order in (pods, pods[::-1]):
         facts = look(found, *order, rules=rules, services=services)
         assert (facts.checks[0].verdict, facts.checks[0].cost) == ("violated", 5)
-
-
-def test_a_changed_service_is_told_only_where_it_changes_an_answer() -> None:
-    services = ServiceIndex()
-    plain, touched = (service("s", {"app": "x"}, version=version) for version in ("1", "2"))
-    near = service("s", {"app": "x"}, "PreferClose")
-    assert services.on_change("shop/s", None, plain)
-    assert not services.on_change("shop/s", plain, touched)
-    assert services.on_change("shop/s", touched, near)
-    assert services.routing_to("shop", {"app": "x", "more": "y"}) is Routing.ZONE
-    assert services.routing_to("other", {"app": "x"}) is Routing.ANY
-    assert services.on_change("shop/s", near, None)
-    assert services.routing_to("shop", {"app": "x"}) is Routing.ANY

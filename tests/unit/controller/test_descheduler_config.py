@@ -8,8 +8,7 @@ import msgspec
 import pytest
 import yaml
 
-from controller.descheduler.config import share_of
-from controller.descheduler.policy import parse_policy, read_policy
+from controller.descheduler.policy import read_policy
 from kubekit.errors import ConfigError
 from tests.unit.controller.descheduling import DeschedulerConfig
 
@@ -79,26 +78,22 @@ def section(**fields: Any) -> DeschedulerConfig:
     return msgspec.convert(fields, DeschedulerConfig)
 
 
-def test_the_seeds_configuration_is_read_as_it_stands() -> None:
-    policy = parse_policy(SEED, "policy")
-    assert policy.args is not None
-    assert policy.interval_s == 60
-    load = policy.args.compiled()
-    assert load.exclude == {"kube-system", "koordinator-system"}
-    assert (load.pools[0].low, load.pools[0].high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
 
 
-def test_the_seeds_config_map_around_it_is_read_too() -> None:
-    document = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
-    policy = read_policy(document)
-    assert policy.args is not None
-    assert policy.args.compiled().pools[0].high["cpu"] == 50
+@pytest.mark.parametrize("document", [yaml.safe_load(SEED), CONFIG_MAP])
+def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(document: dict[str, Any]) -> None:
+    found = section(policy=document).compiled()
+    assert found.load is not None
+    assert found.interval_s == 60
+    assert found.load.exclude == {"kube-system", "koordinator-system"}
+    (pool,) = found.load.pools
+    assert (pool.low, pool.high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
 
 def test_bare_arguments_keep_every_field() -> None:
-    policy = parse_policy(EVERYTHING, "policy")
-    assert policy.args is not None
-    load = policy.args.compiled()
+    load = section(policy=yaml.safe_load(EVERYTHING)).compiled().load
+    assert load is not None
     assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (True, True, 3, 90)
     assert (load.include, load.exclude, load.node_fit, load.cache_timeout_s) == (
         frozenset({"shop"}),
@@ -273,10 +268,3 @@ def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field
     with pytest.raises(ConfigError) as refused:
         section(**fields).validate("descheduler")
     assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("limit", "pods", "least"), [("10%", 5, 1), ("10%", 40, 4), ("50%", 3, 1), (3, 100, 3), (0, 9, 0)]
-)
-def test_a_share_of_a_workload_is_rounded_down_but_at_least_one(limit: int | str, pods: int, least: int) -> None:
-    assert share_of(limit, pods) == least

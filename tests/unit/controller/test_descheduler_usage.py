@@ -58,53 +58,40 @@ def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
     assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
 
-def test_a_change_shows_by_half_after_the_half_life() -> None:
-    book = UsageSmoother(30, 180)
+@pytest.mark.parametrize(
+    ("half_life_s", "readings", "value"),
+    [
+        (30, [(200, 30)], 150),
+        (30, [(200, 30), (200, 90)], 187.5),
+        # The same sample read again counts once.
+        (30, [(200, 30)] * 10, 150),
+        (0, [(200, 1)], 200),
+        # After a gap longer than the expiry.
+        (30, [(10, 200)], 10),
+    ],
+)
+def test_a_change_shows_by_half_after_the_half_life(
+    half_life_s: float, readings: list[tuple[float, float]], value: float
+) -> None:
+    """Readings after one of 100: value, and seconds later."""
+    book, now = UsageSmoother(half_life_s, 180), NOW_S + readings[-1][1]
     fold(book, reading(100))
-    fold(book, reading(200, NOW_S + 30), now=NOW_S + 30)
-    assert book.view(NOW_S + 30).nodes["n"]["cpu"] == pytest.approx(150)
-    fold(book, reading(200, NOW_S + 90), now=NOW_S + 90)
-    assert book.view(NOW_S + 90).nodes["n"]["cpu"] == pytest.approx(187.5)
+    for amount, later_s in readings:
+        fold(book, reading(amount, NOW_S + later_s), now=NOW_S + later_s)
+    assert book.view(now).nodes["n"]["cpu"] == pytest.approx(value)
 
 
-def test_the_same_sample_read_twice_counts_once() -> None:
-    book = UsageSmoother(30, 180)
-    fold(book, reading(100))
-    for _ in range(10):
-        fold(book, reading(200, NOW_S + 30), now=NOW_S + 60)
-    assert book.view(NOW_S + 60).nodes["n"]["cpu"] == pytest.approx(150)
-
-
-def test_without_a_half_life_the_newest_value_counts() -> None:
-    book = UsageSmoother(0, 180)
-    fold(book, reading(100))
-    fold(book, reading(200, NOW_S + 1), now=NOW_S + 1)
-    assert book.view(NOW_S + 1).nodes["n"]["cpu"] == 200
-
-
-def test_node_metric_expiration_is_the_age_at_which_usage_is_gone() -> None:
+def test_usage_is_gone_at_its_expiry_and_with_its_node() -> None:
     for expiry_s in (90, 180):
         book = UsageSmoother(30, expiry_s)
-        fold(book, reading(100))
-        assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}}
+        fold(book, reading(100), reading(50, name="m"))
+        assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}, "m": {"cpu": 50}}
         late = book.view(NOW_S + expiry_s + 1)
         assert not late.nodes
-        assert late.expired == {"n"}
-
-
-def test_after_a_gap_longer_than_the_expiry_smoothing_starts_anew() -> None:
-    book = UsageSmoother(30, 180)
-    fold(book, reading(100))
-    fold(book, reading(10, NOW_S + 200), now=NOW_S + 200)
-    assert book.view(NOW_S + 200).nodes["n"]["cpu"] == 10
-
-
-def test_a_node_that_is_gone_is_forgotten() -> None:
-    book = UsageSmoother(30, 180)
-    fold(book, reading(100), reading(50, name="m"))
-    book.update(UsageBatch(), {"m"}, (), NOW_S)
-    assert book.view(NOW_S).nodes.keys() == {"m"}
-    assert not book.view(NOW_S + 999).expired & {"n"}
+        assert late.expired == {"n", "m"}
+        book.update(UsageBatch(), {"m"}, (), NOW_S)
+        assert book.view(NOW_S).nodes.keys() == {"m"}
+        assert book.view(NOW_S + 999).expired == {"m"}
 
 
 # Simulated servers

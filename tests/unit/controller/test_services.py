@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import msgspec
 
-from controller.cluster.services import Service, ServiceIndex, behind
+from controller.cluster.services import Routing, Service, ServiceIndex, behind
 
 KEYS, VALUES = ("app", "tier", "zone"), ("a", "b", "c")
 
@@ -21,6 +22,11 @@ def service(rng: random.Random, name: str, namespace: str) -> Service:
     return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, Service)
 
 
+def answers(index: ServiceIndex) -> list[Routing]:
+    labels = (dict(zip(KEYS, values, strict=True)) for values in product(VALUES, repeat=len(KEYS)))
+    return [index.routing_to(namespace, one) for one in labels for namespace in ("x", "y")]
+
+
 def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
     rng, index = random.Random(3), ServiceIndex()
     known: dict[str, Service] = {}
@@ -28,7 +34,9 @@ def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
         namespace, name = rng.choice(("x", "y")), f"s{rng.randrange(12)}"
         key = f"{namespace}/{name}"
         new = service(rng, name, namespace) if rng.random() < 0.7 else None
-        index.on_change(key, known.get(key), new)
+        before = answers(index)
+        changed = index.on_change(key, known.get(key), new)
+        assert changed or answers(index) == before, "whoever routes by it is told"
         known.pop(key, None)
         if new is not None:
             known[key] = new

@@ -16,6 +16,7 @@ from controller.cluster.zones import ZoneMap
 from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
+from kubekit.wire import Condition
 from netperf.costs import ZoneCosts
 from netperf.latencies import LATENCY_ANNOTATION, ZonePair
 from netperf.memory import CostState
@@ -50,7 +51,7 @@ def results(latency_ms: Mapping[ZonePair, float], at_s: float = START_S, sequenc
 def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
     body = {
         "metadata": {"name": "nt", "namespace": "shop", "resourceVersion": "7", "generation": 3},
-        "spec": {"configmapName": "netperf-metrics", "weights": list(weights), **spec},
+        "spec": {"configmapName": "netperf-metrics", "weights": weights, **spec},
     }
     return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
 
@@ -64,6 +65,13 @@ def run(
     found: NetworkTopology, data: Mapping[str, str], *, at_s: float = START_S, state: CostState | None = None
 ) -> TopologyDecision:
     return decide(snapshot(found, data), state, POLICY, now_s=at_s, wall_s=at_s)
+
+
+def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
+    """By type."""
+    counts = status.group_pairs(decision.table, POLICY, 60)
+    found = status.conditions_of(counts, decision.table, decision.faults, generation)
+    return {condition.type: condition for condition in found}
 
 
 def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
@@ -123,26 +131,17 @@ def test_the_weight_is_in_the_order_in_which_upstream_searches_it() -> None:
         assert origins == sorted(origins, key=str.encode)
 
 
-@pytest.mark.parametrize(
-    "before", [[USERS], [], [{"name": NETPERF_COSTS, "topologyList": []}, USERS], [USERS, {**USERS, "name": "Mine"}]]
-)
-def test_every_other_weight_stays_as_the_user_wrote_it(before: list[dict[str, Any]]) -> None:
-    found = topology(*before)
-    after = write(found, run(found, results(ALL)))
-    assert after is not None
-    names = [w.name for w in after.spec.weights or ()]
-    assert sorted(names) == sorted({*(w["name"] for w in before), NETPERF_COSTS})
-    for weight in found.spec.weights or ():
-        if weight.name != NETPERF_COSTS:
-            assert after.weight(weight.name) == weight
-            assert names.index(weight.name) == [w["name"] for w in before].index(weight.name)
+OURS = {"name": NETPERF_COSTS, "topologyList": []}
 
 
-def test_an_object_without_a_list_of_weights_gets_one() -> None:
-    found = msgspec.structs.replace(topology(), spec=msgspec.structs.replace(topology().spec, weights=None))
+@pytest.mark.parametrize("before", [[USERS], [], None, [OURS, USERS], [USERS, {**USERS, "name": "Mine"}]])
+def test_every_other_weight_stays_as_the_user_wrote_it(before: list[dict[str, Any]] | None) -> None:
+    found = topology(weights=before)
     after = write(found, run(found, results(ALL)))
     assert after is not None
-    assert [w.name for w in after.spec.weights or ()] == [NETPERF_COSTS]
+    names = [w["name"] for w in before or ()]
+    assert [w.name for w in after.spec.weights or ()] == list(dict.fromkeys([*names, NETPERF_COSTS]))
+    assert all(after.weight(w.name) == w for w in found.spec.weights or () if w.name != NETPERF_COSTS)
 
 
 def test_without_any_measurement_nothing_is_written() -> None:
@@ -170,11 +169,7 @@ def test_planning_after_applying_finds_nothing_to_do(
             wall_s=START_S + 30,
         )
         assert write(after, second) is None
-        counts = status.group_pairs(first.table, POLICY, 60)
-        again = status.group_pairs(second.table, POLICY, 60)
-        assert status.conditions_of(counts, first.table, first.faults, 3) == status.conditions_of(
-            again, second.table, second.faults, 3
-        )
+        assert conditions(first) == conditions(second)
 
 
 @given(st.floats(0.05, 400), st.floats(0, 100))
@@ -206,11 +201,8 @@ def test_when_measuring_stops_the_last_good_value_stays_stale_and_then_goes_but_
     assert after is not None
     stale = run(after, data, at_s=START_S + 400, state=first.state)
     assert write(after, stale) is None, "the last good value is kept"
-    counts = status.group_pairs(stale.table, POLICY, 60)
-    assert len(counts.stale) == 6
-    conditions = {c.type: c for c in status.conditions_of(counts, stale.table, stale.faults, 3)}
-    assert conditions["Stale"].status == "True"
-    assert conditions["Measured"].status == "False"
+    assert len(status.group_pairs(stale.table, POLICY, 60).stale) == 6
+    assert (conditions(stale)["Stale"].status, conditions(stale)["Measured"].status) == ("True", "False")
     gone = run(after, data, at_s=START_S + 4000, state=stale.state)
     emptied = write(after, gone)
     assert emptied is not None
@@ -243,14 +235,9 @@ def test_a_hole_is_filled_over_other_zones_and_marked() -> None:
     decision = run(topology(), results({("z1", "z2"): 5.0, ("z2", "z3"): 7.0}))
     entry = decision.table.zones["z1", "z3"]
     assert (entry.basis, entry.cost) == ("inferred", 12)
-    conditions = {
-        c.type: c
-        for c in status.conditions_of(
-            status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1
-        )
-    }
-    assert (conditions["Incomplete"].status, conditions["Incomplete"].reason) == ("True", "PairsInferred")
-    assert "z1 to z3" in conditions["Incomplete"].message
+    held = conditions(decision)["Incomplete"]
+    assert (held.status, held.reason) == ("True", "PairsInferred")
+    assert "z1 to z3" in held.message
 
 
 def test_the_objects_own_policy_wins_field_by_field() -> None:
@@ -265,9 +252,8 @@ def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
     policy, fault = policy_of(found, POLICY)
     assert policy == POLICY
     assert "costPolicy" in fault
-    decision = run(found, results(ALL))
-    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)[-1]
-    assert (held.type, held.status, held.reason) == ("InputValid", "False", "BadCostPolicy")
+    held = conditions(run(found, results(ALL)))["InputValid"]
+    assert (held.status, held.reason) == ("False", "BadCostPolicy")
 
 
 @given(st.dictionaries(st.text(max_size=30), st.text(max_size=60), max_size=20))
@@ -291,44 +277,28 @@ def test_a_failure_is_not_hidden_by_a_number_that_no_clock_gives(sequence: int, 
 
 
 def test_capacity_comes_from_the_user_and_allocation_stands_beside_it_at_both_levels() -> None:
-    users = {
-        "name": "UserDefined",
-        "topologyList": [
-            {
-                "topologyKey": "topology.kubernetes.io/zone",
-                "originList": [
-                    {"origin": "z1", "costList": [{"destination": "z3", "networkCost": 9, "bandwidthCapacity": "10Gi"}]}
-                ],
-            }
-        ],
-    }
-    found = topology(users)
+    entry = {"destination": "z3", "networkCost": 9, "bandwidthCapacity": "10Gi"}
+    level = {"topologyKey": "topology.kubernetes.io/zone", "originList": [{"origin": "z1", "costList": [entry]}]}
+    found = topology({"name": "UserDefined", "topologyList": [level]})
     allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
     decision = decide(snapshot(found, results(ALL), allocated=allocated), None, POLICY, now_s=START_S, wall_s=START_S)
-    weight = build_weight(decision.table, decision.bandwidths)
     entries = {
         (level.topology_key.rpartition("/")[2], origin.origin, entry.destination): entry
-        for level in weight.topology_list
+        for level in build_weight(decision.table, decision.bandwidths).topology_list
         for origin in level.origin_list
         for entry in origin.cost_list
     }
-    assert (entries["zone", "z1", "z3"].bandwidth_capacity, entries["zone", "z1", "z3"].bandwidth_allocated) == (
-        "10Gi",
-        "5",
-    )
-    assert entries["zone", "z2", "z3"].bandwidth_allocated == "7"
-    assert entries["region", "west", "east"].bandwidth_allocated == "12"
+    assert entries["zone", "z1", "z3"].bandwidth_capacity == "10Gi"
+    allocations = {where: entry.bandwidth_allocated for where, entry in entries.items() if where[2] in {"z3", "east"}}
+    assert allocations == {("zone", "z1", "z3"): "5", ("zone", "z2", "z3"): "7", ("region", "west", "east"): "12"}
     assert entries["zone", "z1", "z2"].bandwidth_allocated is None
 
 
 def test_the_calculation_time_moves_only_with_the_weights() -> None:
-    decision = run(topology(), results(ALL))
-    conditions = status.conditions_of(
-        status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 3
-    )
+    held = list(conditions(run(topology(), results(ALL)), 3).values())
 
     def plan(before: NetworkTopologyStatus, *, changed: bool, now: float) -> NetworkTopologyStatus:
-        return status.plan_status(before, conditions, node_count=3, generation=3, weights_changed=changed, now=now)
+        return status.plan_status(before, held, node_count=3, generation=3, weights_changed=changed, now=now)
 
     first = plan(NetworkTopologyStatus(), changed=True, now=1000.0)
     assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
@@ -337,42 +307,29 @@ def test_the_calculation_time_moves_only_with_the_weights() -> None:
 
 
 def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_once() -> None:
-    before = NetworkTopologyStatus(node_count=3, observed_generation=3)
-    more = msgspec.structs.replace(before, node_count=4)
-    other = msgspec.structs.replace(more, observed_generation=4)
-    assert [status.is_worth_a_write(before, wanted, last_s=5.0) for wanted in (before, more, other)] == [
-        False,
-        False,
-        True,
-    ]
-    assert [status.is_worth_a_write(before, wanted, last_s=60.0) for wanted in (before, more, other)] == [
-        False,
-        True,
-        True,
-    ]
+    """Also where the definition drops conditions."""
+    held = list(conditions(run(topology(), results(ALL)), 7).values())
 
-
-def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too() -> None:
-    counts = status.PairsByBasis((), (), (), ())
-    held = status.conditions_of(counts, ZoneCosts(zones={}, regions={}, absent=()), status.InputFaults(), 7)
-
-    def wanted(before: NetworkTopologyStatus, node_count: int) -> NetworkTopologyStatus:
-        return status.plan_status(before, held, node_count=node_count, generation=7, weights_changed=False, now=1000.0)
+    def wanted(before: NetworkTopologyStatus, node_count: int, generation: int = 7) -> NetworkTopologyStatus:
+        return status.plan_status(
+            before, held, node_count=node_count, generation=generation, weights_changed=False, now=1000.0
+        )
 
     stands = NetworkTopologyStatus(node_count=3)
     first = wanted(status.as_if_kept(stands, None, 7), 3)
-    assert status.is_worth_a_write(status.as_if_kept(stands, None, 7), first, last_s=float("inf"))
-    before = status.as_if_kept(stands, first.conditions, 7)
-    assert not status.is_worth_a_write(before, wanted(before, 4), last_s=5.0)
-    assert status.is_worth_a_write(before, wanted(before, 4), last_s=60.0)
+    assert status.is_worth_a_write(status.as_if_kept(stands, None, 7), first, last_s=5.0)
+    for before in (first, status.as_if_kept(stands, first.conditions, 7)):
+        for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
+            statuses = wanted(before, 3), wanted(before, 4), wanted(before, 3, 8)
+            assert [status.is_worth_a_write(before, one, last_s=last_s) for one in statuses] == worth
 
 
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
     lonely = ZoneMap({"z1": "west"}, {"n-z1": Place("n-z1", "z1", "west")})
     decision = decide(snapshot(topology(), {}, zone_map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
-    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)
-    assert (held[0].status, held[0].reason) == ("True", "NoPairs")
-    assert [status.is_bad(c) for c in held] == [False] * 6
+    held = conditions(decision)
+    assert (held["Measured"].status, held["Measured"].reason) == ("True", "NoPairs")
+    assert not any(map(status.is_bad, held.values()))
 
 
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
@@ -391,7 +348,6 @@ def test_a_pair_on_which_netperf_fails_again_and_again_is_named_though_datagrams
     fails = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}'}
     decision = run(topology(), {**dict(others), **fails})
     assert len(status.group_pairs(decision.table, POLICY, 60).measured) == 6
-    held = status.conditions_of(status.group_pairs(decision.table, POLICY, 60), decision.table, decision.faults, 1)
-    (found,) = [condition for condition in held if condition.type == "OutlierNodes"]
+    found = conditions(decision)["OutlierNodes"]
     assert (found.status, found.reason) == ("True", "NetperfFails")
     assert "netperf fails (reset)" in found.message

@@ -95,18 +95,6 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
     assert facts_of(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
-def test_an_address_that_two_nodes_claim_is_probed_by_nobody() -> None:
-    nodes = [
-        ProbeNode(name="a", address="10.0.0.1", zone="z1"),
-        ProbeNode(name="b", address="10.0.0.1", zone="z2"),
-        ProbeNode(name="d", address="10.0.0.1", zone="z2", ready=False),
-        ProbeNode(name="e", address="10.0.0.5", zone="z2"),
-    ]
-    usable, left_out = eligible(nodes)
-    assert {name for zone in usable.values() for name in zone} == {"e"}
-    assert {r.key: r.reason for r in left_out if r.key in "ab"} == {"a": "shared-address", "b": "shared-address"}
-
-
 @pytest.mark.parametrize(
     ("found", "pods", "expected"),
     [
