@@ -117,16 +117,16 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int
     Returns:
         The highest sequence, 0 without any; and the keys, to be removed, of those whose sequence no clock gives.
     """
-    last, beyond = 0, set[str]()
+    last, impossible = 0, set[str]()
     for key, value in data.items():
         name = parse_key(key)
         found = _decode_value(key, name, value) if name is not None and name.origin == node else None
         if isinstance(found, Sample | Failure):
             if found.sequence > _most_sequence(now_s):
-                beyond.add(key)
+                impossible.add(key)
             else:
                 last = max(last, found.sequence)
-    return last, beyond
+    return last, impossible
 
 
 def _most_sequence(now_s: float) -> float:

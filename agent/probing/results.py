@@ -174,7 +174,7 @@ class ResultsWriter:
             CONFIGMAPS, target.name, merge_patch(data), ConfigMap, kind=MERGE_PATCH, namespace=self._namespace
         )
         target.data, target.has_our_sequences = after.data or {}, True
-        target.beyond.clear()
+        target.impossible.clear()
         self._queue.confirm(entries)
         for entry in entries:
             self._refused.pop(entry.key, None)
@@ -182,7 +182,7 @@ class ResultsWriter:
 
     def _encode(self, target: _Target, entries: Sequence[Entry]) -> dict[str, str | None]:
         plan = self._plans.plan
-        data: dict[str, str | None] = dict.fromkeys(target.beyond)
+        data: dict[str, str | None] = dict.fromkeys(target.impossible)
         for entry in entries:
             if entry.removes_failure:
                 data[entry.key + FAILED_SUFFIX] = None
@@ -204,7 +204,7 @@ class _Target:
         data: its keys and values as last seen; None before it was read, and after an error.
         lift: added to each sequence. They begin with the clock: if that went back, what is said now would pass for older than what
             an earlier life of this agent wrote.
-        beyond: own keys, to be removed, whose sequence no clock gives.
+        impossible: own keys, to be removed, whose sequence no clock gives.
         has_our_sequences: what is there was written with this lift.
     """
 
@@ -212,12 +212,12 @@ class _Target:
         self.name = name
         self.data: Mapping[str, str] | None = None
         self.lift = 0
-        self.beyond: set[str] = set()
+        self.impossible: set[str] = set()
         self.has_our_sequences = False
 
     def catch_up(self, entries: Sequence[Entry], wall_s: float) -> None:
         """Count on from what an earlier life of this agent wrote."""
         words = [word for entry in entries for word in (entry.sample, entry.failure) if word is not None]
         if words and self.data and not self.has_our_sequences:
-            last, self.beyond = last_sequence(self.data, words[0].origin.node, wall_s)
+            last, self.impossible = last_sequence(self.data, words[0].origin.node, wall_s)
             self.lift = max(self.lift, last + 1 - min(word.sequence for word in words))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import time
-from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import msgspec
@@ -227,10 +227,10 @@ class AppGroupMetrics(Collector):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
             pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
-            verdicts = Tally(found.verdict for found in facts.checks)
+            verdicts = collections.Counter(found.verdict for found in facts.checks)
             for verdict in ("met", "violated", "unknown", "idle"):
                 edges.add_metric([key, verdict], verdicts[verdict])
-            for problem, count in Tally(fault.problem for fault in facts.graph.faults).items():
+            for problem, count in collections.Counter(fault.problem for fault in facts.graph.faults).items():
                 faults.add_metric([key, problem], count)
             cycles.add_metric([key], len(facts.order.cycles))
         yield from (pods, edges, faults, cycles)

@@ -95,7 +95,7 @@ class Explain(Command):
     def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
         """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
         if isinstance(answer, ExplainedGroup):
-            return not answer.survival.survives
+            return not answer.survival.loses_nothing
         lines = answer.now.candidates
         here = [line for line in lines if line.chosen]
         return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))

@@ -175,8 +175,8 @@ def refused_by(rule: Rule) -> Bools:
     bound, owned = rule.bound[domain_of], rule.owned[domain_of]
     if rule.kind is RuleKind.ANTI_AFFINITY:
         met = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
-        apart: Bools = ~nowhere & met
-        return apart
+        refused: Bools = ~nowhere & met
+        return refused
     if not role & OWNER:
         return np.zeros(len(domain_of), np.bool_)
     if rule.kind is RuleKind.SPREAD:

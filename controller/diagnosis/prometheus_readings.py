@@ -57,15 +57,15 @@ def _nodes(transmit: Sequence[Series], receive: Sequence[Series]) -> dict[str, N
 
 def _pods(used: Sequence[Series], verdicts: Sequence[Series]) -> dict[str, PodReading]:
     rates = {(_key(s), s.labels.get("direction")): s.value for s in used}
-    judged = {(_key(s), s.labels.get("direction")): s.labels.get("verdict") for s in verdicts}
+    verdicts_by_limit = {(_key(s), s.labels.get("direction")): s.labels.get("verdict") for s in verdicts}
     return {
         key: PodReading(
-            ingress_verdict=judged.get((key, "ingress")),
-            egress_verdict=judged.get((key, "egress")),
+            ingress_verdict=verdicts_by_limit.get((key, "ingress")),
+            egress_verdict=verdicts_by_limit.get((key, "egress")),
             ingress_used_bps=rates.get((key, "ingress")),
             egress_used_bps=rates.get((key, "egress")),
         )
-        for key in {key for key, _ in rates.keys() | judged.keys()}
+        for key in {key for key, _ in rates.keys() | verdicts_by_limit.keys()}
     }
 
 

@@ -32,7 +32,7 @@ NARROWED_ANNOTATION = "netaware.io/narrowed"
 """On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""
 
 
-class ZoneVerdicts(msgspec.Struct, frozen=True):
+class ZoneScores(msgspec.Struct, frozen=True):
     """Filter results and scores of zones.
 
     Attributes:
@@ -48,7 +48,7 @@ class ZoneVerdicts(msgspec.Struct, frozen=True):
     scores: Mapping[str, int] = {}
 
 
-def zone_verdicts(score_table: ScoreTable, places: Sequence[Location], populated: Sequence[int]) -> ZoneVerdicts:
+def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: Sequence[int]) -> ZoneScores:
     """Reduce tallies of places to zones; of a zone in several regions, the best place counts.
 
     Args:
@@ -57,7 +57,7 @@ def zone_verdicts(score_table: ScoreTable, places: Sequence[Location], populated
         populated: indexes of places that have nodes.
     """
     if score_table.neutral:
-        return ZoneVerdicts()
+        return ZoneScores()
     passing: dict[str, bool] = {}
     costs: dict[str, int] = {}
     unlabelled: bool | None = None
@@ -73,7 +73,7 @@ def zone_verdicts(score_table: ScoreTable, places: Sequence[Location], populated
     low = min((costs[zone] for zone in good), default=0)
     high = max((costs[zone] for zone in good), default=0)
     scores = {zone: normalise(costs[zone], low, high) for zone in good}
-    return ZoneVerdicts(tuple(good), tuple(bad), unlabelled, scores)
+    return ZoneScores(tuple(good), tuple(bad), unlabelled, scores)
 
 
 def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
@@ -100,19 +100,19 @@ def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Se
     return NodeAffinity(required, [*theirs, *wishes] or None)
 
 
-def requirement(verdicts: ZoneVerdicts, target: Target | None) -> MatchExpression | None:
+def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
     """The one requirement on zones that stands for the filter; None when it would exclude nothing.
 
     Args:
-        verdicts: what the rules say.
+        zones: what the rules say.
         target: where the plan wants the pod, whose zone is then required.
     """
     if target is not None and target.zone:
         return MatchExpression(ZONE_LABEL, "In", [target.zone])
-    if verdicts.unlabelled_passes is False and verdicts.passing:
-        return MatchExpression(ZONE_LABEL, "In", list(verdicts.passing))
-    if verdicts.refused:
-        return MatchExpression(ZONE_LABEL, "NotIn", list(verdicts.refused))
+    if zones.unlabelled_passes is False and zones.passing:
+        return MatchExpression(ZONE_LABEL, "In", list(zones.passing))
+    if zones.refused:
+        return MatchExpression(ZONE_LABEL, "NotIn", list(zones.refused))
     return None
 
 
@@ -145,13 +145,13 @@ def _says_something(term: NodeSelectorTerm) -> bool:
     return bool(term.match_expressions or term.match_fields)
 
 
-def preferred_terms(verdicts: ZoneVerdicts, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
+def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
     """Weights of preferred terms: the planned host, its zone, and other zones by score.
 
     The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, wishes included.
 
     Args:
-        verdicts: what the rules say.
+        zones: what the rules say.
         target: where the plan wants the pod.
         hostname: the label of the target's host; empty where it has none, which leaves the zone alone.
     """
@@ -159,7 +159,7 @@ def preferred_terms(verdicts: ZoneVerdicts, target: Target | None, hostname: str
     if target is not None and hostname:
         host = MatchExpression(HOSTNAME_LABEL, "In", [hostname])
         found.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
-    weights = {zone: score // RULE_SHARE for zone, score in verdicts.scores.items()}
+    weights = {zone: score // RULE_SHARE for zone, score in zones.scores.items()}
     if target is not None and target.zone:
         weights[target.zone] = ZONE_WEIGHT
     ranked = sorted(((w, zone) for zone, w in weights.items() if w > 0), key=lambda entry: (-entry[0], entry[1]))

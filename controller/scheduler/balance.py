@@ -20,7 +20,7 @@ from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service, has_zone_hints
-from controller.scheduler.placement.judge import count_hosts, judge_edge
+from controller.scheduler.placement.evaluation import count_hosts, evaluate_edge
 from controller.scheduler.placement.preferences import dependencies_of, spread_of
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
@@ -164,7 +164,7 @@ class _PlacedArrays:
         latency = hottest = 0.0
         for edge in edges:
             routed = msgspec.structs.replace(edge, routing=routing)
-            found = judge_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
+            found = evaluate_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
             latency += edge.weight * found.latency
             hottest += edge.weight * found.hottest
         return RoutingEstimate(latency / weight, hottest / weight)

@@ -196,11 +196,11 @@ class DefaultSchedulerModel:
         """The pod's own wishes about others; what others wish of it is mostly the same, since most are its siblings."""
         affinity = spec.affinity
         near = affinity.pod_affinity if affinity else None
-        apart = affinity.pod_anti_affinity if affinity else None
+        anti_affinity = affinity.pod_anti_affinity if affinity else None
         raw = np.zeros(len(self._hosts))
         for sign, wishes in (
             (1, near.preferred_during_scheduling_ignored_during_execution if near else None),
-            (-1, apart.preferred_during_scheduling_ignored_during_execution if apart else None),
+            (-1, anti_affinity.preferred_during_scheduling_ignored_during_execution if anti_affinity else None),
         ):
             for wish in wishes or ():
                 term = wish.pod_affinity_term

@@ -125,7 +125,7 @@ class ComingRoom(msgspec.Struct, frozen=True):
     evictable: Mapping[str, Amounts] = {}
 
 
-class PlanVerdict(msgspec.Struct, frozen=True):
+class PlanCheck(msgspec.Struct, frozen=True):
     """Whether a plan is still valid.
 
     Attributes:
@@ -142,13 +142,13 @@ class PlanVerdict(msgspec.Struct, frozen=True):
     crowded: frozenset[str]
 
 
-def judge(
+def check_plan(
     plan: Plan,
     group: str,
     pods: Sequence[GroupPod],
     assumed: ReservationCache,
     coming: ComingRoom,
-) -> PlanVerdict:
+) -> PlanCheck:
     """Hold a plan against the cluster.
 
     Args:
@@ -172,7 +172,7 @@ def judge(
             crowded.update(_crowded(node, there, group, assumed, freed))
         add(wanted, coming.leaving.get(node, {}), -1)
         has_room = has_room and assumed.has_room(group, node, wanted)
-    return PlanVerdict(uncounted, followed, has_room, frozenset(crowded))
+    return PlanCheck(uncounted, followed, has_room, frozenset(crowded))
 
 
 def _crowded(
@@ -190,7 +190,7 @@ def _crowded(
 def hold_against(
     plan: Plan, pods: Sequence[GroupPod], assumed: ReservationCache
 ) -> tuple[list[tuple[GroupPod, str]], bool]:
-    """The first two of `PlanVerdict`. Whether there is room takes longer, and whoever has just planned need not ask."""
+    """The first two of `PlanCheck`. Whether there is room takes longer, and whoever has just planned need not ask."""
     uncounted: list[tuple[GroupPod, str]] = []
     followed = True
     refused = assumed.refused(pods)
@@ -198,13 +198,13 @@ def hold_against(
         if pod.over:
             continue
         key = pod.metadata.key
-        target, seat = plan.targets.get(key), assumed.node_cache.assigned_node(key)
-        node = pod.spec.node_name or seat
+        target, assigned_node = plan.targets.get(key), assumed.node_cache.assigned_node(key)
+        node = pod.spec.node_name or assigned_node
         if target is not None:
             # A gated pod that nobody refused is where the plan has it: most of a large group, most of the time.
             carried = carried_target(pod) if not pod.gated else None
             astray = (node and node != target.node) or (carried is not None and carried.node != target.node)
             followed &= not astray and not (refused and target.node in refused.get(key, ()))
-        if not seat and (node or target is not None):
+        if not assigned_node and (node or target is not None):
             uncounted.append((pod, node or (target.node if target is not None else "")))
     return uncounted, followed

@@ -21,9 +21,9 @@ from controller.scheduler.gating.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
     ComingRoom,
-    PlanVerdict,
+    PlanCheck,
+    check_plan,
     hold_against,
-    judge,
 )
 from controller.scheduler.gating.planner_time import SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S, GroupQueue
@@ -142,12 +142,12 @@ class GroupPlans:
         now = self._clock()
         self._stands(group, cached.plan, pods)
         coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
-        verdict = judge(cached.plan, group, pods, self.assumed, coming)
+        verdict = check_plan(cached.plan, group, pods, self.assumed, coming)
         if self._is_stalled(group, pods, verdict):
             self._refuse_full(
                 group, cached.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
             )
-            verdict = judge(cached.plan, group, pods, self.assumed, coming)
+            verdict = check_plan(cached.plan, group, pods, self.assumed, coming)
         replicas, _ = self._inputs.replicas(group, pods)
         same = cached.fits(
             self._state.graph(group),
@@ -320,7 +320,7 @@ class GroupPlans:
         uncounted, _ = hold_against(plan, pods, self.assumed)
         self.assumed.promise(group, uncounted, self._leaving(pods))
 
-    def _is_stalled(self, group: str, pods: Sequence[GroupPod], verdict: PlanVerdict) -> bool:
+    def _is_stalled(self, group: str, pods: Sequence[GroupPod], verdict: PlanCheck) -> bool:
         """Whether pods wait for room that a rollout is to free, and nothing has come of it for a while."""
         if not verdict.crowded:
             self._rollouts.pop(group, None)

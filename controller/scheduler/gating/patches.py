@@ -16,7 +16,7 @@ from controller.scheduler.affinity import (
     narrow_node_affinity,
     preferred_terms,
     requirement,
-    zone_verdicts,
+    score_zones,
 )
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
@@ -74,7 +74,7 @@ def release_patch(
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _target_annotation(target)
     if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_daemon_pod(pod):
-        verdicts = zone_verdicts(state.score_table_of(pod), state.places, sorted(state.population))
+        verdicts = score_zones(state.score_table_of(pod), state.places, sorted(state.population))
         ours = requirement(verdicts, target) if handover.demands else None
         affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():

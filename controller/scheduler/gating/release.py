@@ -189,10 +189,10 @@ class _Decider:
         gated = [pod for pods in self._live.values() for pod in pods if pod.gated]
         last = len(self._queue.order) + 1
         ordered = sorted(gated, key=lambda p: (self._queue.order.get(p.workload, last), p.metadata.key))
-        judged = {pod.metadata.key: self._judge(pod) for pod in ordered}
-        together = self._pod_groups(ordered, judged)
+        decided = {pod.metadata.key: self._decide_pod(pod) for pod in ordered}
+        together = self._pod_groups(ordered, decided)
         for pod in ordered:
-            cause, reason = judged[pod.metadata.key]
+            cause, reason = decided[pod.metadata.key]
             if pod.pod_group and not pod.other_gates:
                 cause, reason = together[pod.pod_group], reason or "its PodGroup is held by another scheduling gate"
             if cause is not None:
@@ -215,7 +215,7 @@ class _Decider:
 
     @staticmethod
     def _pod_groups(
-        ordered: Sequence[GroupPod], judged: Mapping[str, tuple[Cause | None, str]]
+        ordered: Sequence[GroupPod], decided: Mapping[str, tuple[Cause | None, str]]
     ) -> dict[str, Cause | None]:
         """Why all pods of a PodGroup go, None where they wait. kube-scheduler binds none of them before it has them all, so
         they go with the first whose turn it is, unless another gate holds one of them.
@@ -223,12 +223,12 @@ class _Decider:
         held = {pod.pod_group for pod in ordered if pod.other_gates}
         found: dict[str, Cause | None] = {}
         for pod in ordered:
-            cause, _ = judged[pod.metadata.key]
+            cause, _ = decided[pod.metadata.key]
             goes = pod.pod_group not in held or cause in FORCED
             found[pod.pod_group] = found.get(pod.pod_group) or (cause if goes else None)
         return found
 
-    def _judge(self, pod: GroupPod) -> tuple[Cause | None, str]:
+    def _decide_pod(self, pod: GroupPod) -> tuple[Cause | None, str]:
         if pod.other_gates:
             # Nobody schedules it before they open: until then our gate holds up nothing, and its plan is kept for it.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"

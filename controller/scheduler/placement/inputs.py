@@ -72,7 +72,7 @@ class PlanInputs(NamedTuple):
             hosts=node_cache.hosts,
             used=node_cache.used,
             released={p.metadata.key: target for p in pods if (target := carried_target(p)) is not None},
-            assigned_nodes={key: seat for key in keys if (seat := node_cache.assigned_node(key))},
+            assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=known,
             routings=self.state.routings_of(pods),
             measured=bool(costs.topology),

@@ -25,8 +25,8 @@ from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.placement.evaluation import count_hosts, evaluate
 from controller.scheduler.placement.foreign import ForeignPods
-from controller.scheduler.placement.judge import count_hosts, judge
 from controller.scheduler.placement.preferences import dependencies_of, objective_of, spread_of
 from controller.scheduler.placement.problem import Ints
 from controller.scheduler.placement.problem_builder import (
@@ -153,7 +153,7 @@ def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
         pods=[waiting if other is pod else other for other in snapshot.pods],
         assigned_nodes=None
         if snapshot.assigned_nodes is None
-        else {k: seat for k, seat in snapshot.assigned_nodes.items() if k != key},
+        else {k: node for k, node in snapshot.assigned_nodes.items() if k != key},
         promised=promised,
     )
 
@@ -209,7 +209,7 @@ class _Reading:
 
     def _leaves(self, pod: GroupPod, position: int) -> bool:
         """Whether a rollout is about to replace a bound pod: its successor has its room, and until then it keeps others away."""
-        node, counted = self._seat(pod)
+        node, counted = self._assigned_node(pod)
         if not node or pod.metadata.key not in self._outdated:
             return False
         self._bound.append(BoundReplica(node, -1, pod))
@@ -218,7 +218,7 @@ class _Reading:
             add(self._taken[node], asks_of(pod.spec, pod.status), -1)
         return True
 
-    def _seat(self, pod: GroupPod) -> tuple[str, bool]:
+    def _assigned_node(self, pod: GroupPod) -> tuple[str, bool]:
         """The node that a pod is bound to, and whether its requests are counted there."""
         key, assigned_nodes = pod.metadata.key, self.snapshot.assigned_nodes
         return pod.spec.node_name or (assigned_nodes or {}).get(
@@ -228,7 +228,7 @@ class _Reading:
     def _stays(self, pod: GroupPod, position: int) -> bool:
         """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
         key = pod.metadata.key
-        node, counted = self._seat(pod)
+        node, counted = self._assigned_node(pod)
         if not node:
             target = self.snapshot.released.get(key)
             if target is None or target.node not in self.snapshot.hosts:
@@ -307,13 +307,13 @@ class _Reading:
             unplaced.append(key)
             why[key] = reasons[class_]
         unplaced += self._whole_pod_groups(targets, why)
-        judged, by_time = judge(compiled.problem, at), timed(request, compiled.problem)
-        timing = judge(by_time, at)
+        evaluated, by_time = evaluate(compiled.problem, at), timed(request, compiled.problem)
+        timing = evaluate(by_time, at)
         return Plan(
             targets=targets,
             unplaced=tuple(unplaced),
             cost=total_cost(request, count_hosts(compiled.problem, at), compiled.names),
-            violations=judged.violations,
+            violations=evaluated.violations,
             latency_us=timing.latency,
             traffic=sum(e.weight for e, found in zip(by_time.edges, timing.edges, strict=True) if found.answered),
             why=why,
@@ -381,4 +381,4 @@ class _Reading:
 
 def _lacks(compiled: CompiledProblem, at: Ints) -> tuple[int, int]:
     """Replicas without a place, and limits that are broken."""
-    return int((at < 0).sum()), judge(compiled.problem, at).violations
+    return int((at < 0).sum()), evaluate(compiled.problem, at).violations

@@ -1,4 +1,4 @@
-"""The placement problem as arrays, for `solve` and `judge`.
+"""The placement problem as arrays, for `solve` and `evaluation`.
 
 Classes are replicas that nothing tells apart: one workload, one set of requests, one set of hosts. Zones are locations, that is
 distinct pairs of region and zone. "Nowhere" is host -1.

@@ -32,7 +32,7 @@ class Term(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: see `RuleKind`.
-        key: label that tells domains apart.
+        key: label that tells domains anti_affinity.
         selector: of the pods that count, JSON of a LabelSelector.
         namespaces: of the pods that count; empty for all.
         skew: of a spread.
@@ -139,12 +139,12 @@ def terms_of(pod: GroupPod) -> Iterator[Term]:
     for constraint in pod.spec.topology_spread_constraints or ():
         yield _spread_term(pod, constraint)
     affinity = pod.spec.affinity
-    apart = affinity.pod_anti_affinity if affinity else None
+    anti_affinity = affinity.pod_anti_affinity if affinity else None
     together = affinity.pod_affinity if affinity else None
-    if apart is not None:
-        for term in apart.required_during_scheduling_ignored_during_execution or ():
+    if anti_affinity is not None:
+        for term in anti_affinity.required_during_scheduling_ignored_during_execution or ():
             yield _affinity_term(pod, term, RuleKind.ANTI_AFFINITY)
-        for wish in apart.preferred_during_scheduling_ignored_during_execution or ():
+        for wish in anti_affinity.preferred_during_scheduling_ignored_during_execution or ():
             yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.PREFERENCE, _WISH * wish.weight / 100)
     if together is not None:
         for term in together.required_during_scheduling_ignored_during_execution or ():

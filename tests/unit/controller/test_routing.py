@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controller.cluster.services import Routing
-from controller.scheduler.placement.judge import judge_edge
+from controller.scheduler.placement.evaluation import evaluate_edge
 from controller.scheduler.placement.problem import CallEdge, Problem, Table
 
 
@@ -29,4 +29,4 @@ def test_one_replica_without_a_zone_turns_zone_hints_off(*, unlabelled: bool, in
         edges=(edge,),
         tables=(Table(square, 1.0, square > 1),),
     )
-    assert judge_edge(problem, edge, {0: 1}, {0: 1, 1: 1}).in_zone == in_zone
+    assert evaluate_edge(problem, edge, {0: 1}, {0: 1, 1: 1}).in_zone == in_zone

@@ -14,7 +14,7 @@ import pytest
 
 from controller.cluster.services import Routing
 from controller.scheduler.placement import compile as compiler
-from controller.scheduler.placement.judge import judge
+from controller.scheduler.placement.evaluation import evaluate
 from controller.scheduler.placement.native import Prepared, fields
 from controller.scheduler.placement.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
 from controller.scheduler.placement.solve import solve
@@ -142,7 +142,7 @@ def test_who_answers_a_call_is_as_kube_proxy_has_it(
     routing: Routing, at: tuple[int, ...], latency: float, on_host: float, in_zone: float, hottest: float
 ) -> None:
     problem = made([0, 0, 1, 1], [2, 2], (0, 1, routing))
-    found = judge(problem, on_hosts(*at))
+    found = evaluate(problem, on_hosts(*at))
     assert (found.latency, found.on_host, found.in_zone, found.hottest) == pytest.approx(
         (latency, on_host, in_zone, hottest)
     )
@@ -150,29 +150,29 @@ def test_who_answers_a_call_is_as_kube_proxy_has_it(
 
 def test_a_node_without_a_zone_label_sends_anywhere() -> None:
     problem = made([0, 1], [1, 2], (0, 1, Routing.ZONE), zoned=np.array([False, True]))
-    assert judge(problem, on_hosts(0, 0, 1)).in_zone == 0.5
-    assert judge(problem, on_hosts(0, 1, 1)).in_zone == 0.0
+    assert evaluate(problem, on_hosts(0, 0, 1)).in_zone == 0.5
+    assert evaluate(problem, on_hosts(0, 1, 1)).in_zone == 0.0
 
 
 def test_limits_are_broken_only_by_replicas_that_may_answer() -> None:
     for routing, beyond in ((Routing.ANY, 2), (Routing.ZONE, 0), (Routing.NODE, 0)):
         problem = made([0, 1], [2, 2], (0, 1, routing), limit_us=500.0)
-        assert judge(problem, on_hosts(0, 1, 0, 1)).violations == beyond
-        assert judge(problem, on_hosts(0, 0, 1, 1)).violations == 4
+        assert evaluate(problem, on_hosts(0, 1, 0, 1)).violations == beyond
+        assert evaluate(problem, on_hosts(0, 0, 1, 1)).violations == 4
 
 
 def test_a_call_that_would_overload_a_replica_is_priced_as_if_it_went_elsewhere() -> None:
     """Three callers per callee's replica: locality alone would send all to one."""
     problem = made([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), room=3, must_span_zones=np.array([False, True]))
-    assert judge(problem, solve(problem)).hottest == 1.0
+    assert evaluate(problem, solve(problem)).hottest == 1.0
 
 
 def test_spread_zone_never_leaves_all_replicas_in_one_zone() -> None:
     problem = made([0, 0, 1], [3, 1], (0, 1, Routing.ANY))
-    assert judge(problem, solve(problem)).together == (0,)
+    assert evaluate(problem, solve(problem)).together == (0,)
     spread = msgspec.structs.replace(problem, must_span_zones=np.array([True, True]))
     at = solve(spread)
-    assert judge(spread, at).together == ()
+    assert evaluate(spread, at).together == ()
 
 
 def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes: object) -> Rule:
@@ -293,7 +293,7 @@ def test_no_zones_hints_count_while_a_replica_is_on_a_node_without_a_zone_whatev
     problem = msgspec.structs.replace(problem, tables=(Table(far, 30.0, far > rng.randint(300, 700)),))
 
     def worth(at: Ints) -> tuple[int, float]:
-        found = judge(problem, at)
+        found = evaluate(problem, at)
         return found.violations, found.latency
 
     placements = (np.array(p, np.int64) for p in product(range(4), repeat=5))
@@ -304,8 +304,8 @@ def test_no_zones_hints_count_while_a_replica_is_on_a_node_without_a_zone_whatev
 def test_a_replica_without_a_zone_takes_the_hints_of_all() -> None:
     for routing, in_zone, latency in ((Routing.ZONE, 1.5 / 3, None), (Routing.NODE, 1.0, 30.0)):
         problem = made([0, 1, 2], [2, 3], (0, 1, routing), zoned=np.array([True, True, False]))
-        found = judge(problem, on_hosts(0, 1, 0, 1, 2))
+        found = evaluate(problem, on_hosts(0, 1, 0, 1, 2))
         assert latency is None or found.latency == latency, "node hints count without zones"
         labelled = msgspec.structs.replace(problem, zoned=np.ones(3, np.bool_))
-        assert judge(labelled, on_hosts(0, 1, 0, 1, 2)).in_zone == 1.0
+        assert evaluate(labelled, on_hosts(0, 1, 0, 1, 2)).in_zone == 1.0
         assert found.in_zone == pytest.approx(in_zone if routing is Routing.NODE else 1 / 3)

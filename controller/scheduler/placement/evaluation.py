@@ -15,7 +15,7 @@ from controller.cluster.services import Routing, has_zone_hints
 from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
-class EdgeJudgement(msgspec.Struct, frozen=True):
+class EdgeEvaluation(msgspec.Struct, frozen=True):
     """One dependency.
 
     Attributes:
@@ -35,7 +35,7 @@ class EdgeJudgement(msgspec.Struct, frozen=True):
     answered: bool = False
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class Evaluation(msgspec.Struct, frozen=True):
     """A placement.
 
     Attributes:
@@ -49,7 +49,7 @@ class Judgement(msgspec.Struct, frozen=True):
         together: workloads of several replicas that are wholly in one zone.
     """
 
-    edges: tuple[EdgeJudgement, ...]
+    edges: tuple[EdgeEvaluation, ...]
     unplaced: int
     latency: float
     violations: int
@@ -59,7 +59,7 @@ class Judgement(msgspec.Struct, frozen=True):
     together: tuple[int, ...]
 
 
-def judge(problem: Problem, at: Ints) -> Judgement:
+def evaluate(problem: Problem, at: Ints) -> Evaluation:
     """Judge a placement.
 
     Args:
@@ -67,7 +67,7 @@ def judge(problem: Problem, at: Ints) -> Judgement:
         at: [replica] host or -1.
     """
     hosts_of = count_hosts(problem, at)
-    edges = tuple(judge_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges)
+    edges = tuple(evaluate_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges)
     weights = np.array(
         [edge.weight if found.answered else 0.0 for edge, found in zip(problem.edges, edges, strict=True)]
     )
@@ -78,7 +78,7 @@ def judge(problem: Problem, at: Ints) -> Judgement:
         return float(weights @ np.array(values, np.float64)) / total if total else empty
 
     zones = [Counter(int(problem.zone_of[h]) for h, n in hosts.items() for _ in range(n)) for hosts in hosts_of]
-    return Judgement(
+    return Evaluation(
         edges=edges,
         unplaced=int((at < 0).sum()),
         latency=mean("latency", 0.0),
@@ -99,9 +99,9 @@ def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
     return found
 
 
-def judge_edge(
+def evaluate_edge(
     problem: Problem, edge: CallEdge, callers: Mapping[int, int], called: Mapping[int, int]
-) -> EdgeJudgement:
+) -> EdgeEvaluation:
     """One dependency, by who answers.
 
     Args:
@@ -111,7 +111,7 @@ def judge_edge(
         called: host -> replicas there that may be called.
     """
     if not callers or not called:
-        return EdgeJudgement()
+        return EdgeEvaluation()
     table, ends = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
     calling = np.array([callers.get(host, 0) for host in ends.tolist()], np.float64)
     there = np.array([called.get(host, 0) for host in ends.tolist()], np.float64)
@@ -133,7 +133,7 @@ def judge_edge(
     violations = close @ ((own - there) * table.violates_limit[zone, zone]) + any_ @ over
     load = kept + np.bincount(zone, close, zones)[zone] * of_zone + any_.sum() * of_all
     everybody = float(calling.sum())
-    return EdgeJudgement(
+    return EdgeEvaluation(
         latency=float(latency) / everybody,
         violations=round(float(violations)),
         on_host=float(kept.sum() + close @ of_zone + any_ @ of_all) / everybody,
