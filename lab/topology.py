@@ -28,7 +28,6 @@ MAX_NODES = 200
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
 _MAX_RTT_S = 10.0
-_MIN_RATE_BPS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,11 @@ class Link:
         rtt_us: shortest round trip in microseconds; each direction takes half.
         jitter_us: round trips take up to this much longer, evenly spread, as queues on the way would have it, microseconds.
         loss: share of packets lost in each direction, 0 to 1.
-        rate_bps: bits per second that pass in each direction, ``None`` for no limit.
     """
 
     rtt_us: float
     jitter_us: float = 0.0
     loss: float = 0.0
-    rate_bps: int | None = None
 
     @property
     def jitters_too_much(self) -> bool:
@@ -167,7 +164,6 @@ class _LinkFile(Section, frozen=True):
     rtt: str | float
     jitter: str | float = "0us"
     loss: str | float = "0%"
-    rate: str | int | None = None
 
 
 class _PairFile(_LinkFile, frozen=True):
@@ -338,8 +334,7 @@ class _Reader:
         rtt_us = self._duration(f"{path}.rtt", given.rtt)
         jitter_us = self._duration(f"{path}.jitter", given.jitter)
         loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
-        rate_bps = None if given.rate is None else parse_rate_bps(given.rate, f"{self.file}: {path}.rate")
-        link = Link(rtt_us, jitter_us, loss, rate_bps)
+        link = Link(rtt_us, jitter_us, loss)
         if link.jitters_too_much:
             raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
         return link
@@ -393,18 +388,3 @@ def parse_loss(value: str | float, field: str) -> float:
     if value in {0, "0"}:
         return 0.0
     raise ConfigError(field, f"{value!r} is no loss: write a percentage, such as 0.1%")
-
-
-def parse_rate_bps(value: str | int, field: str, fix: str = "") -> int:
-    """Read ``100M`` as bits per second.
-
-    Raises:
-        ConfigError: it is no whole quantity, or below 1k; names ``field``, and ``fix``.
-    """
-    try:
-        rate_bps = quantity.parse_int(value)
-    except QuantityError as error:
-        raise ConfigError(field, str(error), fix) from error
-    if rate_bps < _MIN_RATE_BPS:
-        raise ConfigError(field, f"{value} is below 1k bits per second", fix)
-    return rate_bps

@@ -26,7 +26,7 @@ from tests.support.chains import ByChain, is_chained
 from tests.support.chromium import Chromium
 from tests.support.chromium import find_or_fetch as find_or_fetch_chromium
 from tests.support.syntax import nothing_collected
-from tests.support.tools.builds import ACTIONLINT, HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
+from tests.support.tools.builds import HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -35,7 +35,6 @@ GROUP_OF_FIXTURE = {
     "node_programs": "real_nodes",
     "prometheus_programs": "prometheus",
     "helm_program": "helm",
-    "actionlint_program": "slow",
     "chromium": "browser",
     "axe": "browser",
 }
@@ -140,7 +139,6 @@ PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
     "oldest": lambda: find_or_build(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),
-    "actionlint_program": lambda: find_or_build_tools(ACTIONLINT),
     "chromium": find_or_fetch_chromium,
     "axe": find_or_fetch_axe,
 }
@@ -157,12 +155,6 @@ def prometheus_programs() -> Mapping[str, Path]:
 def helm_program() -> Path:
     """The file of ``helm``."""
     return find_or_build_tool(HELM)
-
-
-@pytest.fixture(scope="session")
-def actionlint_program() -> Path:
-    """The file of ``actionlint``."""
-    return find_or_build_tool(ACTIONLINT)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 
 import msgspec
 from rich.console import Console
@@ -56,15 +55,6 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_dual_stack(parser: argparse.ArgumentParser) -> None:
-    """``--dual-stack``."""
-    parser.add_argument(
-        "--dual-stack",
-        action="store_true",
-        help="addresses of IPv6 beside those of IPv4 for nodes, Services and pods of real nodes, as a topology's ipFamilies",
-    )
-
-
 def told_since_now() -> Say:
     """Prints what goes on to stderr, with the seconds since this call."""
     started, progress = time.monotonic(), Console(stderr=True)
@@ -88,12 +78,11 @@ def name_again(name: str) -> str:
     return "" if name == _NAME else f" --name {name}"
 
 
-def read_topology(text: str, kubelets: str | None = None, *, dual_stack: bool = False) -> Topology | None:
-    """What ``--topology``, ``--nodes`` and ``--dual-stack`` ask for. Raises ConfigError when it is not valid."""
+def read_topology(text: str, kubelets: str | None = None) -> Topology | None:
+    """What ``--topology`` and ``--nodes`` ask for. Raises ConfigError when it is not valid."""
     if text == "none":
         if kubelets == REAL:
             raise ConfigError("--nodes", "there are no nodes in this topology", "leave out `--topology none`")
         return None
     topology = load(text)
-    topology = replace(topology, dual_stack=topology.dual_stack or dual_stack)
     return topology if kubelets is None else topology.with_kubelets(kubelets)

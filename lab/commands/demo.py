@@ -30,7 +30,6 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("demo", help="measure, price, place, and show what was gained", description=__doc__)
     arguments.add_topology(parser)
     arguments.add_nodes(parser)
-    arguments.add_dual_stack(parser)
     arguments.add_json(parser)
     parser.add_argument("--name", default="demo", help="name of the demo's own lab (%(default)s)")
     parser.add_argument(
@@ -51,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; one JSON object on stdout with --json, tables otherwise; progress on stderr."""
-    topology = arguments.read_topology(args.topology, args.nodes, dual_stack=args.dual_stack)
+    topology = arguments.read_topology(args.topology, args.nodes)
     if topology is None:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
     if args.seed is not None and args.seed < 1:

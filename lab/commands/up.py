@@ -40,7 +40,6 @@ def add_parser(commands: Any) -> None:
     arguments.add_name(parser)
     arguments.add_topology(parser)
     arguments.add_nodes(parser)
-    arguments.add_dual_stack(parser)
     arguments.add_json(parser)
     parser.add_argument(
         "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
@@ -51,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Boot, or find the lab that runs already; print how to use it."""
-    topology = arguments.read_topology(args.topology, args.nodes, dual_stack=args.dual_stack)
+    topology = arguments.read_topology(args.topology, args.nodes)
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
     place = place_of(args.name)
@@ -164,7 +163,6 @@ def _holder_command(args: argparse.Namespace) -> list[str]:
     """The command of the process that is to hold the lab."""
     options = ["--foreground", "--name", args.name, "--topology", args.topology]
     options += ["--nodes", args.nodes] if args.nodes else []
-    options += ["--dual-stack"] if args.dual_stack else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
 
 

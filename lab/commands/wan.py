@@ -10,7 +10,7 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from lab.commands import arguments
-from lab.topology import Link, parse_duration_us, parse_loss, parse_rate_bps
+from lab.topology import Link, parse_duration_us, parse_loss
 from lab.wan.control import WanControl
 
 
@@ -27,7 +27,6 @@ def add_parser(commands: Any) -> None:
     change.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
     change.add_argument("--jitter", metavar="RTT", help="round trips take up to this much longer")
     change.add_argument("--loss", metavar="PERCENT", help="packets lost in each direction, such as 0.1%%")
-    change.add_argument("--rate", metavar="BITS", help="bits per second in each direction, such as 100M, or none")
     show.set_defaults(run=run_show)
     change.set_defaults(run=run_set)
 
@@ -61,18 +60,15 @@ def _control(name: str) -> WanControl:
     return WanControl(arguments.running(name).wan_socket)
 
 
-def _changes(args: argparse.Namespace) -> dict[str, float | None]:
-    changes: dict[str, float | None] = {}
+def _changes(args: argparse.Namespace) -> dict[str, float]:
+    changes: dict[str, float] = {}
     for option, field in (("delay", "rtt_us"), ("jitter", "jitter_us")):
         if getattr(args, option) is not None:
             changes[field] = parse_duration_us(getattr(args, option), f"--{option}")
     if args.loss is not None:
         changes["loss"] = parse_loss(args.loss, "--loss")
-    if args.rate is not None:
-        unlimited = args.rate == "none"
-        changes["rate_bps"] = None if unlimited else parse_rate_bps(args.rate, "--rate", "write none for no limit")
     if not changes:
-        raise ConfigError("wan set", "nothing to change", "give --delay, --jitter, --loss or --rate")
+        raise ConfigError("wan set", "nothing to change", "give --delay, --jitter or --loss")
     return changes
 
 
@@ -83,9 +79,8 @@ def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("zone", "zone", "round trip", "jitter", "loss", "rate")
+    table = Table("zone", "zone", "round trip", "jitter", "loss")
     for (origin, destination), link in links.items():
-        rate = "-" if link.rate_bps is None else f"{link.rate_bps / 1e6:g} Mbit/s"
-        cells = f"{link.rtt_us / 1e3:g} ms", f"+ 0 to {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}", rate
+        cells = f"{link.rtt_us / 1e3:g} ms", f"+ 0 to {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}"
         table.add_row(origin, destination, *cells)
     Console().print(table)

@@ -33,8 +33,8 @@ class WanControl:
         """Replace a link, both directions; packets under way keep their time."""
         self._ask(Command("set", link_of(site, other, link)))
 
-    def change_link(self, site: str, other: str, /, **changes: float | None) -> Link:
-        """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``, ``rate_bps``); return what it is now."""
+    def change_link(self, site: str, other: str, /, **changes: float) -> Link:
+        """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``); return what it is now."""
         known = self.links()
         try:
             old = known[site_pair(site, other)]
@@ -42,7 +42,7 @@ class WanControl:
             sites = ", ".join(sorted({name for pair in known for name in pair}))
             msg = f"there is no link between {site} and {other}; the sites are {sites}"
             raise WanError(msg) from None
-        new = replace(old, **changes)  # type: ignore[arg-type]
+        new = replace(old, **changes)
         if new.jitters_too_much:
             msg = f"a jitter of {new.jitter_us:g} us is more than the round trip itself, {new.rtt_us:g} us; set both"
             raise WanError(msg)

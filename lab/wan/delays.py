@@ -1,8 +1,7 @@
 """When a packet of the emulated network arrives, or that it is lost. Pure.
 
 The model: half the round trip each way, prolonged evenly by up to the jitter, in order per pair of nodes (jitter does not
-reorder, as it would in netem); loss per packet and direction; a link with a rate sends one packet after the other and drops what
-would wait too long, as a router does.
+reorder, as it would in netem); loss per packet and direction.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-# A queue that is longer than this in time, or holds more packets than this, drops its newest packet.
-MAX_BACKLOG_S = 0.1
+# A queue that holds more packets than this drops its newest packet.
 MAX_PACKETS = 20_000
 
 
 @dataclass(frozen=True)
 class OneWay:
-    """One direction of a link: ``delay_s`` to ``delay_s + jitter_s`` seconds, ``loss`` 0 to 1, bits per second or ``None``."""
+    """One direction of a link: ``delay_s`` to ``delay_s + jitter_s`` seconds, ``loss`` 0 to 1."""
 
     delay_s: float
     jitter_s: float = 0.0
     loss: float = 0.0
-    rate_bps: int | None = None
 
 
 @dataclass
@@ -51,14 +48,11 @@ class DelayQueue:
         self._due: list[tuple[float, int, int, bytes]] = []
         self._order = 0
         self._last_due: dict[tuple[int, int], float] = {}
-        self._link_free: dict[tuple[str, str], float] = {}
         self.counters = Counters()
 
     def set_link(self, origin: str, destination: str, link: OneWay) -> None:
         """Change one direction; packets under way keep the time they have."""
         self._links[origin, destination] = link
-        # What waited for the old rate must not hold back packets under the new one.
-        self._link_free.pop((origin, destination), None)
 
     def accept(self, now_s: float, source: int, target: int, packet: bytes) -> bool:
         """Take a packet that ``source`` sent to ``target``; ``False`` when it is lost or dropped."""
@@ -67,18 +61,10 @@ class DelayQueue:
         if link.loss and self._rng.random() < link.loss:
             self.counters.lost += 1
             return False
-        sent_s = now_s
-        if link.rate_bps is not None:
-            free_s = max(now_s, self._link_free.get(sites, 0.0))
-            if free_s - now_s > MAX_BACKLOG_S:
-                self.counters.dropped += 1
-                return False
-            sent_s = free_s + len(packet) * 8 / link.rate_bps
-            self._link_free[sites] = sent_s
         if len(self._due) >= MAX_PACKETS:
             self.counters.dropped += 1
             return False
-        due_s = sent_s + link.delay_s
+        due_s = now_s + link.delay_s
         if link.jitter_s:
             due_s += self._rng.uniform(0.0, link.jitter_s)
         flow = source, target

@@ -35,7 +35,7 @@ class WanLink(msgspec.Struct, frozen=True):
     def one_way(self) -> OneWay:
         """Each direction gets half of the round trip and half of its jitter."""
         link = self.link
-        return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss, link.rate_bps)
+        return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss)
 
 
 class WanPlan(msgspec.Struct, frozen=True):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -19,15 +17,12 @@ from lab.debian import Missing
 from lab.errors import NoRoomError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.network import require_privileges
-from lab.paths import cache_dir
 from lab.realnode.machine import require
 from lab.realnode.programs import CNI_CHECKSUMS, NodePrograms, find_or_build_node_programs
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
-TURN_PATIENCE_S, ROOM_PATIENCE_S = 3600.0, 900.0
-SEATS = 2
-"""Labs with real nodes at a time. Ten nodes take up to 100 of the 128 inotify instances that a user usually has."""
+ROOM_PATIENCE_S = 900.0
 
 
 class LabCommand:
@@ -84,8 +79,8 @@ def privileges() -> None:
 
 
 @pytest.fixture(scope="module")
-def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodePrograms]:
-    """What real nodes run, few modules of tests at a time on this machine: nodes take much of what all programs share.
+def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
+    """What real nodes run. Modules of tests with real nodes run one after the other (tests.support.chains).
 
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
     waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
@@ -95,30 +90,8 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProg
         programs = find_or_build_node_programs(CNI_CHECKSUMS)
     except UnsupportedError as error:
         pytest.skip(str(error))
-    with real_nodes_turn():
-        await_room(programs, tmp_path_factory.mktemp("probe"))
-        yield programs
-
-
-@contextmanager
-def real_nodes_turn() -> Iterator[None]:
-    """Have at most one other module of tests with real nodes run, of this run of tests or another."""
-    deadline = time.monotonic() + TURN_PATIENCE_S
-    with ExitStack() as stack:
-        seats = [stack.enter_context((cache_dir() / f"real-nodes-tests-{n}.lock").open("w")) for n in range(SEATS)]
-        while not any(map(_is_taken, seats)):
-            assert time.monotonic() < deadline, "other tests have had real nodes for an hour"
-            time.sleep(1)
-        yield
-
-
-def _is_taken(seat: IO[str]) -> bool:
-    """Whether the seat was free and is ours now, until it is closed."""
-    try:
-        fcntl.flock(seat, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    await_room(programs, tmp_path_factory.mktemp("probe"))
+    return programs
 
 
 def await_room(programs: NodePrograms, folder: Path) -> None:

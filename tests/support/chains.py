@@ -10,9 +10,8 @@ from pathlib import PurePath
 from xdist.scheduler import LoadScopeScheduling
 
 CHAINS = {
-    # Two labs may have real nodes at a time (`node_programs`): handed to more workers, the others would wait.
-    "real nodes": ("test_as_shipped", "test_real_nodes"),
-    "more real nodes": ("test_lines_end_programs", "test_traffic_of_real_nodes"),
+    # Ten nodes take up to 100 of the 128 inotify instances that a user usually has.
+    "real nodes": ("test_as_shipped", "test_real_nodes", "test_lines_end_programs", "test_traffic_of_real_nodes"),
     # An agent that enforces takes limits of pods it does not know for leftovers, on whatever pod of this machine they are.
     "pods on this machine": (
         "test_agent_beside_others",

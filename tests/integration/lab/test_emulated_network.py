@@ -1,4 +1,4 @@
-"""The emulated network keeps its promises: delay, order, loss, rate. Plain UDP round trips, no netperf."""
+"""The emulated network has the delays that it promises; loss and jitter are tested as rules. Plain UDP round trips, no netperf."""
 
 from __future__ import annotations
 
@@ -101,21 +101,6 @@ def round_trips_us(
     return found
 
 
-def received(wan: Wan, count: int, size: int = 100) -> list[int]:
-    """Numbers of the datagrams that arrive of ``count`` sent at once from a1 to b1."""
-    with wan.socket_on("a1") as near, wan.socket_on("b1") as far:
-        for number in range(count):
-            near.sendto(number.to_bytes(2, "big").ljust(size, b"."), far.getsockname())
-        found: list[int] = []
-        far.settimeout(1.0)
-        while len(found) < count:
-            try:
-                found.append(int.from_bytes(far.recv(2048)[:2], "big"))
-            except TimeoutError:
-                break
-    return found
-
-
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_each_pair_has_its_delay_and_never_less(wan: Wan, family: socket.AddressFamily) -> None:
     assert min(round_trips_us(wan, "a1", "b1", family=family)) >= FAR_US
@@ -128,38 +113,6 @@ def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
     assert wan.control.links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000
-
-
-def test_jitter_lengthens_round_trips_and_never_shortens_them(wan: Wan) -> None:
-    wan.control.set_link("a", "b", Link(FAR_US, jitter_us=8000.0))
-    found = round_trips_us(wan, "a1", "b1", 60)
-    assert min(found) >= FAR_US
-    assert max(found) - min(found) > 2000
-
-
-def test_jitter_keeps_the_order_of_packets(wan: Wan) -> None:
-    wan.control.set_link("a", "b", Link(FAR_US, jitter_us=8000.0))
-    assert received(wan, 200) == list(range(200))
-
-
-def test_loss_takes_packets_and_is_counted(wan: Wan) -> None:
-    before = wan.control.counters()
-    wan.control.set_link("a", "b", Link(FAR_US, loss=0.3))
-    arrived = received(wan, 1000)
-    assert 550 < len(arrived) < 850
-    after = wan.control.counters()
-    assert after.lost - before.lost == 1000 - len(arrived)
-    assert after.forwarded - before.forwarded >= len(arrived)
-
-
-def test_a_rate_spreads_packets_and_drops_what_waits_too_long(wan: Wan) -> None:
-    wan.control.set_link("a", "b", Link(FAR_US, rate_bps=1_000_000))
-    started = time.monotonic()
-    arrived = received(wan, 200, size=1000)
-    assert len(arrived) < 100, "a tenth of a second at 1 Mbit/s is about a dozen of these"
-    assert time.monotonic() - started > 0.08
-    wan.control.set_link("a", "b", Link(FAR_US))
-    assert len(received(wan, 100, size=1000)) == 100
 
 
 def test_an_unknown_link_is_refused(wan: Wan) -> None:

@@ -16,8 +16,6 @@ import yaml
 from tests.integration.manifests.kubectl import MANIFESTS
 
 pytestmark = pytest.mark.helm
-
-pytestmark = pytest.mark.helm
 ROOT = MANIFESTS.parent
 # What installs take on the disk, bytecode included, in MiB.
 LIMITS_MIB = {"agent": 42, "controller": 150}
@@ -110,15 +108,6 @@ def test_nothing_is_installed_that_the_program_does_not_need(built: Built) -> No
         assert f"No module named '{module}'" in done.stderr, module
 
 
-def test_bytecode_is_compiled(built: Built) -> None:
-    packages = next((built.home / "lib").glob("python3*")) / "site-packages"
-    for package in ("kubekit", "netperf", built.program):
-        sources = list((packages / package).rglob("*.py"))
-        assert sources
-        for source in sources:
-            assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
-
-
 def test_installation_is_small(built: Built) -> None:
     size = sum(path.lstat().st_size for path in built.home.rglob("*") if path.is_file())
     assert size <= LIMITS_MIB[built.program] << 20, f"{size / 2**20:.0f} MiB"
@@ -156,3 +145,15 @@ def test_arguments_in_the_manifests_are_understood(built: Built) -> None:
         # Everything before the missing token was understood.
         assert "--credentials: /var/run" in done.stderr, f"{arguments}: {done.stderr}"
         assert done.returncode == 2
+
+
+def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_program() -> None:
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert patterns[0] == "*", "everything is excluded unless included below"
+    included = {pattern.removeprefix("!").removesuffix("/**") for pattern in patterns if pattern.startswith("!")}
+    copied = {
+        program: {word.rstrip("/") for words in steps(program) if words[0] == "COPY" for word in words[1:-1]}
+        for program in LIMITS_MIB
+    }
+    assert copied["agent"] | copied["controller"] == included
+    assert ("controller" in copied["agent"], "agent" in copied["controller"]) == (False, False)

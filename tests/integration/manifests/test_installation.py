@@ -11,15 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-import yaml
 
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import APPGROUPS, AppGroup
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import eventually
-from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, KubectlError, established
+from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, established
 from tests.support.documents import blocks, keep_files
 
 DEFAULT = MANIFESTS / "overlays" / "default"
@@ -108,21 +106,3 @@ async def test_the_first_appgroup_applies_as_its_page_says(kubectl: Kubectl, tmp
         assert build_graph(group.spec).faults == ()
     finally:
         await kubectl("delete", "namespace", "shop", "--ignore-not-found", "--wait=false")
-
-
-async def test_bandwidth_example_asks_for_the_same_rate_twice(kubectl: Kubectl) -> None:
-    path = MANIFESTS / "examples" / "bandwidth-pod.yaml"
-    pod = yaml.safe_load(path.read_text())
-    limits = pod["spec"]["containers"][0]["resources"]["limits"]
-    assert set(pod["metadata"]["annotations"].values()) == {limits["network.aware.com/bandwidth"]}
-
-    async def applies() -> bool:
-        try:
-            await kubectl("apply", "--server-side", "--dry-run=server", "-n", "default", "-f", str(path))
-        except KubectlError as error:
-            if "serviceaccount" in str(error):
-                return False
-            raise
-        return True
-
-    await eventually(applies)

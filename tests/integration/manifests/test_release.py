@@ -1,4 +1,4 @@
-"""What a release runs, as far as it runs here: the workflows are sound, the chart packs with digests, the bill of materials is whole."""
+"""What a release runs, as far as it runs here: workflows run what there is, and the bill of materials is whole."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ ROOT = MANIFESTS.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 
 
-def test_workflows_are_sound_in_the_eyes_of_actionlint(actionlint_program: Path) -> None:
-    assert WORKFLOWS
-    command = [str(actionlint_program), "-no-color", *map(str, WORKFLOWS)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=110)
-    assert done.returncode == 0, done.stdout
-
-
 def test_workflows_run_make_targets_that_exist() -> None:
     targets = {
         line.partition(":")[0] for name in ("Makefile", "release.mk") for line in (ROOT / name).read_text().splitlines()
@@ -38,19 +31,6 @@ def test_workflows_run_make_targets_that_exist() -> None:
     ]
     assert len(used) > 8
     assert set(used) <= targets
-
-
-def test_the_chart_names_images_by_their_digests(tmp_path: Path) -> None:
-    digest = f"sha256:{'a' * 64}"
-    (tmp_path / "agent.json").write_text(json.dumps({"containerimage.digest": digest}))
-    command = [sys.executable, "manifests/helm/generate.py", "--version=1.2.3", "--registry=r.example/t"]
-    subprocess.run([*command, f"--digests={tmp_path}", f"--to={tmp_path}"], check=True, cwd=ROOT, timeout=110)
-    images = yaml.safe_load((tmp_path / "netaware" / "values.yaml").read_text())["images"]
-    named = {program: (images[program]["repository"], images[program]["digest"]) for program in ("agent", "controller")}
-    assert named == {
-        "agent": ("r.example/t/netaware-agent", digest),
-        "controller": ("r.example/t/netaware-controller", ""),
-    }
 
 
 @pytest.mark.parametrize("program", ["agent", "controller"])

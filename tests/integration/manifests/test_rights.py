@@ -123,7 +123,6 @@ async def running(
         await kubectl(
             "delete", "--ignore-not-found", "--wait=false", "namespace/boutique", *(f"node/{n}" for n in PLACES)
         )
-        await kubectl("delete", "--ignore-not-found", "--wait=false", "-n", "default", "pod/placed")
         await kubectl("delete", "--ignore-not-found", "-n", "kube-system", "configmap/cilium-config")
 
 
@@ -256,25 +255,6 @@ async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) 
         return len(found.status.topology_order or ()) == 11
 
     await until(ordered, "the order of the Online Boutique", DEADLINE_S)
-
-
-async def test_pods_are_placed_by_the_shipped_scheduler_under_the_shipped_rights(running: Running) -> None:
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "placed"},
-        "spec": {
-            "schedulerName": "network-aware-scheduler",
-            "containers": [{"name": "x", "image": "x", "resources": {"requests": {"cpu": "1"}}}],
-        },
-    }
-    await running.admin.create(PODS, pod, Pod, namespace="default")
-
-    async def placed() -> bool:
-        found = await running.admin.get(PODS, "placed", Pod, namespace="default")
-        return found.spec.node_name in PLACES
-
-    await until(placed, "the pod to be bound", DEADLINE_S)
 
 
 async def test_demo_workload_is_placed_whole(running: Running) -> None:

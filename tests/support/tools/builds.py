@@ -1,6 +1,6 @@
 """What only tests and releases need, from Go modules.
 
-Helm, actionlint, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
+Helm, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
 operator's definitions are taken as published.
 """
 
@@ -10,7 +10,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.build import Module, UpstreamModule, find_or_build, find_or_fetch_sources
+from lab.build import Module, UpstreamModule, find_go, find_or_build
+from lab.progress import Progress
 
 HELM = Module(
     name="helm",
@@ -18,13 +19,6 @@ HELM = Module(
     programs={"helm": "helm.sh/helm/v4/cmd/helm"},
     pins="helm.sh/helm/v4",
     link_flags=lambda version: f"-s -w -X helm.sh/helm/v4/internal/version.version={version}",
-)
-ACTIONLINT = Module(
-    name="actionlint",
-    folder=Path(__file__).parent / "actionlint",
-    programs={"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"},
-    pins="github.com/rhysd/actionlint",
-    link_flags=lambda version: f"-s -w -X github.com/rhysd/actionlint.version={version.lstrip('v')}",
 )
 
 
@@ -59,7 +53,11 @@ PROMETHEUS_OPERATOR = UpstreamModule(
 
 def find_or_fetch_operator_definitions() -> list[Path]:
     """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
-    folder = find_or_fetch_sources(PROMETHEUS_OPERATOR) / "example" / "prometheus-operator-crd"
+    folder = (
+        PROMETHEUS_OPERATOR.sources(find_go(Progress(), PROMETHEUS_OPERATOR.go_version))
+        / "example"
+        / "prometheus-operator-crd"
+    )
     return sorted(folder.glob("*.yaml"))
 
 

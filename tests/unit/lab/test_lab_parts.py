@@ -129,13 +129,12 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
 
 
 def wan_arguments(**given: str) -> argparse.Namespace:
-    return argparse.Namespace(**({"delay": None, "jitter": None, "loss": None, "rate": None} | given))
+    return argparse.Namespace(**({"delay": None, "jitter": None, "loss": None} | given))
 
 
 def test_wan_changes_are_read_with_their_units() -> None:
-    changes = _changes(wan_arguments(delay="30ms", jitter="100us", loss="1%", rate="10M"))
-    assert changes == {"rtt_us": 30000.0, "jitter_us": 100.0, "loss": 0.01, "rate_bps": 10_000_000}
-    assert _changes(wan_arguments(rate="none")) == {"rate_bps": None}
+    changes = _changes(wan_arguments(delay="30ms", jitter="100us", loss="1%"))
+    assert changes == {"rtt_us": 30000.0, "jitter_us": 100.0, "loss": 0.01}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +144,6 @@ def test_wan_changes_are_read_with_their_units() -> None:
         ({"delay": "1h"}, "--delay"),
         ({"jitter": "3"}, "--jitter"),
         ({"loss": "2"}, "--loss"),
-        ({"rate": "fast"}, "--rate"),
-        ({"rate": "10"}, "--rate"),
         ({}, "--delay"),
     ],
 )

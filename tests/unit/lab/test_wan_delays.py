@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.topology import load
-from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS, DelayQueue, OneWay
+from lab.wan.delays import MAX_PACKETS, DelayQueue, OneWay
 from lab.wan.plan import links_of
 
 A, B, C = 0, 1, 2
@@ -52,30 +52,6 @@ def test_loss_takes_its_share_and_is_the_same_for_the_same_seed() -> None:
     assert survivors(7) == survivors(7)
     assert survivors(7) != survivors(8)
     assert 0.17 < 1 - len(survivors(7)) / 5000 < 0.23
-
-
-def test_a_rate_sends_packets_one_after_the_other() -> None:
-    queue = queue_of(OneWay(0.001, rate_bps=8_000_000))
-    for _ in range(3):
-        queue.accept(0.0, A, B, bytes(1000))
-    assert len(queue.release(0.00201)) == 1
-    assert len(queue.release(0.00301)) == 1
-    assert len(queue.release(0.00401)) == 1
-
-
-def test_a_rate_drops_what_would_wait_too_long_and_recovers() -> None:
-    queue = queue_of(OneWay(0.0, rate_bps=8_000))
-    accepted = [queue.accept(0.0, A, B, bytes(100)) for _ in range(10)]
-    assert accepted == [True, True] + [False] * 8
-    assert queue.counters.dropped == 8
-    assert queue.accept(0.2 + MAX_BACKLOG_S, A, B, bytes(100))
-
-
-def test_all_nodes_of_a_zone_share_the_rate_of_its_link() -> None:
-    queue = queue_of(OneWay(0.0, rate_bps=8_000_000))
-    queue.accept(0.0, A, B, bytes(1000))
-    queue.accept(0.0, C, B, bytes(1000))
-    assert queue.release(0.0011) == [(B, bytes(1000))]
 
 
 def test_packets_under_way_are_bounded() -> None:

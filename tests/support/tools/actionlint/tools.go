@@ -1,7 +1,0 @@
-//go:build tools
-
-package actionlint
-
-import (
-	_ "github.com/rhysd/actionlint/cmd/actionlint"
-)
