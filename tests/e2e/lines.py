@@ -27,14 +27,25 @@ class Terminal:
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
         self.python = sys.executable
         path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path, "NO_COLOR": "1"}
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "PATH": path,
+            "NO_COLOR": "1",
+            "KUBE_EDITOR": "true",
+        }
 
-    def paste(self, line: str, editor: str = "true", timeout_s: float = LINE_S) -> tuple[int, str]:
+    def paste(self, line: str, timeout_s: float = LINE_S) -> tuple[int, str]:
         """Exit code and what was said; a line that does not end by itself is ended, as by Ctrl-C."""
-        environment = {**self._environment, "KUBE_EDITOR": editor}
         argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
         done = subprocess.run(
-            argv, check=False, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            argv,
+            check=False,
+            env=self._environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return done.returncode, done.stdout
 

@@ -1,7 +1,7 @@
-"""In the lab: pods and groups are broken as people break them, and each time the lines of the first finding end it.
+"""In the lab: whatever kube-scheduler, nodes or the network put in the way of pods, and each time the lines of the first finding end it.
 
-Commands are pasted. Where a line says in words what somebody has to decide, `Case.by_hand` does just that; where it opens an
-editor, `Case.edit` is what is typed there. Situations of our own programs are in test_lines_end_programs.py, on nodes with kubelets.
+Commands are pasted. Where a line says in words what somebody has to decide, `Case.by_hand` does just that. Situations that objects alone
+make are in tests/unit/controller/situations.py, those of our own programs in test_lines_end_programs.py, on nodes with kubelets.
 """
 
 from __future__ import annotations
@@ -26,19 +26,12 @@ from lab.installation import install
 from lab.topology import load
 from netperf.contract import ZONE_LABEL
 from tests.e2e.lines import Terminal, brief
-from tests.unit.controller.situations import FOREIGN, SITUATIONS
+from tests.unit.controller.situations import SITUATIONS
 
 DEADLINE_S = 420.0
 Json = dict[str, Any]
 OURS = "network-aware-scheduler"
 PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
-EDITOR = """\
-import sys, yaml
-path = sys.argv[2]
-spec = (whole := yaml.safe_load(open(path)))["spec"]
-exec(sys.argv[1])
-open(path, "w").write(yaml.safe_dump(whole))
-"""
 CODES = {situation.name: situation.code for situation in SITUATIONS}
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
@@ -51,7 +44,6 @@ class Case:
     Attributes:
         name: as in tests/unit/controller/situations.py.
         objects: what makes it; ``NS`` in them is a namespace of its own.
-        edit: what is done in an editor that a line opens, to ``spec``, in Python.
         by_hand: what a line's words ask for, as commands.
         choices: for the words in capitals.
         made: commands that break what is no object of the namespace's own.
@@ -62,7 +54,6 @@ class Case:
 
     name: str
     objects: Sequence[Json] = ()
-    edit: str = ""
     by_hand: Sequence[str] = ()
     choices: dict[str, str] = field(default_factory=dict)
     made: Sequence[str] = ()
@@ -158,59 +149,12 @@ def requests(amount: str) -> str:
     return template("front", containers=[{"name": "main", "resources": resources}])
 
 
-FIRST_GATE = json.dumps([{"op": "remove", "path": "/spec/schedulingGates/0"}])
-OPENED = f"kubectl -n NS patch $(kubectl -n NS get pods -o name) --type=json -p '{FIRST_GATE}'"
 EIGHT = (
     "kubectl -n NS scale deployment/front --replicas=8",
     # Or, once ten minutes have passed, one of its pods was never made.
     """kubectl -n NS patch appgroup shop --type=merge -p '{"spec":{"numMembers":8}}'""",
 )
 SIDE_BY_SIDE: tuple[Case, ...] = (
-    Case(
-        "a dependency on a workload that is not there",
-        [group(workload("front", "lost"), workload("cart"))],
-        edit="spec['workloads'][0]['dependencies'][0]['workload'].update(name='cart', selector='cart')",
-    ),
-    Case(
-        "dependencies in a circle",
-        [group(workload("a", "b"), workload("b", "a"))],
-        edit="spec['workloads'][1].pop('dependencies')",
-    ),
-    Case("more pods than members", [FRONT, deployment("front", replicas=2)]),
-    Case(
-        "dependencies that cost too much",
-        [group(workload("front", "cart", limit=1), workload("cart"), members=2), pod("front", "n1"), pod("cart", "n5")],
-        edit="spec['workloads'][0]['dependencies'][0]['maxNetworkCost'] = 10000",
-    ),
-    Case(
-        "running pods whose workload label is wrong",
-        [FRONT, deployment("front", selector="frnt", nodeName="n2")],
-        edit=f"spec['template']['metadata']['labels'].update({{'{WORKLOAD_LABEL}': 'front'}})",
-    ),
-    Case(
-        "running pods whose AppGroup is gone",
-        [deployment("front", of="nope", nodeName="n3")],
-        edit=f"spec['template']['metadata']['labels'].pop('{APPGROUP_LABEL}')",
-    ),
-    Case(
-        "some pods of a group name another scheduler",
-        [
-            group(workload("front"), workload("cart"), members=2),
-            deployment("front"),
-            deployment("cart", schedulerName="default-scheduler"),
-        ],
-        by_hand=[template("cart", schedulerName=OURS)],
-    ),
-    Case(
-        "a scheduler's name that nobody answers to",
-        [FRONT, deployment("front", schedulerName="network-aware-schedular")],
-        by_hand=[template("front", schedulerName=OURS)],
-    ),
-    Case(
-        "a gate that somebody else opens",
-        [FRONT, deployment("front", schedulingGates=[{"name": FOREIGN}])],
-        by_hand=[OPENED],
-    ),
     Case("no node has room", [FRONT, deployment("front", request="cpu=100")], by_hand=[requests("cpu=100m")]),
     Case(
         "a node selector that fits nothing",
@@ -235,15 +179,6 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
         "a claim that is not bound",
         [FRONT, CLAIM, deployment("front", **WITH_CLAIM)],
         by_hand=[f"echo '{json.dumps(volume())}' | kubectl create -f -"],
-    ),
-    Case(
-        "limits that the network cannot keep",
-        [
-            group(workload("front", "cart", limit=1), workload("cart"), members=2),
-            pod("cart", "n1"),
-            deployment("front", nodeSelector={ZONE_LABEL: "z3"}),
-        ],
-        edit="spec['workloads'][0]['dependencies'][0]['maxNetworkCost'] = 10000",
     ),
     Case(
         "no bandwidth left",
@@ -312,11 +247,9 @@ REFUSED: tuple[Json, ...] = (
 class Bench:
     """A lab without our programs yet, and what is done in it."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
-        self._editor = folder / "editor.py"
-        self._editor.write_text(EDITOR)
         # A machine of two processors runs few commands at once.
         self._few = asyncio.Semaphore(3)
         self.found: list[Json] = []
@@ -342,9 +275,9 @@ class Bench:
     async def until_clean(self) -> None:
         await self.until(lambda: not self.found, lambda: str(brief(self.found)))
 
-    async def paste(self, line: str, editor: str = "true") -> str:
+    async def paste(self, line: str) -> str:
         async with self._few:
-            code, said = await asyncio.to_thread(self.terminal.paste, line, editor)
+            code, said = await asyncio.to_thread(self.terminal.paste, line)
         # The plugin ends with 1 where what it shows is bad.
         assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {said}"
         return said
@@ -373,11 +306,10 @@ class Bench:
         )
         first = mine()[0]
         assert first["code"] == code, f"{case.name}: {brief(mine())}"
-        editor = f'{self.terminal.python} {self._editor} "{case.edit}"' if case.edit else "true"
         for line in first["fix"]:
             command = self.terminal.command_in(line, case.choices)
             if command:
-                await self.paste(command, editor if " edit " in command else "true")
+                await self.paste(command)
         for line in case.by_hand:
             await self.paste(line.replace("NS", namespace))
         if case.cut:
@@ -392,7 +324,7 @@ async def a_bench() -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory() as folder:
         async with Lab.start(load("four-zones"), name="e2e-lines", components=COMPONENTS, folder=Path(folder)) as lab:
             lab.publish()
-            bench = Bench(lab, Path(folder))
+            bench = Bench(lab)
             looking = asyncio.ensure_future(bench.look())
             try:
                 yield bench

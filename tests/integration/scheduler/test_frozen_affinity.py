@@ -18,7 +18,7 @@ from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import Lead, cordon, create_group, create_pod, set_costs, until
 
-pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
 BOUND_S = REPLACE_AFTER_S + 20.0
 """The wait before a pod is replaced, and what its owner, the plan and two attempts of the scheduler take on a busy machine."""
@@ -56,8 +56,15 @@ async def create_ownerless(client: Client, namespace: str) -> None:
     await create_pod(client, namespace, "a", group="a1", workload="A", **fields)
 
 
-@pytest.mark.parametrize("happens", [node_gone, zone_full, costs_moved])
-@pytest.mark.parametrize(("create", "replaced"), [(create_deployment, True), (create_ownerless, False)])
+@pytest.mark.parametrize(
+    ("happens", "create", "replaced"),
+    [
+        (zone_full, create_deployment, True),
+        pytest.param(node_gone, create_deployment, True, marks=pytest.mark.slow),
+        pytest.param(costs_moved, create_deployment, True, marks=pytest.mark.slow),
+        pytest.param(zone_full, create_ownerless, False, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
     client: Client,
     namespace: str,

@@ -19,11 +19,10 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
-from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     DEADLINE_S,
     PATIENT,
-    Lead,
     MakeZones,
     Scheduling,
     create_group,
@@ -33,7 +32,6 @@ from tests.integration.scheduler.conftest import (
     set_costs,
     until,
     until_bound,
-    until_unschedulable,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -269,46 +267,6 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
     other = {"name": "example.com/mine"}
     both = await create_pod(client, namespace, "both", group="g", workload="A", schedulingGates=[other])
     assert sorted(g.name for g in both.spec.scheduling_gates or ()) == sorted([GATE, "example.com/mine"])
-
-
-async def test_a_frozen_pod_is_replaced_through_its_owner_when_its_zone_is_no_longer_good(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
-) -> None:
-    """The planned zone vanishes before the scheduler gets to the pod; a new pod is made, for the zone that is left."""
-    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
-    await create_group(client, namespace, {"P1": [], "P2": []}, members=1)
-    config = SchedulerConfig(placement="affinity", gates=GatesConfig(missing_workload_timeout_s=1))
-    labels = {"appgroup.diktyo.x-k8s.io": "a1", "appgroup.diktyo.x-k8s.io.workload": "P1"}
-    spec = {
-        "schedulerName": "network-aware-scheduler",
-        "terminationGracePeriodSeconds": 0,
-        "containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "2"}}}],
-    }
-    body = {
-        "metadata": {"name": "p1"},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
-    async with lead(config):
-        await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                pods = await client.list(PODS, GroupPod, namespace=namespace)
-                if pods and not pods[0].gated:
-                    break
-                await asyncio.sleep(0.05)
-        first = pods[0].metadata.name
-        await create_pod(client, namespace, "intruder", requests={"cpu": "1"}, nodeName="n-a")
-        await scheduler()
-        await until_unschedulable(client, namespace, first)
-        await ready_node("n-b", zone="b", region="r", capacity={"cpu": "2"})
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                pods = [p for p in await client.list(PODS, GroupPod, namespace=namespace) if p.group]
-                if pods and all(p.spec.node_name == "n-b" for p in pods):
-                    break
-                await asyncio.sleep(0.1)
-    assert [p.metadata.name for p in pods] != [first]
 
 
 async def annotate_for_ever(client: Client, namespace: str, name: str, annotated: dict[str, Any]) -> None:

@@ -14,10 +14,9 @@ import pytest_asyncio
 
 from controller.cluster.pods import GroupPod, Placement
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.cluster.volumes import CLASSES, VOLUMES
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PROFILE,
@@ -184,31 +183,6 @@ async def foreign_affinity(stage: Stage) -> None:
     await stage.until_placed()
 
 
-async def volumes(stage: Stage) -> None:
-    """Claims of m that wait for their first consumer find volumes in z2 alone."""
-    name = f"local-{stage.namespace}"
-    await stage.put(
-        CLASSES, name, {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"}
-    )
-    for node in ("n-z2-0", "n-z2-1"):
-        terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]
-        spec = {
-            "accessModes": ["ReadWriteOnce"],
-            "capacity": {"storage": "1Gi"},
-            "local": {"path": "/nothing"},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
-            "storageClassName": name,
-        }
-        await stage.put(VOLUMES, f"{name}-{node}", {"spec": spec})
-    claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": name, "resources": {"requests": {"storage": "1Gi"}}}
-    more = {"serviceName": "m", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}]}
-    body = {"metadata": {"name": "m"}, "spec": {**stage.workload("m"), **more}}
-    # Before those that are to be near it: without its pods, these would be planned anywhere half a second later.
-    await stage.client.create(STATEFUL_SETS, body, Object, namespace=stage.namespace)
-    await stage.deploy("web", "db")
-    await stage.until_placed()
-
-
 async def devices(stage: Stage) -> None:
     """A device of z1 for each pod of m (dynamic resource allocation), of which plans know nothing."""
     name = f"{stage.namespace}.example"
@@ -234,13 +208,6 @@ async def leader_killed(stage: Stage) -> None:
     await stage.until_placed()
 
 
-async def extender_killed(stage: Stage) -> None:
-    await stage.deploy(*CHAIN)
-    await until(lambda: _any_bound(stage))
-    await stage.extender.aclose()
-    await stage.until_placed()
-
-
 async def _any_bound(stage: Stage) -> bool:
     return any(pod.spec.node_name for pod in await stage.live())
 
@@ -257,12 +224,10 @@ FRESH: tuple[Situation, ...] = (
     other_gates,
     preempting,
     foreign_affinity,
-    volumes,
     devices,
     leader_killed,
-    extender_killed,
 )
-BY_RULE: tuple[Situation, ...] = (devices, extender_killed, leader_killed)
+BY_RULE: tuple[Situation, ...] = (devices, leader_killed)
 """Those in which a pod may be placed without a plan."""
 
 
