@@ -33,7 +33,7 @@ from prometheus_client import CollectorRegistry
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kubekit.settings import Range  # noqa: E402 - this script stands outside of the packages
+from kubekit.settings import YEAR_S, Range  # noqa: E402 - this script stands outside of the packages
 
 PACKAGES = ("kubekit", "netperf", "agent", "controller")
 STRICT = """\
@@ -66,7 +66,8 @@ capacityByInstanceType:
 """
 SERVED = """\
 Served at `/metrics` in Prometheus' text format or OpenMetrics. Units are seconds, bytes, bytes per second and ratios from 0 to 1. Series of a pair of zones, a pod or a
-group end with it. *pair* stands for the labels `origin_zone`, `destination_zone`, `origin_region` and `destination_region`.
+group end with it. Groups of labels are abbreviated:
+*pair* is `origin_zone, destination_zone, origin_region, destination_region`; *limit* is `namespace, pod, direction`; *path* is `topology, level, origin, destination`.
 """
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
 
@@ -123,7 +124,7 @@ def type_name(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         limits = [m for m in parts[1:] if isinstance(m, msgspec.Meta)]
-        bounds = [str(m) for m in parts[1:] if isinstance(m, Range)] + [
+        bounds = [re.sub(rf"(\S+) to {YEAR_S}$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)] + [
             f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None
         ]
         return type_name(parts[0]) + (f" ({', '.join(bounds)})" if bounds else "")
@@ -134,15 +135,15 @@ def type_name(kind: Any) -> str:
     if origin in {list, tuple}:
         return f"list of {type_name(parts[0])}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
-        return f"map of text to {type_name(parts[1])}"
+        return f"map of {type_name(parts[1])}"
     return _PLAIN.get(kind, "section" if is_struct(kind) else str(getattr(kind, "__name__", kind)))
 
 
 _PLAIN: dict[Any, str] = {
-    bool: "true or false",
-    int: "integer",
+    bool: "bool",
+    int: "int",
     float: "number",
-    str: "text",
+    str: "string",
     type(None): "null",
     Any: "anything",
 }
@@ -404,13 +405,17 @@ def metrics() -> str:
 
 
 def _label_text(labels: tuple[str, ...]) -> str:
-    """Labels as a user reads them; those of a pair of zones are named once, above the tables."""
-    of_pair = labels[: len(_PAIR)] == _PAIR
-    own = labels[len(_PAIR) :] if of_pair else labels
-    return ", ".join(filter(None, ("*pair*" if of_pair else "", f"`{', '.join(own)}`" if own else "")))
+    """Labels as a user reads them; groups of labels are named once, above the tables."""
+    group = next((name for name, of in _LABEL_GROUPS.items() if labels[: len(of)] == of), "")
+    own = labels[len(_LABEL_GROUPS[group]) :] if group else labels
+    return ", ".join(filter(None, (f"*{group}*" if group else "", f"`{', '.join(own)}`" if own else "")))
 
 
-_PAIR = ("origin_zone", "destination_zone", "origin_region", "destination_region")
+_LABEL_GROUPS: dict[str, tuple[str, ...]] = {
+    "pair": ("origin_zone", "destination_zone", "origin_region", "destination_region"),
+    "limit": ("namespace", "pod", "direction"),
+    "path": ("topology", "level", "origin", "destination"),
+}
 
 
 def rebalancing() -> str:
