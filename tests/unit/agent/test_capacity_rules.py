@@ -16,12 +16,10 @@ from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import read_machine
 
-RECORDINGS = Path(__file__).parent / "recordings"
+RECORDINGS = msgspec.json.decode(
+    (Path(__file__).parent / "recordings" / "links.json").read_bytes(), type=dict[str, LinkSnapshot]
+)
 G = 10**9
-
-
-def recording(name: str) -> LinkSnapshot:
-    return msgspec.json.decode((RECORDINGS / f"{name}.json").read_bytes(), type=LinkSnapshot)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +41,7 @@ def recording(name: str) -> LinkSnapshot:
 def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
     name: str, rate_bps: int, devices: tuple[str, ...]
 ) -> None:
-    found = find_capacity(recording(name))
+    found = find_capacity(RECORDINGS[name])
     assert (found.rate_bps, found.devices) == (rate_bps, devices), found.explanation
 
 
@@ -65,14 +63,14 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
     ],
 )
 def test_a_speed_that_cannot_be_believed_is_no_capacity_and_the_reason_is_given(name: str, why: str) -> None:
-    found = find_capacity(recording(name))
+    found = find_capacity(RECORDINGS[name])
     assert found.rate_bps is None
     assert why in found.explanation
 
 
 def test_counters_are_read_from_the_device_even_where_its_speed_is_unknown() -> None:
-    assert find_capacity(recording("virtio")).devices == ("eth0",)
-    assert find_capacity(recording("azure_accelerated")).devices == ("enP1s1",)
+    assert find_capacity(RECORDINGS["virtio"]).devices == ("eth0",)
+    assert find_capacity(RECORDINGS["azure_accelerated"]).devices == ("enP1s1",)
 
 
 def snapshot(*links: Link, routes: tuple[Route, ...] = (Route(device=2),)) -> LinkSnapshot:
