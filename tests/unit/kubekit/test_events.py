@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -47,56 +49,56 @@ async def settle(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_event_and_its_repetition() -> None:
-    api, now, registry = SimulatedApiServer(), [1000.0], CollectorRegistry()
+@asynccontextmanager
+async def recording(api: SimulatedApiServer) -> AsyncIterator[tuple[EventRecorder, list[float], CollectorRegistry]]:
+    now, registry = [1000.0], CollectorRegistry()
     async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
         recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
         task = asyncio.create_task(recorder.run())
+        yield recorder, now, registry
+        task.cancel()
+
+
+async def test_an_event_and_its_repetition() -> None:
+    api = SimulatedApiServer()
+    async with recording(api) as (recorder, now, _):
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await settle(lambda: api.created)
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
         await settle(lambda: api.patched)
-        task.cancel()
-    event = api.created[0]
-    assert event["regarding"] == {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": "web-1",
-        "namespace": "shop",
-        "uid": "uid-1",
-    }
+    (event,) = api.created
+    about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "shop", "uid": "uid-1"}
+    assert event["regarding"] == about
     assert (event["type"], event["reason"], event["note"]) == ("Warning", "LimitNotEnforced", "no TBF on veth1")
-    assert len(api.created) == 1
     assert [p["series"]["count"] for p in api.patched] == [3]
 
 
 async def test_an_event_that_the_server_has_expired_is_created_anew_at_once() -> None:
-    api, now, registry = SimulatedApiServer(), [1000.0], CollectorRegistry()
-    async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
-        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
-        task = asyncio.create_task(recorder.run())
+    api = SimulatedApiServer()
+    async with recording(api) as (recorder, now, _):
         api.expired = True
         for count in (1, 2, 3):
             recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
             await settle(lambda count=count: len(api.created) == count)
             now[0] += 7200
-        task.cancel()
 
 
-async def test_refused_events_are_counted_and_the_next_is_sent() -> None:
-    api, registry = SimulatedApiServer(), CollectorRegistry()
-    async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
-        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry)
-        task = asyncio.create_task(recorder.run())
+async def test_losses_are_counted_from_zero_and_the_next_event_is_sent() -> None:
+    api = SimulatedApiServer()
+    async with recording(api) as (recorder, _, registry):
+
+        def lost(cause: str) -> float | None:
+            return registry.get_sample_value("netaware_events_lost_total", {"cause": cause})
+
+        assert [lost(cause) for cause in CAUSES] == [0.0] * len(CAUSES), "a rate sees the first"
         api.refuse = True
         recorder.normal(POD, "A", "first")
-        await settle(lambda: registry.get_sample_value("netaware_events_lost_total", {"cause": "refused"}) == 1)
+        await settle(lambda: lost("refused") == 1)
         api.refuse = False
         recorder.normal(POD, "B", "second")
         await settle(lambda: api.created)
-        task.cancel()
     assert api.created[0]["reason"] == "B"
 
 
@@ -107,11 +109,3 @@ async def test_a_full_queue_drops_the_oldest() -> None:
         for i in range(5):
             recorder.normal(POD, "R", f"note {i}")
     assert registry.get_sample_value("netaware_events_lost_total", {"cause": "queue-full"}) == 3
-
-
-def test_losses_are_counted_from_zero_so_that_a_rate_sees_the_first() -> None:
-    registry = CollectorRegistry()
-    client = Client(ClusterConfig("http://127.0.0.1:1"))
-    EventRecorder(client, component="netaware", instance="n1", registry=registry)
-    lost = {c: registry.get_sample_value("netaware_events_lost_total", {"cause": c}) for c in CAUSES}
-    assert lost == dict.fromkeys(CAUSES, 0.0)
