@@ -19,19 +19,18 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import aiohttp
 import msgspec
 from aiohttp import BytesPayload
-from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from kubekit.answers import RawPage, WatchEvent, decode_answer, error_of, read_events, translated
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError
-from kubekit.transport import ConnectionPool, ConnectionPools
+from kubekit.transport import ConnectionPool, ConnectionPools, FencedBody, WriteGuard
 from kubekit.waiting import CooperativeYield
 from kubekit.wire import EVICTIONS, PODS, ObjectMeta, Resource
 
@@ -53,16 +52,12 @@ MAX_THROTTLED_TRIES = 5
 """How often a request that the server had no room for is sent again, while its deadline allows."""
 
 
-class WriteGuard(Protocol):
-    """Asked before every write; raises NotLeaderError when this process must not write now."""
+class Scope(TypedDict, total=False):
+    """Which of a resource's objects are meant: all where nothing is said."""
 
-    def check(self) -> float:
-        """Return for how many seconds writing is still allowed."""
-        ...
-
-    def writing(self) -> AbstractContextManager[None]:
-        """Around each write; left by an exception when nobody knows whether it takes effect."""
-        ...
+    namespace: str | None
+    label_selector: str
+    field_selector: str
 
 
 class Client:
@@ -107,21 +102,21 @@ class Client:
         self,
         resource: Resource,
         *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
         limit: int = PAGE_SIZE,
         from_cache: bool = False,
+        **scope: Unpack[Scope],
     ) -> AsyncIterator[RawPage]:
         """List in pages; a watch continues from the last page's resourceVersion.
 
         ``from_cache`` takes what the API server has in memory, which may be a moment old, and comes in one page.
         """
-        params = {"limit": str(limit), **selector_params(label_selector, field_selector)}
+        params = {"limit": str(limit), **_selector_params(scope)}
         if from_cache:
             params["resourceVersion"] = "0"
         while True:
-            body = await self.request("GET", resource.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
+            body = await self.request(
+                "GET", resource.path(scope.get("namespace")), params=params, timeout_s=LIST_TIMEOUT_S
+            )
             page = decode_answer(body, RawPage)
             yield page
             if not page.metadata.continue_:
@@ -129,21 +124,11 @@ class Client:
             params["continue"] = page.metadata.continue_
             params.pop("resourceVersion", None)
 
-    async def list(
-        self,
-        resource: Resource,
-        type_: type[T],
-        *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
-    ) -> list[T]:
+    async def list(self, resource: Resource, type_: type[T], **scope: Unpack[Scope]) -> list[T]:
         """Read all objects that match. For caches use a Reflector, which survives malformed objects."""
         found: list[T] = []
         maybe_yield = CooperativeYield()
-        async for page in self.pages(
-            resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
-        ):
+        async for page in self.pages(resource, **scope):
             for item in page.items:
                 found.append(decode_answer(item, type_))
                 await maybe_yield()
@@ -178,8 +163,10 @@ class Client:
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> T:
-        """PATCH an object; ``kind`` is one of the ``*_PATCH`` constants."""
-        params = {"fieldManager": field_manager} if field_manager else None
+        """PATCH an object; ``kind`` is one of the ``*_PATCH`` constants, and `APPLY_PATCH` takes fields over from others."""
+        params = {"fieldManager": field_manager} if field_manager else {}
+        if kind == APPLY_PATCH:
+            params["force"] = "true"
         path = resource.path(namespace, name, subresource)
         return decode_answer(await self.request("PATCH", path, params=params, body=body, content_type=kind), type_)
 
@@ -193,14 +180,10 @@ class Client:
         field_manager: str,
         namespace: str | None = None,
         subresource: str | None = None,
-        force: bool = True,
     ) -> T:
-        """Server-side apply under ``field_manager``; ``force`` takes fields over from other managers."""
-        params = {"fieldManager": field_manager, "force": str(force).lower()}
-        path = resource.path(namespace, name, subresource)
-        return decode_answer(
-            await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH), type_
-        )
+        """Server-side apply under ``field_manager``."""
+        place = {"namespace": namespace, "subresource": subresource, "field_manager": field_manager}
+        return await self.patch(resource, name, body, type_, kind=APPLY_PATCH, **place)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """Evict a pod, as PodDisruptionBudgets allow; another pod that has its name by now is left alone.
@@ -322,11 +305,9 @@ class Client:
         resource: Resource,
         resource_version: str,
         *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
         silence_s: float = WATCH_SILENCE_S,
         initial: bool = False,
+        **scope: Unpack[Scope],
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
 
@@ -342,11 +323,11 @@ class Client:
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(asked_s),
-            **selector_params(label_selector, field_selector),
+            **_selector_params(scope),
         }
         if initial:
             params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-        path = resource.path(namespace)
+        path = resource.path(scope.get("namespace"))
         with translated("WATCH", path):
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
@@ -380,7 +361,7 @@ class Client:
             sent["Content-Type"] = content_type
             data = msgspec.json.encode(body)
             if self._guard is not None:
-                data = _FencedBody(data, self._guard)
+                data = FencedBody(data, self._guard)
         for last in (config.login is None, True):
             credential = await config.login.current() if config.login is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")
@@ -396,22 +377,7 @@ class Client:
                 return
 
 
-class _FencedBody(BytesPayload):
-    """A write's body, for which permission is asked once more in the moment of sending; its headers are sent with it.
-
-    Between the turn of a write and that moment a connection may be made, and other work may have the loop: a leader that was
-    frozen there would send it when it wakes up.
-    """
-
-    def __init__(self, body: bytes, guard: WriteGuard) -> None:
-        super().__init__(body)
-        self._guard = guard
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._guard.check()
-        await super().write_with_length(writer, content_length)
-
-
-def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
+def _selector_params(scope: Scope) -> dict[str, str]:
     """Query parameters of the selectors that are not empty."""
-    return {k: v for k, v in (("labelSelector", label_selector), ("fieldSelector", field_selector)) if v}
+    wanted = {"labelSelector": scope.get("label_selector"), "fieldSelector": scope.get("field_selector")}
+    return {name: selector for name, selector in wanted.items() if selector}

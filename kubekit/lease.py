@@ -23,8 +23,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from kubekit import logs
-from kubekit.client import Client, WriteGuard
+from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
+from kubekit.transport import WriteGuard
 from kubekit.waiting import wait_for
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 

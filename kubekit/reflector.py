@@ -15,13 +15,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
 from kubekit import logs
 from kubekit.answers import WatchEvent
-from kubekit.client import Client
+from kubekit.client import Client, Scope
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
 from kubekit.stores import KeyedObjects, T
 from kubekit.waiting import Backoff, CooperativeYield
@@ -51,14 +51,6 @@ class HasMetadata(Protocol):
 Read = TypeVar("Read", bound=HasMetadata)
 
 
-class _Scope(TypedDict):
-    """The part of a resource's objects that is watched."""
-
-    namespace: str | None
-    label_selector: str
-    field_selector: str
-
-
 class Reflector(KeyedObjects[T]):
     """Hold the objects of one resource, optionally of one namespace and selector.
 
@@ -81,10 +73,7 @@ class Reflector(KeyedObjects[T]):
         client: Client,
         resource: Resource,
         type_: type[Read],
-        *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
+        **scope: Unpack[Scope],
     ) -> None: ...
 
     @overload
@@ -94,10 +83,8 @@ class Reflector(KeyedObjects[T]):
         resource: Resource,
         type_: type[Read],
         *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
         transform: Callable[[Read], T | None],
+        **scope: Unpack[Scope],
     ) -> None: ...
 
     def __init__(
@@ -106,10 +93,8 @@ class Reflector(KeyedObjects[T]):
         resource: Resource,
         type_: type[Any],
         *,
-        namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
         transform: Callable[[Any], T | None] | None = None,
+        **scope: Unpack[Scope],
     ) -> None:
         super().__init__()
         self.resource, self.synced, self.ready = resource, asyncio.Event(), asyncio.Event()
@@ -117,7 +102,7 @@ class Reflector(KeyedObjects[T]):
         self.failure = ""
         self.contact_at = time.monotonic()
         self._client = client
-        self._scope = _Scope(namespace=namespace, label_selector=label_selector, field_selector=field_selector)
+        self._scope = scope
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
         self._transform = transform
         self._streams = True
@@ -167,7 +152,7 @@ class Reflector(KeyedObjects[T]):
 
     @property
     def _topic(self) -> str:
-        return f"{self.resource.plural}/{self._scope['namespace'] or '*'}"
+        return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
         expired = isinstance(error, ApiError) and error.expired
@@ -193,7 +178,7 @@ class Reflector(KeyedObjects[T]):
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
         version = ""
-        few = _selects_few(self._scope["field_selector"])
+        few = _selects_few(self._scope.get("field_selector", ""))
         async for page in self._client.pages(self.resource, **self._scope, from_cache=few):
             for raw in page.items:
                 self._take_listed(raw, fresh, malformed)

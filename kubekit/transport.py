@@ -13,9 +13,11 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import aiohttp
 from aiohttp import BytesPayload
+from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from kubekit.config import ClusterConfig
@@ -26,6 +28,34 @@ CONNECT_TIMEOUT_S = 10.0
 IDLE_S, PROBE_S, PROBES, UNACKNOWLEDGED_MS = 15, 10, 3, 30_000
 """Keepalive probes begin after 15 s without traffic; a peer that acknowledges nothing for 30 s is dead: known within 45 s. The
 kernel's own defaults notice after two hours, and after a quarter of an hour where data waits."""
+
+
+class WriteGuard(Protocol):
+    """Asked before every write; raises NotLeaderError when this process must not write now."""
+
+    def check(self) -> float:
+        """Return for how many seconds writing is still allowed."""
+        ...
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Around each write; left by an exception when nobody knows whether it takes effect."""
+        ...
+
+
+class FencedBody(BytesPayload):
+    """A write's body, for which permission is asked once more in the moment of sending; its headers are sent with it.
+
+    Between the turn of a write and that moment a connection may be made, and other work may have the loop: a leader that was
+    frozen there would send it when it wakes up.
+    """
+
+    def __init__(self, body: bytes, guard: WriteGuard) -> None:
+        super().__init__(body)
+        self._guard = guard
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._guard.check()
+        await super().write_with_length(writer, content_length)
 
 
 class ConnectionPool(enum.Enum):

@@ -255,7 +255,6 @@ async def write(session: Session, proposals: Sequence[Proposal]) -> None:
             Object,
             field_manager=f"{FIELD_MANAGER}-propose",
             namespace=proposal.namespace,
-            force=True,
         )
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
