@@ -93,6 +93,16 @@ class Manager:
             instance=self.identity,
             registry=registry,
         )
+        self._scheduling = GatingController(
+            fenced,
+            self.caches,
+            config.scheduler,
+            self._recorder,
+            registry,
+            notify=self._enqueue,
+            prices=config.traffic.prices.table(),
+        )
+        state = self._scheduling.state
         self._results = ResultsStore(client, config.namespace, registry)
         self._topology = TopologyController(
             fenced,
@@ -100,10 +110,9 @@ class Manager:
             config.topology,
             self._recorder,
             registry,
-            namespace=config.namespace,
             results=self._results,
             capabilities=capabilities,
-            rules=config.scheduler.rules,
+            membership=state.membership,
         )
         self._app_group = AppGroupController(
             fenced,
@@ -111,20 +120,12 @@ class Manager:
             config.app_group,
             self._recorder,
             registry,
-            namespace=config.namespace,
-            rules=config.scheduler.rules,
-            by_answer=config.scheduler.by_answer,
+            membership=state.membership,
+            costs=state.cost_index,
+            services=state.services if config.scheduler.by_answer else None,
+            pods_of=self._scheduling.pods_of,
             capabilities=capabilities,
             more=self._more,
-        )
-        self._scheduling = GatingController(
-            fenced,
-            self.caches,
-            config.scheduler,
-            self._recorder,
-            registry,
-            notify=self._app_group.enqueue,
-            prices=config.traffic.prices.table(),
         )
         self._descheduler = Descheduler(
             fenced,
@@ -141,7 +142,7 @@ class Manager:
             config.traffic,
             registry,
             rules=config.scheduler.rules,
-            notify=self._app_group.enqueue,
+            notify=self._enqueue,
         )
         self._bootstrap = Bootstrap(
             fenced,
@@ -167,6 +168,9 @@ class Manager:
         )
         registry.register(InformerMetrics(lambda: self._stores))
         self._loop = EventLoopMonitor(registry)
+
+    def _enqueue(self, group: str) -> None:
+        self._app_group.enqueue(group)
 
     async def _more(self, group: str) -> list[Condition]:
         return [*await self._scheduling.conditions(group), *self._traffic.conditions(group)]

@@ -14,19 +14,18 @@ from prometheus_client.registry import Collector
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admitted, gather, plan_status
 from controller.cluster.caches import Caches, OwnWrites
-from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostIndex, Location, location_of
-from controller.cluster.membership import Membership, NamedPods
+from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
+from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUPS, AppGroup, NetworkTopology
-from controller.cluster.services import Service, ServiceIndex
+from controller.cluster.resources import APPGROUPS, AppGroup
+from controller.cluster.services import ServiceIndex, has_same_routing
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
 from kubekit.conditions import news
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
-from kubekit.wire import Condition, Node, Object
+from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
 NOT_YET_S = 0.2
@@ -40,8 +39,11 @@ ALL = "*"
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
-    ``more`` says what other packages know of a group, by its key: conditions that are written beside its own. ``by_answer`` is
-    whether the rules judge by the replica that answers, or by every pair.
+    Args:
+        membership, costs: kept up to date by somebody who is told of changes first.
+        services: the same; None where every pair counts, and not the replica that answers, as in upstream parity.
+        pods_of: the pods of a group, by its key.
+        more: what other packages know of a group, by its key: conditions that are written beside its own.
     """
 
     def __init__(
@@ -52,36 +54,29 @@ class AppGroupController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        namespace: str,
-        rules: NetworkOverheadArgs,
+        membership: Membership,
+        costs: CostIndex,
+        services: ServiceIndex | None,
+        pods_of: Callable[[str], Iterable[GroupPod]],
         capabilities: Capabilities,
-        by_answer: bool = True,
         more: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
         self._capabilities, self._wall = capabilities, wall
-        self._costs = CostIndex(rules, namespace)
-        self._membership = Membership(rules)
-        self._more = more
-        self._by_answer = by_answer
+        self._membership, self._costs, self._services = membership, costs, services
+        self._pods_of, self._more = pods_of, more
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
-        self._pods = NamedPods()
         self._last_conditions: dict[str, list[Condition]] = {}
-        caches.namespaces.subscribe(self._namespace_changed)
         caches.app_groups.subscribe(self._group_changed)
         caches.group_pods.subscribe(self._pod_changed)
         caches.nodes.subscribe(self._node_changed)
-        caches.topologies.subscribe(self._topology_changed)
-        self._services = ServiceIndex()
-        caches.services.subscribe(self._service_changed)
-
-    def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
-        if self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None):
-            self._soon(ALL)
+        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._soon(ALL))
+        caches.topologies.subscribe(lambda _, old, new: None if has_same_costs(old, new) else self._soon(ALL))
+        caches.services.subscribe(lambda _, old, new: None if has_same_routing(old, new) else self._soon(ALL))
 
     def enqueue(self, key: str) -> None:
         """There is news for a group's status that its stores do not tell."""
@@ -92,16 +87,15 @@ class AppGroupController:
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self._soon(key)
-        if self._membership.on_change(key, old, new):
+        if not has_same_workloads(old, new):
             for other in self._membership.named(key.rpartition("/")[2]):  # pods may change hands between them
                 self._soon(other)
 
-    def _pod_changed(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         for pod in (old, new):
             # Of the group alone whose pod it is: hundreds may have one name, each in its own namespace.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self._soon(group)
-        self._pods.on_change(key, old, new)
 
     def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
         if same_place(old, new):
@@ -111,14 +105,6 @@ class AppGroupController:
         else:
             self._locations.pop(key, None)
         self._soon(ALL)
-
-    def _service_changed(self, key: str, old: Service | None, new: Service | None) -> None:
-        if self._services.on_change(key, old, new):
-            self._soon(ALL)
-
-    def _topology_changed(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
-        if self._costs.on_change(key, old, new):
-            self._soon(ALL)
 
     async def run(self) -> None:
         """Keep the groups until cancelled."""
@@ -139,12 +125,9 @@ class AppGroupController:
             self._metrics.drop(key)
             self._last_conditions.pop(key, None)
             return None
-        pods = (pod for _, pod in self._pods.of(key, self._membership.group_of))
-        if self._by_answer:
-            self._costs.take_nodes(self._locations.values())
         costs = self._costs.of(group.metadata.namespace).table
-        services = self._services if self._by_answer else None
-        facts = gather(group, pods, self._locations, costs, self._membership, services=services)
+        pods = self._pods_of(key)
+        facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # All that is read of the stores is read here: after the first wait the group may be gone from them.
         let_in = admitted(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)

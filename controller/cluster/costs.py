@@ -277,7 +277,7 @@ class CostIndex:
             self._topologies.pop(key, None)
         else:
             self._topologies[key] = new
-        if old is not None and new is not None and _same_costs(old, new):
+        if has_same_costs(old, new):
             return False
         self._made.pop(key, None)
         return True
@@ -304,7 +304,10 @@ class CostIndex:
         return self._made[key]
 
 
-def _same_costs(old: NetworkTopology, new: NetworkTopology) -> bool:
+def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
+    """Whether a change of a NetworkTopology leaves its costs as they are; a new status does."""
+    if old is None or new is None:
+        return False
     same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
     return same_latencies and old.spec.weights == new.spec.weights
 

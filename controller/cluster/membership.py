@@ -24,6 +24,17 @@ def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
+def has_same_workloads(old: AppGroup | None, new: AppGroup | None) -> bool:
+    """Whether a change of an AppGroup leaves its spec as it is; a new status does."""
+    return old is not None and new is not None and old.spec == new.spec
+
+
+def has_same_consent(old: Object | None, new: Object | None) -> bool:
+    """Whether a change of a namespace leaves those whom it lets in."""
+    before, after = (admitted_by(one.metadata.labels if one is not None else None) for one in (old, new))
+    return before == after
+
+
 class Membership:
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
@@ -80,7 +91,7 @@ class Membership:
         if new is not None:
             self._groups[key] = new
             self._named[name][key] = None
-            if old is not None and old.spec == new.spec:
+            if has_same_workloads(old, new):
                 return False
         else:
             self._groups.pop(key, None)

@@ -98,6 +98,11 @@ def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str
     return [service for service in found if not service.headless] or found
 
 
+def has_same_routing(old: Service | None, new: Service | None) -> bool:
+    """Whether a change of a Service leaves all answers as they are."""
+    return old is not None and new is not None and (old.spec, old.routing) == (new.spec, new.routing)
+
+
 class ServiceIndex:
     """Services by one of the labels that each asks for, kept up to date by watch events."""
 
@@ -126,7 +131,7 @@ class ServiceIndex:
             self._known[key] = new
             if new.spec.selector:
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
-        return old is None or new is None or (old.spec, old.routing) != (new.spec, new.routing)
+        return not has_same_routing(old, new)
 
     def copy(self) -> ServiceIndex:
         """A copy for a thread."""

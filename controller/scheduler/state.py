@@ -65,6 +65,7 @@ class State:
         nodes: node name -> facts.
         population: index in `places` -> how many nodes are there; no zeros.
         node_version: counts changes of nodes alone.
+        membership, cost_index, services: whose a pod is, what paths cost, and who answers calls.
         allocatable: how much nodes are preferred by their size.
     """
 
@@ -76,14 +77,14 @@ class State:
         self.nodes: dict[str, NodeFacts] = {}
         self.population: Counter[int] = Counter()
         self._place_ids: dict[Location, int] = {NOWHERE: 0}
-        self._membership = Membership(self._rules)
+        self.membership = Membership(self._rules)
         self._placements: dict[str, str] = {}
-        self._costs = CostIndex(self._rules, namespace)
+        self.cost_index = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         self._placed: dict[str, Placed] = {}
         self._weighed: dict[tuple[str, str], ScoreTable] = {}
         self._weighed_at = -1
-        self._services = ServiceIndex()
+        self.services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         self._by_answer = config.by_answer
 
@@ -96,13 +97,13 @@ class State:
             nodes=self.nodes.copy(),
             population=self.population.copy(),
             _place_ids=self._place_ids.copy(),
-            _membership=self._membership.copy(),
+            membership=self.membership.copy(),
             _placements=self._placements.copy(),
-            _costs=self._costs.copy(),
+            cost_index=self.cost_index.copy(),
             _pods=defaultdict(dict, {group: _copied(pods) for group, pods in self._pods.items()}),
             _placed=self._placed.copy(),
             _weighed=self._weighed.copy(),
-            _services=self._services.copy(),
+            services=self.services.copy(),
             _models=defaultdict(dict, {key: models.copy() for key, models in self._models.items()}),
         )
         return made
@@ -156,13 +157,13 @@ class State:
 
     def _touch_nodes(self) -> None:
         if self._by_answer:  # upstream parity keeps its table
-            self._costs.take_nodes(self.places[place] for place in self.population)
+            self.cost_index.take_nodes(self.places[place] for place in self.population)
         self._touch()
         self.node_version += 1
 
     def on_namespace_change(self, key: str, _: Object | None, new: Object | None) -> None:
         """A namespace changed: whom it lets in, or how its pods' decisions are handed over."""
-        changed = self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
+        changed = self.membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
         if changed or placement != self._placements.get(key, ""):
             self._placements[key] = placement
@@ -204,14 +205,14 @@ class State:
 
     def take_service(self, key: str, old: Service | None, new: Service | None) -> None:
         """A Service changed, and with it who answers calls."""
-        if self._services.on_change(key, old, new):
+        if self.services.on_change(key, old, new):
             self._touch()
 
     def _routing_to(self, group: str, workload: str) -> Routing:
         """Routing of calls to a group's workload; any replica in upstream parity."""
         if not self._by_answer:
             return Routing.ANY
-        found = [self._services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
+        found = [self.services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
         return min(found, default=Routing.ANY)
 
     def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
@@ -226,44 +227,44 @@ class State:
                 models[which] = pod.metadata
         found: dict[str, Routing] = {}
         for (workload, namespace), model in models.items():
-            routing = self._services.routing_to(namespace, model.labels or {})
+            routing = self.services.routing_to(namespace, model.labels or {})
             found[workload] = min(routing, found.get(workload, routing))
         return found
 
     def models(self, group: str, workload: str) -> list[ObjectMeta]:
         """A placed pod of the workload in each namespace that has or had one."""
         name = self.groups[group].metadata.name
-        found, held = self._models.get((name, workload), {}), self._membership.may_hold(group)
+        found, held = self._models.get((name, workload), {}), self.membership.may_hold(group)
         # Hundreds of releases of one chart are hundreds of groups of one name, each in a namespace of its own.
         namespaces = sorted(found if held is None else found.keys() & held)
         return [found[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
 
     def services_of(self, group: str, workload: str) -> list[Service]:
         """The Services by which a group's workload is called."""
-        return [s for m in self.models(group, workload) for s in self._services.behind(m.namespace, m.labels or {})]
+        return [s for m in self.models(group, workload) for s in self.services.behind(m.namespace, m.labels or {})]
 
     def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """An AppGroup changed; its status does not matter here."""
-        if self._membership.on_change(key, old, new):
+        if self.membership.on_change(key, old, new):
             self._touch()
 
     def take_topology(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """A NetworkTopology changed; its status does not matter here."""
-        if self._costs.on_change(key, old, new):
+        if self.cost_index.on_change(key, old, new):
             self._touch()
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:
         """Every AppGroup by key."""
-        return self._membership.groups
+        return self.membership.groups
 
     def graph(self, key: str) -> Graph:
         """An AppGroup's dependencies, resolved."""
-        return self._membership.graph(key)
+        return self.membership.graph(key)
 
     def group_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
-        return self._membership.group_of(namespace, name)
+        return self.membership.group_of(namespace, name)
 
     def key_of(self, namespace: str, name: str) -> str:
         """The group's key; for a missing group the key that it would have in the pod's namespace."""
@@ -283,7 +284,7 @@ class State:
 
     def costs(self, group_namespace: str) -> Costs:
         """The costs for groups of a namespace."""
-        return self._costs.of(group_namespace)
+        return self.cost_index.of(group_namespace)
 
     def weigh(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
         """Weigh every place for a pod with these labels.

@@ -76,12 +76,11 @@ class ProbePlanner:
         config: TopologyConfig,
         registry: CollectorRegistry,
         *,
-        namespace: str,
         results: ResultsStore,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._caches, self._config, self._namespace = client, caches, config, namespace
+        self._client, self._caches, self._config, self._namespace = client, caches, config, caches.home
         self._results, self._clock, self._wall = results, clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()

@@ -14,10 +14,9 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches, OwnWrites
-from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.membership import Membership
+from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
@@ -35,7 +34,7 @@ from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import Condition, Node, Object
+from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 from netperf.latencies import ZonePair
 from netperf.memory import CostState
@@ -68,10 +67,9 @@ class TopologyController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        namespace: str,
         results: ResultsStore,
         capabilities: Capabilities,
-        rules: NetworkOverheadArgs,
+        membership: Membership,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -79,11 +77,9 @@ class TopologyController:
         self._capabilities, self._clock, self._wall = capabilities, clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
-        self._results, self._home = results, namespace
+        self._results, self._home = results, caches.home
         results.subscribe(self._result_changed)
-        self.planner = ProbePlanner(
-            client, caches, config, registry, namespace=namespace, results=self._results, clock=clock, wall=wall
-        )
+        self.planner = ProbePlanner(client, caches, config, registry, results=self._results, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._earlier: dict[str, CostState] = {}
@@ -94,15 +90,12 @@ class TopologyController:
         self._map: ZoneMap | None = None
         self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
-        self._membership = Membership(rules)
-        self._subscribe()
-
-    def _subscribe(self) -> None:
-        self._caches.topologies.subscribe(lambda key, _old, _new: self._soon(key))
-        self._caches.nodes.subscribe(self._node_changed)
-        self._caches.app_groups.subscribe(self._group_changed)
-        self._caches.namespaces.subscribe(self._namespace_changed)
-        self._caches.group_pods.subscribe(self._pod_changed)
+        self._membership = membership
+        caches.topologies.subscribe(lambda key, _old, _new: self._soon(key))
+        caches.nodes.subscribe(self._node_changed)
+        caches.app_groups.subscribe(lambda _, old, new: None if has_same_workloads(old, new) else self._pods_moved())
+        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._pods_moved())
+        caches.group_pods.subscribe(self._pod_changed)
 
     def _soon(self, key: str) -> None:
         # Samples of many zones arrive all the time, but none twice in a round: long rounds are not priced every second.
@@ -116,14 +109,6 @@ class TopologyController:
 
     def _pod_changed(self, _key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if old is None or new is None or _account_of(old) != _account_of(new):
-            self._pods_moved()
-
-    def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        if self._membership.on_change(key, old, new):
-            self._pods_moved()
-
-    def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
-        if self._membership.on_namespace_change(key, new.metadata.labels if new is not None else None):
             self._pods_moved()
 
     def _pods_moved(self) -> None:

@@ -84,6 +84,7 @@ class GatingController:
         self._declared = Declared(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, clock)
+        self.pods_of = self._pods.of
         self._process = PlanningProcess(self.node_cache)
         self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared)
         self.plans = GroupPlans(

@@ -149,19 +149,34 @@ class World:
 
     def groups(self, client: Written) -> tuple[AppGroupController, Caches]:
         caches = Caches(cast("Client", client), HOME)
+        state = self.followed(caches)
         controller = AppGroupController(
             cast("Client", client),
             caches,
             AppGroupConfig(),
             Silent(),
             CollectorRegistry(),
-            namespace=HOME,
-            rules=self.config.rules,
-            by_answer=self.config.by_answer,
+            membership=state.membership,
+            costs=state.cost_index,
+            services=state.services if self.config.by_answer else None,
+            pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
             capabilities=HasStatus(),
         )
         self.fill(caches)
         return controller, caches
+
+    def followed(self, caches: Caches) -> State:
+        """The scheduler's state, which these stores keep up to date."""
+        state = State(self.config, HOME)
+        state.subscribe_to(
+            caches.nodes,
+            caches.group_pods,
+            caches.app_groups,
+            caches.topologies,
+            namespaces=caches.namespaces,
+            services=caches.services,
+        )
+        return state
 
     def fill(self, caches: Caches) -> None:
         _fill(caches.namespaces, self.of("Namespace", Object))
@@ -191,10 +206,9 @@ class World:
             TopologyConfig(),
             Silent(),
             CollectorRegistry(),
-            namespace=HOME,
             results=ResultsStore(client, HOME),
             capabilities=HasStatus(),
-            rules=self.config.rules,
+            membership=self.followed(caches).membership,
         )
         self.fill(caches)
         return controller
