@@ -47,7 +47,7 @@ PAGE_SIZE = 500
 WATCH_LIFETIME_S = 300.0
 WATCH_SILENCE_S = 85.0
 """Bookmarks come once a minute: a watch that is silent for longer hangs at something between the server and us, or watches a kind
-of which nothing changed since the server started (seen on 1.36.3). Then it costs one request to open it anew."""
+of which nothing changed since the server started (seen on 1.36.3). Opening it again costs one request."""
 MAX_THROTTLED_TRIES = 5
 """How often a request that the server had no room for is sent again, while its deadline allows."""
 
@@ -280,7 +280,7 @@ class Client:
                     data = await answer.read()
                     self.has_answer = True
                     if answer.status >= 500:
-                        # Whoever answered, a proxy perhaps, may not know what became of it.
+                        # A proxy may have answered, which does not know the outcome.
                         raise error_of(answer, data)
             return answer, data
         finally:

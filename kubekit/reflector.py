@@ -207,7 +207,7 @@ class Reflector(KeyedObjects[T]):
         return item
 
     def _differs(self, old: Any, new: Any) -> bool:
-        """Whether a list that was made anew brought news of an object."""
+        """Whether a repeated list changed an object."""
         if self._transform is not None:
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)

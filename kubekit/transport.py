@@ -94,7 +94,7 @@ class ConnectionPools:
             ConnectionPool.WRITE: shared,
             ConnectionPool.URGENT: self._session(1),
         }
-        # Whoever has a turn has a connection: one who waited for that within the pool would have asked for permission before.
+        # Acquire the limiter before a connection, so that the write fence is checked after waiting.
         both = asyncio.Semaphore(SHARED)
         own = {pool: asyncio.Semaphore(pool.most) for pool in ConnectionPool if pool.most is not None}
         self._turns = {

@@ -21,7 +21,7 @@ Link = tuple[str, str]
 DOUBT_RATIO = 0.12
 DOUBT_US = 300.0
 RESOLVED_SHARE = 0.6
-"""Of that; a dispute is over once readings are so near again, lest two that lie at the edge are in and out of it all day."""
+"""Of that; a dispute ends only when readings are this near, so that readings at the limit do not flap."""
 MIN_CONTRADICTIONS = 2
 ROUNDS = 50
 TRIANGLE_SHARE = 0.5

@@ -2,7 +2,7 @@
 
 `netperf.memory.update_state` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
 holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was
-written last, and nothing is written anew.
+written last, so that a restart rewrites nothing.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
 def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     """Start of a probe within a round, wall clock in seconds: its slot, plus jitter within what the slot leaves free.
 
-    Jitter differs from round to round, lest a probe always meets the same periodic job of its node.
+    Jitter differs from round to round, so that a probe does not always meet the same periodic job of its node.
     """
     width_s = slot_width_s(plan)
     slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)

@@ -138,7 +138,7 @@ def plan_pairs(
         additional_pairs: origin and destination nodes of probes to add, which show whether a suspect can be reached.
         nodes: every node of the cluster.
         options: how.
-        previous: the plans in force by origin zone, as decoded from their objects; None or empty to start afresh.
+        previous: the plans in force by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
     usable, left_out = eligible(nodes)

@@ -245,7 +245,7 @@ def decode_results(
         places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
             one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
         now_s: wall clock, seconds since 1970; a sequence beyond what a clock gives is read as 0, so that it overtakes
-            nothing. Whoever does not ask which of two words is the newer needs none.
+            nothing; not needed to choose the newer of two entries.
     """
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}

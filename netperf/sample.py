@@ -249,7 +249,7 @@ MAX_LOSS_RATIO = 0.01
 """Lost datagrams or retransmitted segments over transactions."""
 MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
 """One transaction that took this share of the run stood still, as the median of a closed loop hides; and so many times the median,
-lest a slow path looks like a stall."""
+so that a slow path does not look like a stall."""
 MAX_DELAYED_RATIO = 0.1
 """Share of the datagrams that waited at a busy peer."""
 MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
@@ -265,7 +265,7 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
-    """The sighting of ``sample``: ``previous`` while the writer has not written anew.
+    """The sighting of ``sample``: ``previous`` while the writer has not written again.
 
     Only for a sample that is met for the first time, as after a restart of the reader, the writer's clock has a say:
     its claimed age counts if it is positive, so that values that were old before the restart do not become young by it.

@@ -35,7 +35,7 @@ def assign_slots(pairs: Sequence[ZonePair], before: Mapping[ZonePair, int]) -> t
         before: slots in force, as far as known.
 
     Returns:
-        Slot by pair, and the number of slots (at least 1). Starts afresh when keeping would cost a quarter more slots
+        Slot by pair, and the number of slots (at least 1). Starts over if keeping would cost a quarter more slots
         than needed.
     """
     kept, count = _first_fit(pairs, before)

@@ -140,7 +140,7 @@ def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
 
 
 def remember_peak(peak_bps: int | None, throughput_bps: float) -> int:
-    """The highest throughput so far, to two significant digits downward, lest noise rewrites the node all the time."""
+    """The highest throughput so far, rounded down to two digits, so that noise does not rewrite the node."""
     value = max(1, int(throughput_bps))
     unit = int(10 ** max(0, len(str(value)) - 2))
     return max(peak_bps or 0, value // unit * unit)

@@ -115,7 +115,7 @@ class ProbeScheduler:
         self.follow_plan()
 
     def follow_plan(self) -> None:
-        """Look for the next turn anew: plan or prober changed."""
+        """Find the next turn again, because plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._in_a_row, self._failed_runs):
             for pair in counts.keys() - current:
@@ -162,7 +162,7 @@ class ProbeScheduler:
     def _from_s(self, plan: ZonePlan) -> float:
         """The earliest start of a run; a missed one may still begin in the first half of its slot.
 
-        Never a turn twice: one that was skipped took no time. A clock that was set back starts anew.
+        Never a turn twice: one that was skipped took no time. A clock that was set back starts over.
         """
         now_s = self._wall_clock()
         earliest_s = now_s - slot_width_s(plan) / 2

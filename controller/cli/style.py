@@ -23,7 +23,7 @@ SIGNS: Mapping[DependencyState, tuple[str, str]] = {
     "unknown": ("?", ""),
     "idle": ("·", FAINT),
 }
-"""How a dependency fares, and in which colour."""
+"""Signs and colours of a dependency's state."""
 
 
 def grid(*columns: str, right: Iterable[str] = ()) -> Table:

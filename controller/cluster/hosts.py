@@ -57,7 +57,7 @@ class PodTemplate(msgspec.Struct):
     Attributes:
         model: one of them; labels and constraints are held once per content (`PodReader`), and it keeps both alive.
         nodes: node -> how many of them are there.
-        terms: what they say of other pods, kept by whoever worked it out first.
+        terms: what they say of other pods, cached.
     """
 
     model: PodInfo
@@ -101,7 +101,7 @@ class NodeCache:
             self.version += 1
 
     def set_hot_nodes(self, hot: frozenset[str]) -> None:
-        """Other hosts are hot than before; plans for pods that wait are made anew."""
+        """Set the hot hosts; pending plans are made again."""
         if hot != self.hot:
             self.hot = hot
             self.version += 1

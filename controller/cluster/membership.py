@@ -1,7 +1,7 @@
 """Which AppGroup a pod belongs to: its label names a group, but not the group's namespace.
 
 A pod's own namespace comes first, then those that the configuration names. A group of any other namespace gets the pod only
-where the pod's namespace says so: else whoever may write an AppGroup could take everybody's pods into it.
+with the consent of the pod's namespace; otherwise any writer of an AppGroup could capture other people's pods.
 """
 
 from __future__ import annotations

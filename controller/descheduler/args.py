@@ -41,7 +41,7 @@ class AnomalyCondition(Section, frozen=True):
     """When a node counts as hot for good.
 
     Attributes:
-        timeout: a node found hot is no longer so after this time, until it is found hot anew; seconds, or ``1m``.
+        timeout: a node's finding of being hot expires after this time; seconds, or ``1m``.
         consecutive_abnormalities: rounds in a row above the threshold that make it hot.
         consecutive_normalities: rounds in a row below that make it normal again.
     """

@@ -122,7 +122,7 @@ def _owner(round_: Round, candidate: Candidate) -> str:
 
 def _bare(round_: Round, candidate: Candidate) -> str:
     allowed = round_.settings.protection.bare_pods
-    return "no controller would make it anew" if candidate.pod.bare and not allowed else ""
+    return "no controller would replace it" if candidate.pod.bare and not allowed else ""
 
 
 def _volume(round_: Round, candidate: Candidate) -> str:

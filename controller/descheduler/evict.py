@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next eviction would fare no better: the API server is busy, or out of reach."""
+        """Whether the next eviction would fail too: the API server is busy or unreachable."""
         return self.kind in {"throttled", "unknown"}
 
     @property

@@ -180,7 +180,7 @@ def _outcome_before_landing(
     if pod is not None and pod.uid == pending.move.uid:
         # An eviction whose answer was lost, or that we had no time to send. A pod may take its time to terminate.
         return "not-evicted" if not pod.going and age_s > limits.usage_lag_s else None
-    if "/Pod/" in pending.move.workload:  # bare: nobody makes it anew, so there is nothing to wait for
+    if "/Pod/" in pending.move.workload:  # A bare pod has no replacement to wait for.
         return "helped"
     if age_s <= limits.start_timeout_s:
         return None

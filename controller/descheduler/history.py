@@ -216,7 +216,7 @@ class HistoryStore:
         try:
             history = _decode_history((found.data or {}).get(KEY, "{}"))
         except DECODE_ERRORS as error:
-            log.change("history", str(error), "history cannot be read and starts anew", configmap=NAME, error=error)
+            log.change("history", str(error), "history cannot be read and starts empty", configmap=NAME, error=error)
             return History()
         self._written = history
         return history

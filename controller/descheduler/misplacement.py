@@ -146,7 +146,7 @@ class MisplacementRound(TargetFinder):
     def _continues(self, candidate: Candidate) -> bool:
         """Whether its group has begun to fill the other zones, which have been there for long enough then.
 
-        A pod that may be no further than so from its peers can go only after them: each step of such a chain would wait anew.
+        A pod with a maxNetworkCost can go only after its peers, so each step of such a chain would wait again.
         """
         moves = (pending.move for pending in self._base.history.pending)
         group = self._base.snapshot.group_of(candidate.pod)

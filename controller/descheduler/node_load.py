@@ -1,6 +1,6 @@
 """Classifies nodes as hot, low or neither, and since when (docs/contracts, section 11).
 
-"5 consecutive" means the fifth round, and one normal round starts the count anew (deliberate difference 9).
+"5 consecutive" means the fifth round, and one normal round resets the count.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def update_detectors(
     """The detectors of all nodes after one more round.
 
     A round that does not know a node's usage ends what counts in a row; a node whose usage no round of the last ``keep_s``
-    knew starts anew.
+    knew starts over.
     """
     found: dict[str, Detector] = {}
     for load in loads:

@@ -37,7 +37,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     if has_leader(programs):
         found += find_network(facts, silent_zones)
     else:
-        # Without a leader nothing is priced, planned or reported anew.
+        # Without a leader nothing is priced, planned or reported.
         swallowed |= _NEEDS_LEADER
     if "scheduler-down" in codes:
         swallowed |= _NEEDS_SCHEDULER

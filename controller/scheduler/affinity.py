@@ -26,7 +26,7 @@ HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
 MAX_PREFERRED_TERMS = 20
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
-"""Kinds of owners that make a pod anew at no price; an evicted pod of a Job counts against its backoffLimit."""
+"""Kinds of owners that replace a pod without a penalty; an evicted pod of a Job counts against its backoffLimit."""
 
 NARROWED_ANNOTATION = "netaware.io/narrowed"
 """On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""

@@ -274,7 +274,7 @@ def _is_gain(gain_us: float, now: RoutingEstimate) -> bool:
 
 
 def _us(estimate: RoutingEstimate) -> str:
-    """To two digits: a condition is not written anew for every small change of the network."""
+    """Round to two digits, so that small changes of the network do not rewrite a condition."""
     return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
 

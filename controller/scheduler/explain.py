@@ -1,6 +1,6 @@
 """Explains a placement: a pod's candidate places, the cost of each dependency there, and the score. Pure.
 
-Tables are by place, since all nodes of a place fare alike but for those that hold pods of dependencies themselves, which have
+Tables are by place, because all nodes of a place are equal except those with pods of dependencies, which have
 a row of their own.
 """
 
@@ -52,7 +52,7 @@ class CandidateLine(Struct, frozen=True):
     """A place, or one node of it.
 
     Attributes:
-        node: empty for the nodes of a place that fare alike.
+        node: empty for the nodes of a place that are equal.
         nodes: how many there are.
         cells: in the order of `Explanation.peers`.
         score: 0 to 100 among the candidates that pass, null when refused.

@@ -1,7 +1,7 @@
 """Bandwidth between zones: allocated by placed pods, and capacity.
 
 Each placed pod of a workload asks ``minBandwidth`` of each dependency in total, spread evenly over the dependency's placed
-pods, as a Service spreads its calls. Nothing is added or taken away on events: the sum over all groups is made anew from
+pods, as a Service spreads its calls. Nothing is added or taken away on events: the sum over all groups is computed again from
 the caches, so it is right after restarts, deletions, moves, relabellings and events that came twice or in another order.
 """
 

@@ -305,15 +305,13 @@ class ProbePlanner:
 
 
 def _decode(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:
-    """Plans that can be read, by zone; one that cannot is as good as absent and is written anew."""
+    """Readable plans by zone; an unreadable one counts as absent and is rewritten."""
     plans: dict[str, ZonePlan] = {}
     for name, found in objects.items():
         try:
             plan = decode_plan(found.data).plan
         except PlanRefusedError as error:
-            log.change(
-                name, error.reason, "plan object cannot be read, it will be written anew", object=name, error=error
-            )
+            log.change(name, error.reason, "plan object cannot be read, it will be rewritten", object=name, error=error)
             continue
         if plan_object_name(plan.zone) == name:
             plans[plan.zone] = plan

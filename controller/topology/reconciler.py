@@ -215,7 +215,7 @@ class TopologyController:
         return list(dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)]))
 
     async def _shape(self) -> ZoneMap:
-        """Zones and places; drawn anew, in a thread, when nodes came, went or changed places."""
+        """Zones and locations; recomputed in a thread when nodes change."""
         if self._map is not None:
             return self._map
         moves = self._moves

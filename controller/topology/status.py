@@ -185,7 +185,7 @@ def _input_valid(faults: InputFaults) -> _Statement:
     if faults.missing:
         found.append(("ResultsMissing", f"no ConfigMap {_some(faults.missing)}"))
     if faults.large:
-        # Rounded, since a status is not written anew for every byte.
+        # Rounded, so that not every byte rewrites the status.
         sizes = ", ".join(f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large.items()))
         found.append(
             ("ResultsTooLarge", f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that are not ours")

@@ -98,7 +98,7 @@ class Overview(View, frozen=True):
     Attributes:
         at: unix seconds.
         prometheus, prometheus_error: its address, empty for none, and why it gave nothing.
-        findings: what is wrong, worst first; empty where nobody read how our own programs fare.
+        findings: what is wrong, worst first; empty if the state of our programs was not read.
     """
 
     at: float

@@ -1,6 +1,6 @@
 """Creates the webhook's certificate and its configuration.
 
-Neither is made by a program in the cluster, because whoever may write a webhook's configuration can have every pod of the cluster
+No program in the cluster creates them, because a writer of webhook configurations can change every pod of the cluster
 changed, and admission policies do not see that kind.
 """
 

@@ -1,6 +1,6 @@
 """Derives hourly passphrases from the probing secret.
 
-netperf and netserver take their passphrase as an argument, so whoever may list processes can read it. It is therefore
+netperf and netserver take their passphrase as an argument, so anyone who can list processes can read it. It is therefore
 derived from the Secret for an epoch of an hour: one that was read opens a netserver for that long and tells nothing of
 the next. The Secret itself never leaves the process.
 """

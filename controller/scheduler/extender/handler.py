@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class BadRequestError(Exception):
-    """A request that cannot be answered; the text tells whoever set up the scheduler why."""
+    """A request that cannot be answered; the text says why."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """A group's plan, and whether it is still valid.
 
-Pods are bound one after the other, and most bindings are as planned: planning anew for each of them would cost a plan per pod, and
+Pods are bound one after the other, and most bindings are as planned: planning again for each of them would cost a plan per pod, and
 would let targets wander for nothing.
 """
 
@@ -19,7 +19,7 @@ from controller.scheduler.placement.foreign import ForeignPods
 from controller.scheduler.placement.planner import GroupSnapshot, Plan
 
 UNPLACED_FOR_S = 5.0
-"""A plan that left pods out is made anew after this time, if room was freed since."""
+"""A plan with unplaced pods is made again after this time, if resources were freed since."""
 
 
 class CachedPlan(msgspec.Struct, frozen=True):

@@ -188,7 +188,7 @@ class PodUpdater:
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in CHANGED_SINCE:
                 raise
-            # Whatever it is that may not be written, and whoever forbids it: the gate opens all the same.
+            # If a part of the patch is forbidden, open the gate without it.
             log.change(f"release/{group}", error.message, "decision refused by the API server", error=error)
             after = await self._writer.patch(pod, opening_patch(pod))
         if after is not None:

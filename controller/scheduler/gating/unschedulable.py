@@ -43,14 +43,14 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """A pod to be made anew by its owner."""
+    """A pod to delete, so that its owner replaces it."""
 
     pod: GroupPod
     note: str
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """A pod that is frozen, and that nobody makes anew: a person has to know."""
+    """A pod with fixed affinity that cannot be replaced, to be reported."""
 
     pod: GroupPod
     note: str
@@ -191,8 +191,12 @@ class StuckPods:
         if pod.metadata.key in self._told:
             return None
         self._told.add(pod.metadata.key)
-        who = "the controller has no right to delete it" if is_replaceable(pod) else "nobody makes it anew at no price"
-        note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed anew"
+        who = (
+            "the controller has no right to delete it"
+            if is_replaceable(pod)
+            else "its owner would not replace it without a penalty"
+        )
+        note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed again"
         return Tell(pod, note)
 
     def _remember_unmet(self, pod: GroupPod) -> None:

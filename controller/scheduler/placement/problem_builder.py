@@ -1,6 +1,6 @@
 """Builds a `Problem` from pods, nodes and dependencies: one class per distinct pod spec.
 
-Whoever plans (the leader, `simulate`) says what waits and what stays; nothing of the rules is theirs.
+The caller (controller, `simulate`) says which pods wait and which stay; all rules are here.
 """
 
 from __future__ import annotations
