@@ -130,12 +130,12 @@ async def _take_back(client: Client, config: AgentConfig) -> None:
         node = await client.get(NODES, config.node, OwnNode)
     except ApiError as error:
         if error.not_found:
-            log.info("no such node, nothing to take back", node=config.node)
+            log.info("no such node, nothing to remove", node=config.node)
             return
         raise
     writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
     await execute_writes(client, config.node, writes)
-    log.info("taken back" if writes else "nothing to take back", node=config.node)
+    log.info("removed what it wrote on the node" if writes else "nothing to remove", node=config.node)
     if config.bandwidth == "enforce":
         from agent.bandwidth.manager import remove_limits
 

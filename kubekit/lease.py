@@ -227,7 +227,7 @@ class LeaderElector:
         self.leadership.end()
         if await self.leadership.wait_for_writes(WRITES_S, self._timing.duration_s):
             return True
-        log.info("lease left to run out: a write was not answered", lease=self._name)
+        log.info("lease not released: a write was not answered", lease=self._name)
         return False
 
     async def _acquire(self) -> None:

@@ -81,7 +81,7 @@ class PlanSource:
             decoded = decode_plan(found.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
             self._refuse(error.reason)
-            log.change("plan", error.reason, "plan refused, the one before stays in force", error=error)
+            log.change("plan", error.reason, "plan refused, keeping the previous one", error=error)
             return
         log.change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
         for refusal in decoded.refusals:

@@ -62,7 +62,7 @@ class TrafficManager:
             try:
                 await listen(self.counting.add_ended, self.counting.note_loss)
             except KernelError as error:
-                log.change("ends", str(error), "cannot hear of ended connections", error=error)
+                log.change("ends", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(TRAFFIC_ROUND_S)
 
     async def _run(self) -> None:
@@ -144,7 +144,7 @@ class Counting:
         if not self._table.accounting:
             return "the kernel counts no bytes of connections: net.netfilter.nf_conntrack_acct is 0"
         if self._table.events is False:
-            return "the kernel does not tell when connections end: net.netfilter.nf_conntrack_events is 0"
+            return "the kernel does not report ended connections: net.netfilter.nf_conntrack_events is 0"
         return ""
 
     def collect(self) -> Iterator[Metric]:

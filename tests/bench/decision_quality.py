@@ -250,7 +250,7 @@ async def is_empty(client: Client) -> bool:
     return not await client.list(PODS, Object, namespace=NAMESPACE)
 
 
-def judge(
+def summarise(
     cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[GroupPod]], took_s: float
 ) -> Outcome:
     """Compare placements with the optimum."""
@@ -311,7 +311,7 @@ async def main() -> None:
             if args.only in mode.name:
                 started = time.monotonic()
                 found = await run_mode(plane, client, mode, cases)
-                outcomes[mode.name] = judge(cases, best, found, time.monotonic() - started)
+                outcomes[mode.name] = summarise(cases, best, found, time.monotonic() - started)
                 print(
                     mode.name,
                     table(0, 0, {mode.name: outcomes[mode.name]}).splitlines()[-1],

@@ -138,7 +138,7 @@ class Opener:
             log.change(metadata.key, str(error), "a gate could not be opened", pod=metadata.key, error=error)
             return
         self._opened.inc()
-        log.warning("gate opened: no controller did in time", pod=metadata.key)
+        log.warning("opened an overdue gate", pod=metadata.key)
 
 
 def _created(pod: GatedPod) -> float:

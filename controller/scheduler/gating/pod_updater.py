@@ -119,7 +119,7 @@ async def may_delete(client: Client) -> bool:
         "stale pods may be deleted"
         if allowed
         else "zones are not required of pods in affinity mode: the component replace-pending gives "
-        "the right to delete, without which they could not be taken back",
+        "the right to delete pods, without which they could not be replaced",
     )
     return allowed
 

@@ -329,10 +329,10 @@ async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_forc
         async def plan_probes() -> float:
             return sum((await series(agent, "netaware_probe_plan_probes")).values())
 
-        async def in_force() -> bool:
+        async def is_active() -> bool:
             return await plan_probes() == 2
 
-        await eventually(in_force)
+        await eventually(is_active)
         for bad, reason in (
             (text, "past-epoch"),
             (text[:-20], "half-written"),

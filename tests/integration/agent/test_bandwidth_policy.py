@@ -61,11 +61,11 @@ async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
         )
     made = Pods(client, namespace)
 
-    async def in_force() -> bool:
+    async def is_active() -> bool:
         return bool(await made.annotations(container("c", "1M")))
 
     try:
-        await eventually(in_force)
+        await eventually(is_active)
         yield made
     finally:
         for document in reversed(documents):

@@ -80,4 +80,4 @@ def compare(seed: int, seconds: float, *, fitting: bool = False) -> Compared:
     objects = fitting_objects(seed) if fitting else random_objects(seed)
     answer, world = plan_file(objects), World(objects)
     best, proven = world.best(answer.placements, seconds)
-    return Compared(seed, style_of(seed), world.judge(answer.placements), best, proven, answer.violations)
+    return Compared(seed, style_of(seed), world.evaluate(answer.placements), best, proven, answer.violations)

@@ -300,7 +300,7 @@ class World:
         cost = self.way(a, b) if a != b else None
         return cost is not None and cost > edge[2]
 
-    def judge(self, placements: Mapping[str, str]) -> Best:
+    def evaluate(self, placements: Mapping[str, str]) -> Best:
         """What a placement is worth.
 
         Raises:
@@ -357,7 +357,7 @@ class World:
             found = model.placements(solver)
             model.model.add(goal <= round(solver.objective_value))
             model.hint(found)
-        return self.judge(found), proven
+        return self.evaluate(found), proven
 
     def most_placed(self, seconds: float) -> dict[str, str]:
         """A placement of as many pods as CP-SAT finds room for in this time."""

@@ -37,12 +37,12 @@ def test_the_oracle_refuses_what_kubernetes_would() -> None:
     """Otherwise it would agree with anything."""
     objects = random_objects(0)
     world, placed = World(objects), dict(plan_file(objects).placements)
-    assert world.judge(placed).unplaced == len(world.waiting) - len(placed)
+    assert world.evaluate(placed).unplaced == len(world.waiting) - len(placed)
     refused = 0
     for key in placed:
         for node in world.index:
             try:
-                world.judge({**placed, key: node})
+                world.evaluate({**placed, key: node})
             except BrokenRuleError:
                 refused += 1
     assert refused > len(placed)

@@ -20,7 +20,8 @@ IDENTIFIERS = frozenset(
         PodWish KernelState Unlimit Enforcer BetweenRuns Answering Fleet Room unloved seat_of take_heat first_unborne is_choosy
         draw_map torn AskedPod SchedulingController Assumed StandingPlan GroupOutlook place_anew Alike HURRIED Demand Standing
         Bond Weighing Sharing Stock Fare Deliveries TrafficKeeper FrontDoor Conclusion Surroundings Obstacle Heir Tried Thought
-        Foresight shunned_by Deliberation deliberate Followed Watched VainSearch UsageBook Trust Guard Teller held_ratio held_ns WITNESS_RANK judgements MirrorMetrics settle_memory BREATH_S
+        Foresight shunned_by Deliberation deliberate Followed Watched VainSearch UsageBook Trust Guard Teller held_ratio held_ns WITNESS_RANK judgements MirrorMetrics settle_memory BREATH_S Ledger PodEnd NotYamlError PodVerdict PlanVerdict ZoneVerdicts
+        Judgement EdgeJudgement judge judge_edge judge_pod PairTally take_live take_ended take_namespace own_index in_force
         """,
     )
 )
