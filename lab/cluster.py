@@ -186,7 +186,6 @@ class Lab:
                 "zone": network.node.zone,
                 "region": network.node.region,
                 "address": network.address,
-                "addresses": list(network.addresses),
                 "management_address": network.management_address,
                 "netns": network.netns,
                 "kubelet": network.node.kubelet,
@@ -247,7 +246,7 @@ async def _boot(
     programs = Programs(place.state_dir, {**importable(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     if topology is not None:
-        network = await _to_its_end(create_network, topology.nodes, place.state_dir, dual_stack=topology.dual_stack)
+        network = await _to_its_end(create_network, topology.nodes, place.state_dir)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         place.name,
@@ -258,7 +257,6 @@ async def _boot(
         binaries=binaries,
         programs=programs,
         api_server_flags=api_server_flags,
-        dual_stack=topology is not None and topology.dual_stack,
     ) as control_plane:
         lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
@@ -293,9 +291,7 @@ def find_node_programs(topology: Topology | None) -> NodePrograms | None:
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
-    nodes = [
-        WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, (*n.addresses[1:], *n.pod_ranges)) for n in lab.nodes
-    ]
+    nodes = [WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.nodes]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))

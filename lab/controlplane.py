@@ -36,9 +36,6 @@ from lab.scheduling import DEFAULT_PROFILE, build_config
 LOOPBACK = "127.0.0.1"
 DOCUMENTATION_ADDRESS = "192.0.2.1"
 SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
-# Beside the addresses of nodes and pods (lab.network), in no slot's: programs prefer IPv6 for it, as RFC 6724 has it, while a
-# unique local address would make them prefer IPv4.
-SERVICE_RANGE_6 = "2001:2:0:ffff::/112"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
 READY_TIMEOUT_S = 300.0
 KUBECTL_TIMEOUT_S = 60.0
@@ -98,7 +95,6 @@ class ControlPlane:
         binaries: Binaries | None = None,
         programs: Programs | None = None,
         api_server_flags: Iterable[str] = (),
-        dual_stack: bool = False,
     ) -> AsyncIterator[ControlPlane]:
         """Boot etcd and the API server, then ``components``; stop everything on the way out.
 
@@ -111,7 +107,6 @@ class ControlPlane:
             binaries: what to run, found or built when not given.
             programs: where to keep its processes; a lab passes its own, so that one place watches them all.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
-            dual_stack: Services may have IPv6 addresses too.
 
         Raises:
             BuildError: the binaries are missing and cannot be built.
@@ -122,8 +117,7 @@ class ControlPlane:
         authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
         owned = programs or Programs(state_dir)
         plane = cls(state_dir, address, binaries.version, binaries, owned, authority, secrets.token_hex(16))
-        services = f"{SERVICE_RANGE},{SERVICE_RANGE_6}" if dual_stack else SERVICE_RANGE
-        plane._api_server_flags = (f"--service-cluster-ip-range={services}", *api_server_flags)
+        plane._api_server_flags = (f"--service-cluster-ip-range={SERVICE_RANGE}", *api_server_flags)
         try:
             await plane._boot(tuple(hosts))
             starters: dict[str, Callable[[], Awaitable[Program]]] = {

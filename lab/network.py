@@ -3,7 +3,7 @@
 Every name derives from a slot number that one lab holds at a time. The slot is the bridge: the kernel refuses a second one
 of the same name, and its alias says which lab owns it, so that labs of different users and state directories never take or
 remove each other's devices. Nodes' addresses come from the ranges reserved for benchmarks (RFC 2544), which no real host has,
-and pods' from the range shared by carriers (RFC 6598), which few have. All of IPv6 come from the range for benchmarks (RFC 5180).
+and pods' from the range shared by carriers (RFC 6598), which few have.
 """
 
 from __future__ import annotations
@@ -30,12 +30,8 @@ _SLOTS = 250
 _FIRST_HOST = 10
 # Pods of real nodes: of 100.64.0.0/10 every slot has 2^14 addresses, and every node 2^6 of these.
 _POD_BASE, _SLOT_BITS, POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
-# Of 2001:2::/48 every slot has two networks of 64 bits: one of its nodes, one of its pods, of which a node has 48 bits.
-_BASE_6, _SLOT_BITS_6, POD_BITS_6 = ipaddress.IPv6Address("2001:2::"), 72, 48
-_NO_DETECTION = 0x02  # IFA_F_NODAD, if_addr.h: nobody else has these addresses, and waiting would take a second
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
-_IPV6 = Path("/proc/sys/net/ipv6")
 _MUTEX = "\0netaware-lab-slots"
 _MUTEX_PATIENCE_S = 10.0
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
@@ -50,8 +46,7 @@ class NodeNetwork:
         netns: name of its namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
         management_address: its address on the bridge, by which the host reaches it without delay.
-        pod_ranges: addresses of its pods in CIDR notation, of each IP family one, when its kubelet is real.
-        address_6: its IPv6 address in the wide-area network, in a dual-stack lab.
+        pod_ranges: addresses of its pods in CIDR notation, when its kubelet is real.
     """
 
     node: LabNode
@@ -59,12 +54,6 @@ class NodeNetwork:
     address: str
     management_address: str
     pod_ranges: tuple[str, ...] = ()
-    address_6: str = ""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """In the wide-area network, of each IP family one."""
-        return (self.address, self.address_6) if self.address_6 else (self.address,)
 
     @property
     def pod_addresses(self) -> int:
@@ -92,37 +81,24 @@ def bridge_name(slot: int) -> str:
     return f"nalab{slot}"
 
 
-def plan_network(slot: int, nodes: Sequence[LabNode], *, dual_stack: bool = False) -> LabNetwork:
-    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24 and, with
-    ``dual_stack``, 2001:2:0:slot00::/64.
-    """
+def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
+    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
     planned = (
         NodeNetwork(
             node,
             f"netaware-{slot}-{node.name}",
             f"198.19.{slot}.{i}",
             f"198.18.{slot}.{i}",
-            _node_pod_ranges(slot, i, dual_stack=dual_stack) if node.kubelet == REAL else (),
-            str(_network_6(slot, 0) + i) if dual_stack else "",
+            (f"{_POD_BASE + (slot << _SLOT_BITS) + (i << POD_BITS)}/{32 - POD_BITS}",) if node.kubelet == REAL else (),
         )
         for i, node in enumerate(nodes, _FIRST_HOST)
     )
     return LabNetwork(slot, f"198.18.{slot}.1", tuple(planned))
 
 
-def pod_ranges(slot: int, *, dual_stack: bool = False) -> tuple[str, ...]:
-    """Addresses of all pods of a slot, of each IP family one range."""
-    ranges = (f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}",)
-    return (*ranges, f"{_network_6(slot, 1)}/64") if dual_stack else ranges
-
-
-def _node_pod_ranges(slot: int, host: int, *, dual_stack: bool) -> tuple[str, ...]:
-    ranges = (f"{_POD_BASE + (slot << _SLOT_BITS) + (host << POD_BITS)}/{32 - POD_BITS}",)
-    return (*ranges, f"{_network_6(slot, 1) + (host << POD_BITS_6)}/{128 - POD_BITS_6}") if dual_stack else ranges
-
-
-def _network_6(slot: int, number: int) -> ipaddress.IPv6Address:
-    return _BASE_6 + (slot << _SLOT_BITS_6) + (number << 64)
+def pod_ranges(slot: int) -> tuple[str, ...]:
+    """Addresses of all pods of a slot."""
+    return (f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}",)
 
 
 def missing_privileges() -> list[str]:
@@ -156,26 +132,23 @@ def _effective_capabilities() -> int:
     return 0
 
 
-def create_network(nodes: Sequence[LabNode], state_dir: Path, *, dual_stack: bool = False) -> LabNetwork:
+def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
 
     Args:
         nodes: the nodes to be.
         state_dir: of the lab; remembers the slot.
-        dual_stack: nodes have IPv6 addresses too; the host's own side of the lab stays IPv4.
 
     Raises:
         UnsupportedError: this process may not.
         LabError: no slot is free, or the kernel refused; what was made is removed again.
     """
     require_privileges()
-    if dual_stack and not _IPV6.is_dir():
-        raise UnsupportedError("a dual-stack topology needs IPv6, which this kernel has not; leave out ipFamilies")
     try:
         with IPRoute() as host:
             # Loopback is down in a network namespace that is new, as it is for a lab without root.
             host.link("set", index=index_of(host, "lo"), state="up")
-            network = plan_network(_take_slot(host, state_dir), nodes, dual_stack=dual_stack)
+            network = plan_network(_take_slot(host, state_dir), nodes)
             bridge = index_of(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
             host.link("set", index=bridge, state="up")
@@ -211,12 +184,9 @@ def _address_wan(node: NodeNetwork) -> None:
     with namespaces.entered(node.netns), IPRoute() as inside:
         wan = index_of(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
-        if node.address_6:
-            inside.addr("add", index=wan, address=node.address_6, prefixlen=64, flags=_NO_DETECTION)
         inside.link("set", index=wan, mtu=_MTU, state="up")
         # A node's default route leads to the wide-area network, as on a real node; nothing answers beyond the lab.
-        for destination in ("0.0.0.0/0", "::/0")[: len(node.addresses)]:
-            inside.route("add", dst=destination, oif=wan)
+        inside.route("add", dst="0.0.0.0/0", oif=wan)
 
 
 def _route_pods(host: IPRoute, network: LabNetwork) -> None:
@@ -230,9 +200,8 @@ def _route_pods(host: IPRoute, network: LabNetwork) -> None:
         with namespaces.entered(node.netns), IPRoute() as inside:
             wan = index_of(inside, WAN_DEVICE)
             for other in real:
-                for destination, gateway in zip(other.pod_ranges, other.addresses, strict=True):
-                    if other is not node:
-                        inside.route("add", dst=destination, gateway=gateway, oif=wan)
+                if other is not node:
+                    inside.route("add", dst=other.pod_ranges[0], gateway=other.address, oif=wan)
 
 
 def _take_slot(host: IPRoute, state_dir: Path) -> int:

@@ -32,8 +32,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
     }
     spec = {"taints": [CONTROL_PLANE_TAINT]} if node.control_plane else {}
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
-    addresses = [{"type": "InternalIP", "address": address} for address in network.addresses]
-    addresses.append({"type": "Hostname", "address": node.name})
+    addresses = [{"type": "InternalIP", "address": network.address}, {"type": "Hostname", "address": node.name}]
     return {
         "apiVersion": "v1",
         "kind": "Node",

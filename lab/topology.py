@@ -20,7 +20,6 @@ from lab.realnode.files import CNI_MAINS
 from lab.realnode.programs import CNI_CHECKSUMS, CNI_DEFAULT
 
 KWOK, REAL = KUBELETS = ("kwok", "real")
-IPV4, IPV6 = "IPv4", "IPv6"
 SHIPPED = Path(__file__).parent / "topologies"
 DEFAULT = "four-zones"
 MAX_NODES = 200
@@ -96,14 +95,12 @@ class Topology:
         nodes: in the order of the file, control-plane node first.
         same_zone: between two nodes of one zone.
         links: between two sites, by their names in bytewise order.
-        dual_stack: nodes, pods of real nodes, and Services have addresses of IPv6 beside those of IPv4.
     """
 
     name: str
     nodes: tuple[LabNode, ...]
     same_zone: Link
     links: Mapping[tuple[str, str], Link]
-    dual_stack: bool = False
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -183,7 +180,6 @@ class _TopologyFile(Section, frozen=True):
     node_defaults: _Defaults = _Defaults()
     control_plane: _ControlPlaneFile | None = None
     same_zone: _LinkFile = _LinkFile(rtt="150us")
-    ip_families: tuple[str, ...] = (IPV4,)
     links: list[_PairFile] = []
 
 
@@ -239,13 +235,7 @@ class _Reader:
             to_zones = Link(self._duration("controlPlane.rtt", content.control_plane.rtt))
             links |= {site_pair(content.control_plane.name, zone): to_zones for zone in zones}
         same_zone = self._link("sameZone", content.same_zone)
-        return Topology(content.name, tuple(nodes), same_zone, links, self._is_dual_stack())
-
-    def _is_dual_stack(self) -> bool:
-        families = self.content.ip_families
-        if families not in ((IPV4,), (IPV4, IPV6)):
-            raise self._error("ipFamilies", f"{list(families)} is not known", f"write [{IPV4}] or [{IPV4}, {IPV6}]")
-        return IPV6 in families
+        return Topology(content.name, tuple(nodes), same_zone, links)
 
     def _control_plane_node(self) -> list[LabNode]:
         given = self.content.control_plane

@@ -80,10 +80,7 @@ async def start_real_nodes(
     environment, nft = binaries.debian.environment(), binaries.debian.program("nft")
     assert nft is not None
     real = [node for node in network.nodes if node.pod_ranges]
-    dual_stack = bool(real[0].address_6)
-    snapshotter = await asyncio.to_thread(
-        machine.require, environment, nft, state_dir, nodes=len(real), dual_stack=dual_stack
-    )
+    snapshotter = await asyncio.to_thread(machine.require, environment, nft, state_dir, nodes=len(real))
     images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
     address = f"{network.gateway}:{free_ports(1)[0]}"
     programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
@@ -99,7 +96,7 @@ async def start_real_nodes(
             snapshotter=snapshotter,
             in_memory=in_memory,
             registry=f"http://{address}",
-            pod_ranges=pod_ranges(network.slot, dual_stack=dual_stack),
+            pod_ranges=pod_ranges(network.slot),
         )
         for n in real
     }

@@ -57,10 +57,10 @@ def cni_config(pod_ranges: Sequence[str], main: str = CNI_MAINS[0]) -> str:
     """The pods' network: devices, host ports and bandwidth limits. No address is translated: pods' addresses are routed.
 
     Args:
-        pod_ranges: this node's, one of IPv4 and perhaps one of IPv6, in CIDR notation.
+        pod_ranges: this node's, in CIDR notation.
         main: of CNI_MAINS: all pods at one bridge, or each with a device and routes of its own.
     """
-    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in pod_ranges]
+    routes = [{"dst": "0.0.0.0/0"}]
     at_bridge = {"bridge": "cni0", "isGateway": True, "hairpinMode": True} if main == "bridge" else {}
     devices: dict[str, Any] = {
         "type": main,

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lab.errors import NoRoomError, UnsupportedError
@@ -18,17 +18,16 @@ _TIMEOUT_S = 20.0
 _INOTIFY_PER_NODE = 10
 # A table as kube-proxy makes them: maps of verdicts, translation of addresses, and what is not ours masqueraded.
 _NFT_RULES = """
-table {family} netaware-lab-probe {{
-  map services {{ type {address} . inet_proto . inet_service : verdict; }}
-  chain nat {{ type nat hook output priority -100; {family} daddr . meta l4proto . th dport vmap @services; }}
-  chain post {{ type nat hook postrouting priority 100; ct mark 1 masquerade fully-random; }}
-}}
+table ip netaware-lab-probe {
+  map services { type ipv4_addr . inet_proto . inet_service : verdict; }
+  chain nat { type nat hook output priority -100; ip daddr . meta l4proto . th dport vmap @services; }
+  chain post { type nat hook postrouting priority 100; ct mark 1 masquerade fully-random; }
+}
 """
-_FAMILIES = {"ip": "ipv4_addr", "ip6": "ipv6_addr"}
 _IN_NAMESPACE = ("unshare", "--net", "--mount", "--")
 
 
-def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes: int, dual_stack: bool = False) -> str:
+def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes: int) -> str:
     """Check the machine; return the snapshotter that containerd can use with ``state_dir``.
 
     Args:
@@ -36,7 +35,6 @@ def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes
         nft: the program.
         state_dir: an existing folder on the file system that is to hold containers.
         nodes: how many real nodes there are to be.
-        dual_stack: whether they have IPv6 addresses too.
 
     Raises:
         UnsupportedError: names everything that is missing.
@@ -45,8 +43,7 @@ def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes
     missing = missing_privileges()
     missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _which(tool) is None]
     if not missing:
-        families = list(_FAMILIES)[: 2 if dual_stack else 1]
-        missing = _missing_cgroups() + _missing_kernel_parts(environment, nft, families)
+        missing = _missing_cgroups() + _missing_kernel_parts(environment, nft)
     room = [] if missing else _missing_inotify(nodes)
     if missing or room:
         needed = f"real nodes need {'; '.join(missing + room)}. Nodes without a kubelet need none of this: --nodes kwok"
@@ -81,13 +78,10 @@ def _own_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
-def _missing_kernel_parts(environment: Mapping[str, str], nft: Path, families: Sequence[str]) -> list[str]:
+def _missing_kernel_parts(environment: Mapping[str, str], nft: Path) -> list[str]:
     missing = []
-    for family in families:
-        rules = _NFT_RULES.format(family=family, address=_FAMILIES[family])
-        said = _fails([*_IN_NAMESPACE, str(nft), "-f", "-"], environment, rules)
-        if said:
-            missing.append(f"nftables with NAT for {family} in the kernel ({said})")
+    if said := _fails([*_IN_NAMESPACE, str(nft), "-f", "-"], environment, _NFT_RULES):
+        missing.append(f"nftables with NAT in the kernel ({said})")
     if not Path("/proc/sys/net/bridge").is_dir():
         # Without it an answer from a pod of the same node passes by connection tracking.
         said = _fails(["modprobe", "br_netfilter"], {}, "")

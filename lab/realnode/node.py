@@ -119,7 +119,7 @@ class RealNode:
             "--config=/etc/kubernetes/kubelet.yaml",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
             f"--hostname-override={self.name}",
-            f"--node-ip={','.join(network.addresses)}",
+            f"--node-ip={network.address}",
             f"--node-labels={','.join(f'{k}={v}' for k, v in labels.items())}",
             "--root-dir=/var/lib/kubelet",
             "--cert-dir=/var/lib/kubelet/pki",
@@ -171,8 +171,7 @@ class RealNode:
                 shutil.copy(source, etc / name)
         if Path("/etc/ssl/certs").is_dir():
             shutil.copytree("/etc/ssl/certs", etc / "ssl" / "certs", symlinks=False, ignore_dangling_symlinks=True)
-        addresses = "".join(f"{address} {self.name}\n" for address in self.network.addresses)
-        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.network.address} {self.name}\n")
         (etc / "hostname").write_text(f"{self.name}\n")
         (etc / "resolv.conf").write_text("")
         (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
@@ -198,7 +197,7 @@ class RealNode:
     def _write_credentials(self, folder: Path) -> None:
         authority = self.control_plane.authority
         client = authority.issue(f"node-{self.name}", f"system:node:{self.name}", organization="system:nodes")
-        hosts = (self.name, *self.network.addresses, self.network.management_address, "127.0.0.1")
+        hosts = (self.name, self.network.address, self.network.management_address, "127.0.0.1")
         serving = authority.issue(f"node-serving-{self.name}", f"system:node:{self.name}", hosts=hosts)
         shutil.copy(authority.certificate, folder / "pki" / "ca.crt")
         shutil.copy(serving.certificate, folder / "pki" / "kubelet-serving.crt")

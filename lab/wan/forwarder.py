@@ -104,26 +104,20 @@ class Routes:
     """
 
     def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
-        # By IP version and number of bits that are left out at the end: the rest of the address gives the node.
-        self._nodes: dict[int, dict[int, dict[int, int]]] = {4: {0: {}}, 6: {0: {}}}
+        # By number of bits that are left out at the end: the rest of the address gives the node.
+        self._nodes: dict[int, dict[int, int]] = {0: {}}
         for index, texts in enumerate(ranges):
-            for network in map(ipaddress.ip_network, texts):
+            for network in map(ipaddress.IPv4Network, texts):
                 left_out = network.max_prefixlen - network.prefixlen
-                prefix = int(network.network_address) >> left_out
-                self._nodes[network.version].setdefault(left_out, {})[prefix] = index
+                self._nodes.setdefault(left_out, {})[int(network.network_address) >> left_out] = index
 
     def find(self, packet: bytes) -> int | None:
-        """The node's index; ``None`` when the packet is for nobody. Destinations: bytes 16 to 19 in IPv4, 24 to 39 in IPv6."""
-        version = packet[0] >> 4
-        by_length = self._nodes.get(version)
-        if by_length is None:
+        """The index of the node that an IPv4 packet is for; ``None`` when it is for nobody."""
+        if packet[0] >> 4 != 4:
             return None
-        address = int.from_bytes(packet[16:20] if version == 4 else packet[24:40], "big")
-        for left_out, nodes in by_length.items():
-            node = nodes.get(address >> left_out)
-            if node is not None:
-                return node
-        return None
+        address = int.from_bytes(packet[16:20], "big")
+        found = (nodes.get(address >> left_out) for left_out, nodes in self._nodes.items())
+        return next((node for node in found if node is not None), None)
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:

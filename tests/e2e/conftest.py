@@ -101,7 +101,7 @@ def await_room(programs: NodePrograms, folder: Path) -> None:
     deadline = time.monotonic() + ROOM_PATIENCE_S
     while True:
         try:
-            require(programs.debian.environment(), nft, folder, nodes=5, dual_stack=True)
+            require(programs.debian.environment(), nft, folder, nodes=5)
         except NoRoomError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))

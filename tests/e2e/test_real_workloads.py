@@ -1,7 +1,7 @@
 """What only pods that run can show, on real nodes: limits by five versions of the CNI bandwidth plugin as pods feel them, a pod
-that burns CPU and is moved, the default Prometheus queries over real kubelets, and calls by IPv6 through the emulated network.
+that burns CPU and is moved, the default Prometheus queries over real kubelets.
 
-One dual-stack lab for all of them; the product is installed as it ships, but for names of images and the descheduler's settings.
+One lab for all of them; the product is installed as it ships, but for names of images and the descheduler's settings.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def zone(name: str, nodes: Iterable[str]) -> str:
 
 TOPOLOGY = f"""\
 name: three
-ipFamilies: [IPv4, IPv6]
 regions:
   - name: r1
     zones:
@@ -131,10 +130,8 @@ class Stage:
     def tc(self, node: str, *words: str) -> str:
         return self.run(node, "tc", *words)
 
-    def address(self, pod: str, family: int = 4) -> str:
-        status = self.cluster.get("pod", pod, "-n", "limits")["status"]
-        (found,) = [ip["ip"] for ip in status["podIPs"] if (":" in ip["ip"]) == (family == 6)]
-        return str(found)
+    def address(self, pod: str) -> str:
+        return str(self.cluster.get("pod", pod, "-n", "limits")["status"]["podIP"])
 
     def fetch(self, pod: str, url: str) -> float:
         """Milliseconds until one answer is complete, asked for from inside a pod."""
@@ -296,28 +293,6 @@ def effective_bps(stage: Stage, node: str, direction: str) -> float:
         and (labels["pod"], labels["direction"]) == (f"limited-{node}", direction)
     ]
     return rate * 8
-
-
-async def test_pods_call_each_other_by_both_families_over_the_emulated_network(stage: Stage) -> None:
-    cluster, (near, far, *_) = stage.cluster, PLUGINS
-    for node in cluster.get("nodes")["items"]:
-        addresses = [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]
-        assert addresses == list(stage.lab.node(node["metadata"]["name"]).addresses)
-        assert len(node["spec"]["podCIDRs"]) == len(addresses) == 2
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "far"},
-        "spec": {"ipFamilyPolicy": "RequireDualStack", "selector": {"app": f"free-{far}"}, "ports": [{"port": 8080}]},
-    }
-    cluster.run("apply", "-n", "limits", "-f", "-", text=json.dumps(service))
-    by_service = cluster.get("service", "far", "-n", "limits")["spec"]["clusterIPs"]
-    by_pod = [stage.address(f"free-{far}", family) for family in (4, 6)]
-    for ip in (*by_service, *by_pod):
-        url = f"http://{f'[{ip}]' if ':' in ip else ip}:8080/healthz"
-        # A handshake and a request take two round trips, none shorter than the link's.
-        wait_until(lambda url=url: stage.fetch(f"free-{near}", url) > 0, url)  # type: ignore[misc]
-        assert stage.fetch(f"free-{near}", url) >= 2 * FAR_MS
 
 
 async def test_a_deployment_that_burns_cpu_is_moved_by_what_metrics_server_says(stage: Stage) -> None:

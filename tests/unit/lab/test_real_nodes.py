@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lab.controlplane import SERVICE_RANGE_6
 from lab.image_build import Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
 from lab.realnode import cgroups, files
@@ -32,41 +31,26 @@ links:
 """
 
 
-def test_no_two_nodes_of_any_two_slots_share_an_ipv6_address() -> None:
+def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
     node = parse(MIXED, "mixed.yaml").nodes[1]
-    networks = [plan_network(slot, [node] * MAX_NODES, dual_stack=True) for slot in (0, 1, 249)]
-    nodes = [n for network in networks for n in network.nodes]
-    ranges = [ipaddress.IPv6Network(n.pod_ranges[1]) for n in nodes]
-    addresses = {ipaddress.IPv6Address(n.address_6) for n in nodes}
-    assert len(set(ranges)) == len(addresses) == len({n.pod_ranges[0] for n in nodes}) == len(nodes)
-    for slot, network in zip((0, 1, 249), networks, strict=True):
-        whole = ipaddress.IPv6Network(pod_ranges(slot, dual_stack=True)[1])
-        assert all(ipaddress.IPv6Network(n.pod_ranges[1]).subnet_of(whole) for n in network.nodes)
-        # What comes from a pod's address reaches a Service as it is, what comes from a node's does not.
-        assert not any(address in whole for address in addresses)
-    assert (nodes[0].address_6, nodes[0].pod_ranges[1]) == ("2001:2::a", "2001:2:0:1:a::/80")
-    # Every address is of the range that RFC 5180 sets apart, and none a Service's.
-    benchmarks = ipaddress.IPv6Network("2001:2::/48")
-    assert all(r.subnet_of(benchmarks) and not r.overlaps(ipaddress.IPv6Network(SERVICE_RANGE_6)) for r in ranges)
+    networks = [plan_network(slot, [node] * MAX_NODES) for slot in (0, 1, 249)]
+    ranges = [ipaddress.IPv4Network(n.pod_ranges[0]) for network in networks for n in network.nodes]
+    assert len(set(ranges)) == 3 * MAX_NODES
+    whole = ipaddress.IPv4Network(pod_ranges(1)[0])
+    assert [whole.supernet_of(one) for one in ranges] == [MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))]
 
 
-def packet(destination: bytes, version: int = 4) -> bytes:
-    header = bytes([version << 4]) + bytes(15 if version == 4 else 23)
-    return header + destination + bytes(40)
+def packet(*destination: int, version: int = 4) -> bytes:
+    return bytes([version << 4]) + bytes(15) + bytes(destination) + bytes(40)
 
 
-def test_packets_go_to_the_node_or_to_the_node_of_the_pod_in_both_ip_versions() -> None:
-    routes = Routes(
-        [("198.19.0.10", "100.64.2.128/26"), ("198.19.0.11", "100.64.2.192/26", "fd6e::b/128", "fd6e:1::/64")]
-    )
-    assert routes.find(packet(bytes([198, 19, 0, 10]))) == 0
-    assert routes.find(packet(bytes([100, 64, 2, 191]))) == 0
-    assert routes.find(packet(bytes([100, 64, 2, 192]))) == 1
-    assert routes.find(packet(bytes([100, 64, 3, 0]))) is None
-    assert routes.find(packet(bytes.fromhex("fd6e000100000000") + bytes(7) + b"\x09", version=6)) == 1
-    assert routes.find(packet(bytes.fromhex("fd6e") + bytes(13) + b"\x0b", version=6)) == 1
-    assert routes.find(packet(bytes(16), version=6)) is None
-    assert routes.find(packet(bytes(4), version=5)) is None
+def test_packets_go_to_the_node_or_to_the_node_of_the_pod() -> None:
+    routes = Routes([("198.19.0.10", "100.64.2.128/26"), ("198.19.0.11", "100.64.2.192/26")])
+    found = [
+        routes.find(packet(*to)) for to in ((198, 19, 0, 10), (100, 64, 2, 191), (100, 64, 2, 192), (100, 64, 3, 0))
+    ]
+    assert found == [0, 0, 1, None]
+    assert routes.find(packet(198, 19, 0, 10, version=6)) is None
 
 
 def hierarchies_of_version_1(root: Path) -> Path:
@@ -149,11 +133,11 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
 
 @pytest.mark.parametrize(("main", "bridge"), [("bridge", "cni0"), ("ptp", None)])
 def test_the_network_of_pods_translates_no_address_and_limits_bandwidth(main: str, bridge: str | None) -> None:
-    config = json.loads(files.cni_config(["100.64.2.128/26", "fd6e:1::/64"], main))
+    config = json.loads(files.cni_config(["100.64.2.128/26"], main))
     devices, portmap, bandwidth = config["plugins"]
     assert (devices["type"], devices.get("bridge"), devices["ipMasq"]) == (main, bridge, False)
-    assert [r[0]["subnet"] for r in devices["ipam"]["ranges"]] == ["100.64.2.128/26", "fd6e:1::/64"]
-    assert [r["dst"] for r in devices["ipam"]["routes"]] == ["0.0.0.0/0", "::/0"]
+    assert [r[0]["subnet"] for r in devices["ipam"]["ranges"]] == ["100.64.2.128/26"]
+    assert [r["dst"] for r in devices["ipam"]["routes"]] == ["0.0.0.0/0"]
     assert (portmap["type"], bandwidth["capabilities"]) == ("portmap", {"bandwidth": True})
 
 

@@ -70,11 +70,6 @@ def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
     assert topology.with_kubelets("kwok").real_nodes == ()
 
 
-def test_addresses_are_of_ipv4_and_on_demand_of_both_families() -> None:
-    assert not parse(TWO, "lab.yaml").dual_stack
-    assert parse(f"{TWO}ipFamilies: [IPv4, IPv6]\n", "lab.yaml").dual_stack
-
-
 def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> None:
     with pytest.raises(ConfigError, match=r"--topology: nowhere: .*four-zones, kubecon, none"):
         load("nowhere")
@@ -117,7 +112,6 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
         *((TWO, text, "lab.yaml: ") for text in ("", "[]", "just text", "name: [", "name: two")),
         *(("rtt: 5ms", f"rtt: {rtt}", "links[0].rtt: ") for rtt in ("fast", "5", "-5ms", "true", "[1]", ".inf", "11s")),
         *(("0.5%", loss, "links[0].loss: ") for loss in ("lots", "101%", "0.5", "-1%")),
-        *(("links:", f"ipFamilies: {f}\nlinks:", "ipFamilies") for f in ("[]", "[IPv6]", "[IPv6, IPv4]", "[IPv5]")),
     ],
 )
 def test_a_mistake_is_named_with_file_and_field(old: str, new: str, named: str) -> None:
