@@ -1,10 +1,9 @@
 """Finds the latency that the readings of a path agree on, and the nodes that are outliers.
 
-A round trip is the path, something of the node that asks and something of the node that answers. A node that is slow, or that
-lies, shows in all of its pairs and nobody else does; so its readings are set aside and it is named, instead of colouring its
-zone. A round trip from the other end is the same round trip, hence another reading. What one node reports of a link counts once,
-however many pairs of nodes it reports: in a zone of one node that node would else have the majority. Where there is but one reporter
-against another, what was agreed on so far decides, then the triangle: zones that a third one sees far apart cannot be near.
+A round trip includes delays of both nodes. A slow or lying node is contradicted in all of its pairs, and no other node is; its readings
+are ignored and it is named. Readings from either end count. All readings of one reporter on a link count once, otherwise the only
+node of a zone would have the majority. If two reporters contradict each other, the last agreed value decides, then the triangle
+inequality with third zones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Link = tuple[str, str]
 DOUBT_RATIO = 0.12
 DOUBT_US = 300.0
 RESOLVED_SHARE = 0.6
-"""Of that; a dispute ends only when readings are this near, so that readings at the limit do not flap."""
+"""Share of these at which a dispute ends, so that readings at the limit do not flap."""
 MIN_CONTRADICTIONS = 2
 ROUNDS = 50
 TRIANGLE_SHARE = 0.5
@@ -46,32 +45,31 @@ class Consensus(msgspec.Struct, frozen=True):
     """The agreed latencies, outlier nodes and disputed links.
 
     Attributes:
-        values_us: by link, the median over reporters of the readings that were not set aside.
-        spread_us: by link, how far these lie apart: their median distance from it; None for a single reading.
-        disputed: links on which one reporter stands against one, whichever counted.
-        outliers_us: nodes whose readings stand against the others', and by how much they differ from the rest, in the middle; below
-            0 for less than there is.
-        set_aside: origin and destination of the readings that do not count.
+        values_us: by link, the median over reporters of the readings that count.
+        spread_us: by link, their median distance from it; None for a single reading.
+        disputed: links with two contradicting reporters.
+        outliers_us: outlier nodes, with the median error of their readings.
+        ignored: origin and destination of the ignored readings.
     """
 
     values_us: dict[Link, float]
     spread_us: dict[Link, float | None]
     disputed: frozenset[Link]
     outliers_us: dict[str, float]
-    set_aside: frozenset[tuple[str, str]]
+    ignored: frozenset[tuple[str, str]]
 
 
 def find_consensus(
     readings: Iterable[NodePairReading], agreed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
 ) -> Consensus:
-    """Find the values that most reporters agree on, and who stands against them.
+    """Find the values that most reporters agree on, and the outliers.
 
     Args:
-        readings: fresh ones, at most one per directed pair of nodes.
-        agreed_us: what was agreed on so far, by link, as far as known.
-        disputed_before: links that were disputed so far.
+        readings: fresh readings, at most one per directed pair of nodes.
+        agreed_us: the last agreed values by link, if known.
+        disputed_before: links that were disputed before.
     """
-    # In an order of their own: the outcome must not depend on whose key comes first.
+    # Sorted, because the outcome must not depend on the order of keys.
     everything = sorted(readings, key=lambda r: (r.link, r.origin, r.destination))
     by_link: dict[Link, list[NodePairReading]] = defaultdict(list)
     for reading in everything:
@@ -91,7 +89,7 @@ def find_consensus(
         spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
         disputed=disputed,
         outliers_us=_find_outliers(everything, aside, values_us),
-        set_aside=frozenset((r.origin, r.destination) for r in aside),
+        ignored=frozenset((r.origin, r.destination) for r in aside),
     )
 
 
@@ -103,19 +101,19 @@ def _by_reporter(found: Iterable[NodePairReading]) -> dict[str, list[NodePairRea
 
 
 def _middle_us(found: Iterable[NodePairReading]) -> float:
-    """The median over reporters, each of which counts once."""
+    """The median over reporters of their medians."""
     return statistics.median(statistics.median(r.value_us for r in own) for own in _by_reporter(found).values())
 
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
-    """Whether a reading cannot be of the same path as the others; by a ``share`` of the usual distance."""
+    """Whether a reading is too far from the others; by a ``share`` of the usual distance."""
     return abs(value_us - others_us) > share * max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
 
 
 def _contradictions(
     by_link: Mapping[Link, list[NodePairReading]],
 ) -> tuple[dict[str, list[NodePairReading]], dict[str, int]]:
-    """By node: its readings that the others of the same link contradict, and of how many that have others at all."""
+    """By node: its contradicted readings, and the number of its readings with others on their link."""
     against: dict[str, list[NodePairReading]] = defaultdict(list)
     count: dict[str, int] = defaultdict(int)
     for found in by_link.values():
@@ -133,7 +131,7 @@ def _contradictions(
 def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> float | None:
     """The median of a link's other reporters; None if there is none, or the middle two disagree.
 
-    Of several readings of one reporter the nearest counts: what it reads of another node is no word against this one.
+    Of several readings of one reporter the nearest counts, since the others are of other nodes.
     """
     values_us = sorted(
         min((r.value_us for r in own), key=lambda us: abs(us - reading.value_us))
@@ -147,14 +145,14 @@ def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> fl
 
 
 def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[NodePairReading] | None:
-    """The contradicted readings of the node that is contradicted most, if that is clear; else those outvoted on their link."""
+    """The contradicted readings of the most contradicted node, if there is a clear one; else those outvoted on their link."""
     against, count = _contradictions(by_link)
     ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
     for node in ranked:
         bad = against[node]
         if len(bad) < MIN_CONTRADICTIONS or 2 * len(bad) <= count[node] or _one_against_one(bad, by_link):
             continue
-        # Everybody who was measured with a bad node is contradicted as well, but in that one pair only.
+        # Nodes that were measured with a bad node are contradicted too, but only in that pair.
         partners = {r.destination if r.origin == node else r.origin for r in bad}
         if all(_weight(against, count, node) > _weight(against, count, p) for p in partners):
             return [r for r in bad if r.origin == node or not _only_about(node, by_link[r.link])]
@@ -175,7 +173,7 @@ def _one_against_one(bad: Iterable[NodePairReading], by_link: Mapping[Link, list
 
 
 def _only_about(node: str, found: Iterable[NodePairReading]) -> bool:
-    """Whether every reading of a link has the node at one end: then what it wrote stands against what others wrote of it."""
+    """Whether every reading of a link has the node at one end, so that its own readings and those of others contradict each other."""
     return all(node in (r.origin, r.destination) for r in found)
 
 
@@ -192,7 +190,7 @@ def _resolve_disputes(
 ) -> frozenset[Link]:
     """Resolve links with two contradicting reporters: keep the value nearer to the last agreed one, else the one that the triangle allows.
 
-    A reporter that stands alone is disputed where it contradicts what was agreed on, and the triangle or itself as well.
+    A single reporter is disputed if it contradicts the last agreed value, and also the triangle or itself.
     """
     disputed: set[Link] = set()
     for link, found in by_link.items():
@@ -224,19 +222,19 @@ def _contradicts_itself(own: Collection[NodePairReading]) -> bool:
 def _loser(
     link: Link, found: Iterable[NodePairReading], agreed_us: float | None, agreeing_us: Mapping[Link, float]
 ) -> list[NodePairReading]:
-    """The readings of one of two reporters that do not count."""
+    """The readings of the reporter, one of two, that is ignored."""
     low, high = sorted(_by_reporter(found).values(), key=_middle_us)
     if agreed_us is not None:
         return max((low, high), key=lambda own: abs(_middle_us(own) - agreed_us) / max(_middle_us(own), agreed_us))
     if _middle_us(low) < triangle_least_us(link, agreeing_us):
         return low
-    # Nobody is faster than the path; a node that both share may be slow, and at least does no harm.
+    # No node is faster than the path; a node that both share may be slow, which at least does no harm.
     ends = [{node for r in own for node in (r.origin, r.destination)} for own in (low, high)]
     return low if ends[0] & ends[1] else high
 
 
 def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
-    """The least that a link can be, as third zones see it: half of the middle difference of their distances to both ends.
+    """The least plausible latency of a link: half of the median difference of third zones' latencies to both ends.
 
     Paths of the real internet break the triangle inequality, hence half of it and 2 ms of grace.
     """
@@ -259,10 +257,10 @@ def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
 def _find_outliers(
     readings: Collection[NodePairReading], aside: set[NodePairReading], values_us: Mapping[Link, float]
 ) -> dict[str, float]:
-    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's;
-    and by how much these readings are off, microseconds.
+    """Outlier nodes with the median error of their ignored readings, microseconds.
 
-    A node is named for at least half of its readings, or for most of those that it wrote: who lies may be measured by honest nodes.
+    A reading counts against the end with the larger share of ignored readings, in doubt the writer. A node is an outlier if at
+    least half of its readings count against it, or most of those that it wrote.
     """
     wrote = Counter(reading.origin for reading in readings)
     count: dict[str, int] = defaultdict(int)

@@ -24,7 +24,7 @@ from netperf.memory import (
     Stream,
     best_stream,
     preference,
-    worth_us,
+    starting_latency_us,
 )
 from netperf.policy import GREATEST_COST, MIN_ZONE_COST, CostPolicy
 from netperf.smoothing import WINDOW_RUNS
@@ -35,22 +35,22 @@ MISSED_ROUNDS = 3
 DEAD_RUNS = 2
 """Failures in a row of every pair of nodes that make a path dead."""
 DEAD_RUNS_ALONE = 3
-"""The same where there is but one pair of nodes to ask."""
+"""The same if the zones have only one pair of nodes."""
 STALE_ERROR, MIN_ERROR_US = 0.1, 5.0
 LASTING = 1.5
-"""Rounds for which readings must contradict each other before anybody is named."""
+"""Rounds for which readings must contradict each other before a node is named."""
 
 
 class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One entry of the cost table.
 
     Attributes:
-        latency_us: what was priced, penalties included; of an unreachable pair the last that was known, or 0.
-        basis: ``measured``; ``stored``, from the way back; ``stale``, the last good value; ``inferred``, a path over other
-            zones; ``unreachable``, a dead path.
-        age_s: of the measurement behind it, by our clock; 0 for an inferred one.
-        error_us: by how much the latency may be off.
-        readings: pairs of nodes that it rests on.
+        latency_us: the priced latency, penalties included; of an unreachable pair the last known one, or 0.
+        basis: ``measured``; ``mirrored``, from the other direction; ``stale``, the last good value; ``inferred``, a path over
+            other zones; ``unreachable``, a dead path.
+        age_s: age of the measurement, by our clock; 0 for an inferred one.
+        error_us: error bar of the latency.
+        readings: number of pairs of nodes that measured it.
     """
 
     cost: int
@@ -65,8 +65,8 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0.
 
     Attributes:
-        outliers_us: see `Consensus`; nodes that have been so for longer than a round.
-        disputed: links on which one reporter has stood against one for longer than a round.
+        outliers_us: see `Consensus`; only nodes that were outliers for longer than a round.
+        disputed: links with two contradicting reporters for longer than a round.
     """
 
     zones: dict[ZonePair, ZoneCost]
@@ -109,7 +109,7 @@ def price(
 
     Args:
         state: from `update_state` or `restore`.
-        zones: zone -> region, empty where unlabelled; the zones that exist now. Pairs of other zones are forgotten.
+        zones: zone -> region (may be empty), of all present zones. Pairs of other zones are forgotten.
         policy: the rules.
         now_s: the clock given to `update_state`.
         interval_s: length of a probing round; nothing is stale before three of them.
@@ -120,8 +120,8 @@ def price(
     pairs = [(a, b) for a in names for b in names if a != b]
     fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
-    verdict = _weigh(fresh, state, dead)
-    good = {p: found for p in pairs if (found := _measured(p, fresh, verdict)) is not None}
+    consensus = _compare_readings(fresh, state, dead)
+    good = {p: found for p in pairs if (found := _measured(p, fresh, consensus)) is not None}
     alive = [p for p in pairs if link_of(*p) not in dead]
     known = {
         p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, now_s - expire_s)) is not None
@@ -133,17 +133,19 @@ def price(
             for pair, us in inferred.items()
             if link_of(*pair) not in dead
         }
-    weak = {p: _last_good(p, state, fresh, now_s - expire_s, weak=True) for p in alive if p not in known}
-    known |= {p: found for p, found in weak.items() if found is not None}
+    unverified = {p: _last_good(p, state, fresh, now_s - expire_s, unverified=True) for p in alive if p not in known}
+    known |= {p: found for p, found in unverified.items() if found is not None}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
     for pair in pairs:
         old = state.get(pair, PairState())
         is_dead = link_of(*pair) in dead
         entry, own = known.get(pair), good.get(pair)
-        # The noise of what was measured is no reason to keep what was guessed, or what the first runs said.
+        # Hysteresis must not keep an inferred cost, or one of the first few runs.
         full_window = own is not None and own.full_window
-        current_cost = None if (old.guessed and own is not None) or (full_window and not old.full_window) else old.cost
+        current_cost = (
+            None if (old.is_inferred and own is not None) or (full_window and not old.full_window) else old.cost
+        )
         cost = None if entry is None else held_cost(current_cost, entry.latency_us, entry.deviation_us, policy)
         if is_dead:
             age_s = max(0.0, now_s - old.last_good_s) if old.last_good_us is not None else 0.0
@@ -161,22 +163,24 @@ def price(
             )
         after[pair] = msgspec.structs.replace(
             old,
-            streams=_mark_aside(old.streams, verdict, now_s),
+            streams=_mark_ignored(old.streams, consensus, now_s),
             cost=old.cost if is_dead else cost,
             last_good_us=old.last_good_us if own is None else own.latency_us,
             last_good_s=old.last_good_s if own is None else own.seen_s,
             error_us=old.error_us if own is None else own.error_us,
             unreachable=is_dead,
-            disputed=link_of(*pair) in verdict.disputed,
-            weak=old.weak and own is None,
+            disputed=link_of(*pair) in consensus.disputed,
+            unverified=old.unverified and own is None,
             full_window=old.full_window or full_window,
-            guessed=entry is not None and (entry.basis == "inferred" or (old.guessed and own is None)),
+            is_inferred=entry is not None and (entry.basis == "inferred" or (old.is_inferred and own is None)),
         )
     absent = tuple(pair for pair in pairs if pair not in table)
-    # Nodes write at their own moments: those that have not seen a change yet contradict those that have.
+    # Nodes write at different times, so those that have not seen a change yet contradict those that have.
     aside = {
         pair: [
-            s for s in entry.streams if s.aside_since_s is not None and now_s - s.aside_since_s > LASTING * interval_s
+            s
+            for s in entry.streams
+            if s.ignored_since_s is not None and now_s - s.ignored_since_s > LASTING * interval_s
         ]
         for pair, entry in after.items()
     }
@@ -186,15 +190,15 @@ def price(
             zones=table,
             regions=region_costs(table, zones),
             absent=absent,
-            outliers_us={node: us for node, us in verdict.outliers_us.items() if node in lasting},
-            disputed=verdict.disputed & {link_of(*pair) for pair, found in aside.items() if found},
+            outliers_us={node: us for node, us in consensus.outliers_us.items() if node in lasting},
+            disputed=consensus.disputed & {link_of(*pair) for pair, found in aside.items() if found},
         ),
         after,
     )
 
 
 def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> tuple[Stream, ...]:
-    """The streams that are not stale; of one pair of nodes the one that is preferred."""
+    """The streams that are not stale, one per pair of nodes: that of the preferred prober."""
 
     def is_fresh(stream: Stream) -> bool:
         limit_s = policy.external_stale_after_s if stream.prober == "external" else stale_s
@@ -207,9 +211,9 @@ def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) ->
 
 
 def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream, ...]]) -> bool:
-    """Whether every pair of nodes that can tell says that the path is dead, several times in a row.
+    """Whether every pair of nodes has failed several times in a row, so that the path is dead.
 
-    Where nobody says anything the last verdict stays: silence is no recovery.
+    Without samples and failures the last state stays: silence is no recovery.
     """
     both = (link, (link[1], link[0]))
     failures = [f for pair in both for f in (state[pair].failures if pair in state else ())]
@@ -228,7 +232,7 @@ def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream
     return all(not f.alive and f.in_a_row >= runs for f in failures)
 
 
-def _weigh(fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link]) -> Consensus:
+def _compare_readings(fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link]) -> Consensus:
     by_link: dict[Link, list[Stream]] = defaultdict(list)
     for pair, streams in fresh.items():
         by_link[link_of(*pair)] += [s for s in streams if s.prober != "external"]
@@ -238,25 +242,27 @@ def _weigh(fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead:
         if link not in dead
         for s in found
     ]
-    agreed_us = {link: us for link in by_link if (us := worth_us(state.get(link, PairState()), state.get(link[::-1])))}
+    agreed_us = {
+        link: us for link in by_link if (us := starting_latency_us(state.get(link, PairState()), state.get(link[::-1])))
+    }
     return find_consensus(readings, agreed_us, {link for link in by_link if state.get(link, PairState()).disputed})
 
 
-def _mark_aside(streams: Iterable[Stream], verdict: Consensus, now_s: float) -> tuple[Stream, ...]:
-    """The streams, with since when their readings do not count."""
+def _mark_ignored(streams: Iterable[Stream], consensus: Consensus, now_s: float) -> tuple[Stream, ...]:
+    """The streams with the time since which their readings are ignored."""
     marked: list[Stream] = []
     for stream in streams:
-        aside = (stream.origin.node, stream.destination.node) in verdict.set_aside
-        since_s = (now_s if stream.aside_since_s is None else stream.aside_since_s) if aside else None
-        marked.append(msgspec.structs.replace(stream, aside_since_s=since_s))
+        aside = (stream.origin.node, stream.destination.node) in consensus.ignored
+        since_s = (now_s if stream.ignored_since_s is None else stream.ignored_since_s) if aside else None
+        marked.append(msgspec.structs.replace(stream, ignored_since_s=since_s))
     return tuple(marked)
 
 
-def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Consensus) -> _Known | None:
+def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], consensus: Consensus) -> _Known | None:
     """The latency that trusted readings of both directions agree on, else numbers of other components."""
     back = (pair[1], pair[0])
     link = link_of(*pair)
-    value_us = verdict.values_us.get(link)
+    value_us = consensus.values_us.get(link)
     both = (*fresh.get(pair, ()), *fresh.get(back, ()))
     if value_us is None:
         own = [s for s in fresh.get(pair, ()) if s.prober == "external"]
@@ -267,10 +273,10 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verd
         return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
     measured = [s for s in both if s.prober != "external"]
     deviation_us = min((s.smoothed.deviation_us for s in measured), default=0.0)
-    spread_us = verdict.spread_us.get(link)
+    spread_us = consensus.spread_us.get(link)
     noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.smoothed.runs for s in measured) or 1))
     error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
-    if link in verdict.disputed:
+    if link in consensus.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)
     basis: Basis = "measured" if any(s.prober != "external" for s in fresh.get(pair, ())) else "mirrored"
     return _Known(
@@ -290,25 +296,25 @@ def _last_good(
     fresh: Mapping[ZonePair, tuple[Stream, ...]],
     not_before_s: float,
     *,
-    weak: bool = False,
+    unverified: bool = False,
 ) -> _Known | None:
-    """The last good value of the pair or of the way back, whichever is newer, unless it has expired.
+    """The last good value of the pair or of its other direction, whichever is newer, unless it has expired.
 
-    Weak ones, which may have been inferred, are better than nothing only; so are fresh readings, which were set aside.
+    Unverified values, which may have been inferred, and ignored readings are used only as a last resort.
     """
     known: list[_Known] = []
     for direction in (pair, (pair[1], pair[0])):
         there = state.get(direction)
         if there is None:
             continue
-        if there.last_good_us is not None and there.weak == weak:
+        if there.last_good_us is not None and there.unverified == unverified:
             us = there.last_good_us
             known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
-        # A reader that just started may find samples that are old already.
+        # After a restart, samples may be old already.
         known += [
             _Known(us := s.smoothed.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
             for s in there.streams
-            if (s in fresh.get(direction, ())) == weak
+            if (s in fresh.get(direction, ())) == unverified
         ]
     newest = max(known, key=lambda k: (k.seen_s, k.latency_us), default=None)
     return newest if newest is not None and newest.seen_s >= not_before_s else None
@@ -321,10 +327,10 @@ def cost_of(latency_us: float, policy: CostPolicy) -> int:
 
 
 def held_cost(current_cost: int | None, latency_us: float, deviation_us: float, policy: CostPolicy) -> int:
-    """The cost in force while the latency stays near the latencies it stands for, else the latency's own cost.
+    """The current cost while the latency stays near the interval of that cost, else the latency's own cost.
 
-    Cost c stands for ((c - 1) * unit, c * unit]. Near means within `hysteresis` of its upper end, or twice the link's
-    own noise where that is more, but never more than half of it.
+    Cost c has the interval ((c - 1) * unit, c * unit]. Near means within `hysteresis` of its upper end, or within twice the
+    link's noise if that is more, but never more than half of it.
     """
     cost = cost_of(latency_us, policy)
     if current_cost is None or current_cost == cost:
@@ -339,8 +345,7 @@ def held_cost(current_cost: int | None, latency_us: float, deviation_us: float, 
 def region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -> dict[ZonePair, int]:
     """Directed pair of regions -> median (nearest rank) of the costs between their zones.
 
-    Costs, not latencies: they already hold still within the noise, so these do as well. Zones without a region, and
-    pairs without a cost, do not take part.
+    Costs, not latencies, because hysteresis keeps costs stable. Zones without a region, and pairs without a cost, do not count.
     """
     between: dict[ZonePair, list[int]] = defaultdict(list)
     for (origin, destination), entry in table.items():

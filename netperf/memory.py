@@ -18,17 +18,16 @@ from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, s
 from netperf.smoothing import SmoothedLatency, add_run, replace_newest_run
 
 INFERRED_ERROR = 0.5
-"""Share of an inferred latency that it may be off; the error bar is how it is told from a measured one after a restart."""
+"""Error bar of an inferred latency, as a share of it; after a restart it distinguishes inferred from measured latencies."""
 
 
 class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The runs of one pair of nodes by one prober and test.
 
     Attributes:
-        smoothed: of the policy's percentile. Percentiles of several runs are not a percentile; as an estimate of where it lies
-            their median is fair, as a claim about a longer run it is not.
-        counted_s: when the newest run began to count, by our clock: what is written again within half a round replaces it.
-        aside_since_s: since when its reading does not count, because others contradict it; None while it counts.
+        smoothed: of the policy's percentile; the median over runs is an estimate of it, not the percentile of a longer run.
+        counted_s: time of the newest run, by our clock; a sample within half a round after it replaces the run.
+        ignored_since_s: since when others contradict its reading, which is then ignored; None while it counts.
     """
 
     origin: Place
@@ -38,23 +37,23 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     smoothed: SmoothedLatency
     sighting: Sighting
     counted_s: float = 0.0
-    aside_since_s: float | None = None
+    ignored_since_s: float | None = None
 
 
 class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The state of a directed pair of zones, kept while its pairs of nodes change.
 
     Attributes:
-        streams: of its pairs of nodes.
-        failures: of those that could not be measured last.
-        cost: in force.
-        last_good_us: the last latency that rested on fresh measurements, and when.
-        error_us: of that.
-        unreachable: its path is known to be dead.
-        weak: the last good value is only what was written last, and may have been inferred.
-        guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
-        full_window: its cost was set by a smoothed latency of as many runs as one has.
-        disputed: one reporter stood against one.
+        streams: runs of its pairs of nodes.
+        failures: pairs of nodes that could not be measured.
+        cost: the current cost.
+        last_good_us: the last latency from fresh measurements; ``last_good_s``: its time.
+        error_us: error bar of that latency.
+        unreachable: its path is dead.
+        unverified: the last good value was read from the NetworkTopology, and may have been inferred.
+        is_inferred: the current cost is inferred; the first measurement replaces it, however near it is.
+        full_window: the current cost rests on `WINDOW_RUNS` runs.
+        disputed: its two reporters contradict each other.
     """
 
     streams: tuple[Stream, ...] = ()
@@ -64,8 +63,8 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     last_good_s: float = 0.0
     error_us: float = 0.0
     unreachable: bool = False
-    weak: bool = False
-    guessed: bool = False
+    unverified: bool = False
+    is_inferred: bool = False
     full_window: bool = False
     disputed: bool = False
 
@@ -76,7 +75,7 @@ CostState = dict[ZonePair, PairState]
 def restore(
     written: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
-    """A state that knows only what was written last: costs stay within their hysteresis, and pairs whose agents are away now keep
+    """The state from the written costs, after a restart: costs stay within their hysteresis, and pairs that nobody measures keep
     theirs, stale from the start, until they expire.
     """
     latencies = latencies or Latencies()
@@ -96,18 +95,17 @@ def restore(
             last_good_s=now_s - policy.stale_after_s - 1,
             error_us=error_us,
             unreachable=dead,
-            weak=us is None or unsure,
-            guessed=unsure,
+            unverified=us is None or unsure,
+            is_inferred=unsure,
             full_window=not unsure,
         )
     return state
 
 
 def resume(earlier: CostState, restored: CostState) -> CostState:
-    """A state that one leadership left to a later one of the same process, put right by what was written since.
+    """The state of an earlier leadership of this process, corrected by the costs written since.
 
-    What was written tells costs, and not when they were measured; that we know ourselves, so that one leadership after the
-    other does not give an old value a new lifetime each time.
+    Times come from the earlier state, so that each new leadership does not give an old value a new lifetime.
 
     Args:
         earlier: from `price`, by the same clock.
@@ -135,23 +133,23 @@ def update_state(
     failures: Iterable[Failure] = (),
     interval_s: float = 60.0,
 ) -> CostState:
-    """Take samples into the state. A sample that was seen before changes nothing; a doubtful one is left out.
+    """Add samples to the state. A sample that was added before changes nothing; a flagged one is left out.
 
     Args:
-        samples: all samples there are now, new or not; streams without one are forgotten, last good values are not.
+        samples: all present samples, new or not; streams without one are forgotten, last good values are not.
         state: what this function, `price` or `restore` returned last.
         policy: the rules.
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; only used for samples met for the first time.
-        failures: all failures there are now, that no newer sample has overtaken.
-        interval_s: length of a probing round; what one pair of nodes writes twice within half of it is one run.
+        failures: all present failures without a newer sample.
+        interval_s: length of a probing round; two samples of a pair of nodes within half of it are one run.
     """
     by_pair: dict[ZonePair, list[Stream]] = defaultdict(list)
     for sample in samples:
         if sample.origin.zone == sample.destination.zone or sample.measurement.test == "TCP_STREAM":
             continue
         pair = state.get(sample.zones, PairState())
-        expected_us = worth_us(pair, state.get((sample.zones[1], sample.zones[0])))
+        expected_us = starting_latency_us(pair, state.get((sample.zones[1], sample.zones[0])))
         clocks = _Clocks(now_s, wall_s, interval_s / 2)
         stream = _update_stream(sample, _stream_of(sample, pair.streams), policy, expected_us, clocks)
         if stream is not None:
@@ -167,9 +165,9 @@ def update_state(
     }
 
 
-def worth_us(pair: PairState, back: PairState | None) -> float | None:
+def starting_latency_us(pair: PairState, back: PairState | None) -> float | None:
     """The latency that a new pair of nodes starts from."""
-    return next((p.last_good_us for p in (pair, back) if p is not None and p.last_good_us and not p.weak), None)
+    return next((p.last_good_us for p in (pair, back) if p is not None and p.last_good_us and not p.unverified), None)
 
 
 def _stream_of(sample: Sample, streams: Iterable[Stream]) -> Stream | None:
@@ -200,7 +198,7 @@ def _update_stream(
     sighting = sight(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
     counted_s = clocks.now_s
     if sample.priced.prober == "external":
-        # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
+        # That format has no time: a changed number is the only sign of a new run.
         if before is not None and value_us != before.smoothed.estimate_us:
             sighting = Sighting(0, 0.0, clocks.now_s)
         smoothed = SmoothedLatency(estimate_us=value_us, recent_us=(value_us,), runs=1)
@@ -220,17 +218,17 @@ def _update_stream(
         smoothed=smoothed,
         sighting=sighting,
         counted_s=counted_s,
-        aside_since_s=before.aside_since_s if before else None,
+        ignored_since_s=before.ignored_since_s if before else None,
     )
 
 
 def preference(stream: Stream) -> int:
-    """Lower is better: our own runs of TCP, then of UDP, then others' numbers."""
+    """Rank of a stream, lower is better: our TCP runs, our UDP runs, numbers of other components."""
     return 2 if stream.prober == "external" else int(stream.test == "UDP_RR")
 
 
 def best_stream(streams: Iterable[Stream]) -> Stream | None:
-    """The stream to show for a pair: of several that are preferred alike the one in the middle."""
+    """The stream to show for a pair: the median of those with the best rank."""
     ranked = sorted(streams, key=lambda s: (preference(s), s.smoothed.estimate_us, s.origin, s.destination))
     best = [s for s in ranked if preference(s) == preference(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None
