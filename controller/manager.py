@@ -141,7 +141,7 @@ class Manager:
             self.caches,
             config.traffic,
             registry,
-            rules=config.scheduler.rules,
+            membership=state.membership,
             notify=self._enqueue,
         )
         self._bootstrap = Bootstrap(

@@ -1,4 +1,4 @@
-"""A client of the two query endpoints of Prometheus' HTTP API.
+"""A client of the query endpoint of Prometheus' HTTP API.
 
 Used by the command line and the page for what only agents know (rates in use, verdicts). Everything here
 is optional to its callers: no Prometheus means no answer, never a guess.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
@@ -27,28 +26,19 @@ class PrometheusError(KubekitError):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One time series: its labels (with ``__name__`` where there is one) and ``(unix seconds, value)`` in order of time.
-
-    Values that are no numbers (NaN, infinite) are left out, unless they were asked for.
-    """
+    """A value of a time series, its labels (with ``__name__`` where there is one), and when it was evaluated, unix seconds."""
 
     labels: dict[str, str]
-    points: tuple[tuple[float, float], ...]
-
-    @property
-    def value(self) -> float:
-        """The newest value."""
-        return self.points[-1][1]
+    value: float
+    at_s: float = 0.0
 
 
 class _Result(msgspec.Struct):
+    value: tuple[float, str]
     metric: dict[str, str] = {}
-    value: tuple[float, str] | None = None
-    values: list[tuple[float, str]] | None = None
 
 
-class _Data(msgspec.Struct, rename="camel"):
-    result_type: str = ""
+class _Data(msgspec.Struct):
     result: list[_Result] = []
 
 
@@ -103,32 +93,20 @@ class PrometheusClient:
             self._session = None
 
     async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
-        """Evaluate an expression now, or at ``at_s`` (unix seconds); a scalar comes as one series without labels.
+        """Evaluate an expression that gives a vector, now or at ``at_s`` (unix seconds).
 
-        ``finite`` False keeps values that are no numbers, for callers that count them.
+        ``finite`` False keeps values that are no numbers (NaN, infinite), for callers that count them.
 
         Raises:
             PrometheusError: no answer in time, or the expression is refused.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
-        return await self._ask("/api/v1/query", params, finite=finite)
-
-    async def query_range(self, expression: str, start_s: float, end_s: float, step_s: float) -> list[Series]:
-        """Evaluate an expression from ``start_s`` to ``end_s`` (unix seconds) every ``step_s``.
-
-        Raises:
-            PrometheusError: no answer in time, or the expression is refused.
-        """
-        span = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{max(step_s, 0.001):.3f}"}
-        return await self._ask("/api/v1/query_range", {"query": expression, **span})
-
-    async def _ask(self, path: str, params: Mapping[str, str], *, finite: bool = True) -> list[Series]:
         if self._session is None:
             msg = "use the client as `async with PrometheusClient(url) as prometheus`"
             raise RuntimeError(msg)
         try:
             # POST, since expressions may be longer than a URL should be.
-            async with self._session.post(self.address + path, data=params) as answer:
+            async with self._session.post(f"{self.address}/api/v1/query", data=params) as answer:
                 body = await answer.read()
                 status = answer.status
         except TimeoutError as error:
@@ -151,41 +129,11 @@ def check_url(url: str, field: str) -> None:
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
         answer = _decode_answer(body)
-    except DECODE_ERRORS:
-        try:
-            # Scalars and strings have another shape: [time, value].
-            return _scalar(body)
-        except (ValueError, RecursionError) as error:
-            msg = f"{url}: HTTP {status}, and no answer of Prometheus: {body[:80].decode('utf-8', 'replace')!r}"
-            raise PrometheusError(msg) from error
-    if answer.status != "success" or answer.data is None:
-        msg = f"{url}: {answer.error or f'HTTP {status}'}"
-        raise PrometheusError(msg)
-    try:
-        found = [Series(result.metric, _numbers(result, finite=finite)) for result in answer.data.result]
-    except ValueError as error:
-        msg = f"{url}: {error}"
+        if answer.status == "success" and answer.data is not None:
+            found = (Series(r.metric, float(r.value[1]), r.value[0]) for r in answer.data.result)
+            return [series for series in found if not finite or math.isfinite(series.value)]
+    except (*DECODE_ERRORS, ValueError) as error:
+        msg = f"{url}: HTTP {status}, and no answer of Prometheus: {body[:80].decode('utf-8', 'replace')!r}"
         raise PrometheusError(msg) from error
-    return [series for series in found if series.points]
-
-
-def _numbers(result: _Result, *, finite: bool) -> tuple[tuple[float, float], ...]:
-    points = result.values if result.values is not None else [result.value] if result.value else []
-    numbers = ((at, float(text)) for at, text in points)
-    return tuple((at, number) for at, number in numbers if not finite or math.isfinite(number))
-
-
-class _ScalarData(msgspec.Struct):
-    result: tuple[float, str]
-
-
-class _ScalarAnswer(msgspec.Struct):
-    data: _ScalarData
-
-
-_decode_scalar_answer = msgspec.json.Decoder(_ScalarAnswer).decode
-
-
-def _scalar(body: bytes) -> list[Series]:
-    at, text = _decode_scalar_answer(body).data.result
-    return [Series({}, ((at, float(text)),))] if math.isfinite(float(text)) else []
+    msg = f"{url}: {answer.error or f'HTTP {status}'}"
+    raise PrometheusError(msg)

@@ -143,5 +143,4 @@ def _named(resource: str, found: Iterable[Series], labels: tuple[str, ...]) -> I
     for series in found:
         names = [series.labels.get(label, "") for label in labels]
         if all(names):
-            at_s, value = series.points[-1]
-            yield UsageReading("/".join(names), resource, value * factor, at_s)
+            yield UsageReading("/".join(names), resource, series.value * factor, series.at_s)

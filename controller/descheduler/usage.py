@@ -140,20 +140,20 @@ class UsageSmoother:
             How many readings were refused, by reason.
         """
         refused: Counter[Refusal] = Counter()
-        strangers: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
-        for book, readings, known, stranger in (
-            (self._nodes, batch.nodes, nodes, strangers[0]),
-            (self._pods, batch.pods, pods, strangers[1]),
+        kinds: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
+        for smoothed, readings, known, unknown in (
+            (self._nodes, batch.nodes, nodes, kinds[0]),
+            (self._pods, batch.pods, pods, kinds[1]),
         ):
             for reading in readings:
-                why = stranger if reading.name not in known else refusal_of(reading, now, self._expiry_s)
+                why = unknown if reading.name not in known else refusal_of(reading, now, self._expiry_s)
                 if why is not None:
                     refused[why] += 1
                     continue
-                values = book.setdefault(reading.name, {})
+                values = smoothed.setdefault(reading.name, {})
                 values[reading.resource] = self._smooth(values.get(reading.resource), reading)
-            for name in [name for name in book if name not in known]:
-                del book[name]
+            for name in [name for name in smoothed if name not in known]:
+                del smoothed[name]
         return refused
 
     def _smooth(self, before: Smoothed | None, reading: UsageReading) -> Smoothed:

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controller.cluster.caches import Caches
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.zones import build_zone_map
@@ -64,11 +63,9 @@ def compare(
     workloads: Workloads,
     groups: Sequence[AppGroup],
     prices: PriceTable | None,
-    *,
-    namespaces: Iterable[Object],
-    rules: NetworkOverheadArgs,
+    membership: Membership,
 ) -> Seen:
-    """Hold groups against flows; ``namespaces`` and the scheduler's ``rules`` say whose workloads they may have. Pure."""
+    """Hold groups against flows; ``membership`` says whose workloads they may have. Pure."""
     known, _ = workloads.resolve(flows)
     graph = build_traffic_graph(known)
     # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
@@ -80,7 +77,7 @@ def compare(
         near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
         of[group.metadata.key] = group, TrafficGraph(near)
     return Seen(
-        bill_of(graph, workloads, prices, groups_of_workloads(Membership.from_objects(groups, namespaces, rules))),
+        bill_of(graph, workloads, prices, groups_of_workloads(membership)),
         {key: drift_of(*both) for key, both in of.items()},
         {key: measured_weights(*both) for key, both in of.items()},
     )
@@ -94,7 +91,7 @@ class TrafficController:
         caches: the stores.
         config: settings; without the address of a Prometheus nothing is done.
         registry: for metrics.
-        rules: the scheduler's, of whose group a pod is.
+        membership: kept up to date by somebody else.
         notify: called with an AppGroup's key when there is news for its status.
     """
 
@@ -105,11 +102,11 @@ class TrafficController:
         config: TrafficConfig,
         registry: CollectorRegistry,
         *,
-        rules: NetworkOverheadArgs,
+        membership: Membership,
         notify: Callable[[str], None],
     ) -> None:
         self._client, self._caches, self._config, self._notify = client, caches, config, notify
-        self._rules, self._prices = rules, config.prices.table()
+        self._membership, self._prices = membership, config.prices.table()
         self._seen: Seen | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
@@ -166,10 +163,8 @@ class TrafficController:
         log.change("prometheus", "", "traffic is known again", source=source.name)
         names = ", ".join(other.name for other in others)
         log.change("sources", names, f"other sources are there too: {names}" if names else "one source is there")
-        groups, namespaces = list(self._caches.app_groups), list(self._caches.namespaces)
-        self._seen = await asyncio.to_thread(
-            compare, flows, workloads, groups, self._prices, namespaces=namespaces, rules=self._rules
-        )
+        groups, membership = list(self._caches.app_groups), self._membership.copy()
+        self._seen = await asyncio.to_thread(compare, flows, workloads, groups, self._prices, membership)
         self._read_at = time.time()
         for group in groups:
             key = group.metadata.key

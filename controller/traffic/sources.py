@@ -261,7 +261,7 @@ def _seen_once(source: Source, found: Iterable[Series]) -> list[Series]:
         here, there = source.client.read_zone(labels), source.server.read_zone(labels)
         twice = bool(here and there and here != there and len(parts) > 1)
         total = sum(part.value for part in parts) / (2 if twice else 1)
-        merged.append(Series(labels, ((parts[0].points[-1][0], total),)))
+        merged.append(Series(labels, total))
     return merged
 
 
@@ -322,7 +322,7 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
             found = await prometheus.query(expression)
         except PrometheusError:
             # Too many series for a subquery; where there is no answer at all, this raises too.
-            await prometheus.query("time()")
+            await prometheus.query("vector(1)")
             return window_s
         known_s = found[0].value if found else 0.0
         if asked_s == window_s and known_s + 2 * step_s > window_s:
@@ -383,7 +383,7 @@ async def _read_owners(prometheus: PrometheusClient, source: Source, window_s: i
 def _name_owners(found: Iterable[Series], address: str, owners: _Owners) -> list[Series]:
     """Series with the labels of the address's workload. Of an address that went from one to another each gets its time's share."""
     return [
-        Series({**series.labels, **labels}, tuple((at_s, value * share) for at_s, value in series.points))
+        Series({**series.labels, **labels}, series.value * share)
         for series in found
         for labels, share in owners.get(series.labels.get(address, ""), [({}, 1.0)])
     ]

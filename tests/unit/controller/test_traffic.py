@@ -88,9 +88,9 @@ class Answers(PrometheusClient):
         if self._refuse in expression:
             raise PrometheusError("query processing would load too many samples into memory")
         if expression.startswith("time()"):
-            return [Series({}, ((0.0, self.known_s),))]
+            return [Series({}, self.known_s)]
         if expression.startswith("count by (__name__)"):
-            return [Series({"__name__": name}, ((0.0, 1.0),)) for name in self._series]
+            return [Series({"__name__": name}, 1.0) for name in self._series]
         factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
         self.asked.append(expression)
         name = next((name for name in sorted(self._series, key=len, reverse=True) if name in expression), "")
@@ -98,7 +98,7 @@ class Answers(PrometheusClient):
         asked = re.findall(rf"{name or '$'}{{([^}}]*)}}", expression) or [""]
         wanted = [dict(re.findall(r'(\w+)="([^"]*)"', matchers)).items() for matchers in asked]
         return [
-            Series({k: v for k, v in labels.items() if k in kept}, ((0.0, value * factor),))
+            Series({k: v for k, v in labels.items() if k in kept}, value * factor)
             for labels, value in self._series.get(name, ())
             if any(matchers <= labels.items() for matchers in wanted)
         ]
@@ -542,15 +542,8 @@ def test_two_workloads_of_one_name_are_told_apart_by_kind() -> None:
 def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> None:
     group = declaring({"frontend": "cart", "cart": ""})
     other = boutique({}, "empty", "else")
-    flows = [flow(*edge) for edge in SHOP]
-    seen = compare(
-        flows,
-        world(["frontend", "cart", "redis", "catalog"]),
-        [group, other],
-        PriceTable(),
-        namespaces=(),
-        rules=NetworkOverheadArgs(),
-    )
+    groups, workloads = [group, other], world(["frontend", "cart", "redis", "catalog"])
+    seen = compare([flow(*edge) for edge in SHOP], workloads, groups, PriceTable(), members(groups))
     assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 5000.0}}, "else/empty": {}}
     assert seen.drift == {"shop/boutique": [], "else/empty": []}
     assert seen.bill.bytes_per_s == 12_000
