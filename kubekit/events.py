@@ -24,7 +24,7 @@ log = logs.get("kubekit.events")
 
 NOTE_LIMIT = 1024
 CAUSES = ("queue-full", "refused", "unreachable")
-"""Why events get lost."""
+"""Causes of lost events."""
 _SERIES_EVERY_S = 60.0
 _REMEMBERED = 2000
 
@@ -77,12 +77,12 @@ class EventRecorder:
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(most)
         self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
         self._lost = Counter("netaware_events_lost", "Events dropped or refused.", ["cause"], registry=registry)
-        # A counter that begins with its first loss hides it: rate() needs the zero before.
+        # Export the counter from 0, because rate() misses a first increment.
         for cause in CAUSES:
             self._lost.labels(cause)
 
     def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
-        """Something happened as it should."""
+        """Report a Normal event."""
         self._put(_Pending(about, "Normal", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
 
     def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
@@ -96,7 +96,7 @@ class EventRecorder:
         self._pending.put_nowait(event)
 
     async def run(self) -> None:
-        """Send until cancelled. An event that cannot be sent is counted, not retried: the next one says it again."""
+        """Send until cancelled. An event that cannot be sent is counted, not retried."""
         while True:
             event = await self._pending.get()
             try:
@@ -125,7 +125,7 @@ class EventRecorder:
             self._written.popitem(last=False)
 
     async def _repeat(self, known: _Written, event: _Pending) -> bool:
-        """Whether the event was still there to be raised."""
+        """Raise the event's count; False if the event has expired."""
         series = {"count": known.count, "lastObservedTime": format_time(event.at, micro=True)}
         try:
             await self._client.patch(

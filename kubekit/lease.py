@@ -32,7 +32,7 @@ from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 log = logs.get("kubekit.lease")
 
 WRITES_S = 2.0
-"""How long a leader that ends waits for the answers to its writes before it leaves the lease to run out."""
+"""How long an ending leader waits for answers to its writes before it releases the lease."""
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -52,7 +52,7 @@ class Lease(Object, frozen=True):
 
 
 def boot_clock() -> float:
-    """Seconds on a clock that nobody can set and that goes on during suspend."""
+    """Seconds of a monotonic clock that includes suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -60,8 +60,7 @@ def boot_clock() -> float:
 class LeaderElectionConfig:
     """Times of leader election: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
 
-    A permission is renewed every ``retry_s`` and not written with in its last ``retry_s``; where these were all of it, a leader
-    would hardly write. Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
+    A permission is renewed every ``retry_s``, and no write begins in its last ``retry_s``. Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
     """
 
     duration_s: float = 10.0
@@ -78,7 +77,7 @@ class LeaderElectionConfig:
 
 
 class _Uncounted:
-    """Asks for permission, and remembers nothing of what was written."""
+    """A guard that checks permission but does not track the write."""
 
     def __init__(self, leadership: WriteFence) -> None:
         self._leadership = leadership
@@ -91,10 +90,10 @@ class _Uncounted:
 
 
 class WriteFence:
-    """Permission to write, which runs out by itself. A WriteGuard for ``Client.fenced``.
+    """A permission to write that expires. A WriteGuard for ``Client.fenced``.
 
     Args:
-        clock: in seconds; nobody may set it.
+        clock: a monotonic clock, seconds.
         reserve_s: no write begins in these last seconds.
     """
 
@@ -106,7 +105,7 @@ class WriteFence:
 
     @property
     def held(self) -> bool:
-        """Writing is allowed at this moment."""
+        """Whether writing is allowed now."""
         return self.left_s > 0
 
     @property
@@ -115,18 +114,18 @@ class WriteFence:
         return self._until - self._clock()
 
     def extend(self, until: float) -> None:
-        """Allow writing until that point of the clock."""
+        """Allow writing until a time of the clock."""
         self._until = until
 
     def end(self) -> None:
-        """Take the permission back now."""
+        """Withdraw the permission."""
         self._until = float("-inf")
 
     def check(self) -> float:
         """Return the seconds that are left for a write that begins now.
 
         Raises:
-            NotLeaderError: none are, or too few to begin one.
+            NotLeaderError: too few are left.
         """
         left_s = self.left_s
         if left_s <= self._reserve_s:
@@ -135,7 +134,7 @@ class WriteFence:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around one write: it is open until it is answered, and one that ends otherwise may take effect yet."""
+        """Context of a write. A write that ends without an answer may still take effect."""
         self._open += 1
         self._quiet.clear()
         try:
@@ -151,7 +150,7 @@ class WriteFence:
 
     @property
     def uncounted(self) -> WriteGuard:
-        """A guard for what harms nobody when it takes effect late, such as events: a lease is given back without it."""
+        """A guard for writes that may take effect late, such as events; releasing the lease does not wait for them."""
         return _Uncounted(self)
 
     async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
@@ -218,9 +217,9 @@ class LeaderElector:
                 await asyncio.gather(work, renewal, return_exceptions=True)
 
     async def _end_writing(self) -> bool:
-        """Let no write begin, and wait for the answers to those that are on their way, before what waits for them is cancelled.
+        """Stop new writes, and wait for the answers to those in flight, before their tasks are cancelled.
 
-        Tells whether the lease may be given back: a write without an answer may take effect yet, so the next leader is to wait.
+        Returns whether the lease may be released: after a write without an answer the next leader must wait.
         """
         if not self.leadership.held:
             return False
@@ -237,7 +236,7 @@ class LeaderElector:
     async def _renew_until_lost(self) -> None:
         while (left_s := self.leadership.left_s) > 0:
             await asyncio.sleep(min(self._timing.retry_s, left_s))
-            # Not a moment beyond the permission: a server that hangs must not keep the work going without it.
+            # Within the permission, because a server that hangs must not prolong the work.
             await self._try(limit_s=self.leadership.left_s)
         self.leadership.end()
 
@@ -260,7 +259,7 @@ class LeaderElector:
         return ours
 
     async def _take_or_renew(self) -> bool:
-        # Who leads knows the lease: it was written by nobody else, or its version refuses. A server that starves is asked once.
+        # The leader knows the lease, so it updates without reading; a conflict means another writer.
         written, self._written = self._written, None
         if written is not None and self.leadership.held and await self._renew(written):
             return True
@@ -315,7 +314,7 @@ class LeaderElector:
         return True
 
     async def _release(self) -> None:
-        """Empty the lease so that the next leader need not wait; a failure only costs that wait."""
+        """Clear the lease's holder, so that the next leader need not wait; on failure it waits."""
         if not (self._may_return or self.leadership.held):
             return
         self.leadership.end()

@@ -36,7 +36,7 @@ NOT_STREAMED = (400, 422)
 """Answers of servers that do not know streamed lists, or have them switched off."""
 INITIAL_END = "k8s.io/initial-events-end"
 FAILING_S, SILENT_S = 45.0, 120.0
-"""A store is called old when it cannot be watched for this long, or when nothing was heard for this long all the same."""
+"""A store is stale if it cannot be watched for the first time, or hears nothing for the second."""
 
 
 class HasMetadata(Protocol):
@@ -55,16 +55,16 @@ class Reflector(KeyedObjects[T]):
     """Hold the objects of one resource, optionally of one namespace and selector.
 
     With a ``transform`` only what it returns is held, so that an object is kept in the form in which it is read, once; objects
-    for which it returns None are not held at all. A change that leaves the result as it was is told to nobody.
+    for which it returns None are not held. A change that leaves the result equal calls no handler.
 
     Attributes:
         synced: set after the first complete list.
-        ready: set when synced, or when the API server does not know the resource (its definition is not installed): who
-            can do without these objects need not wait for them.
-        malformed: how many objects could not be read and are therefore missing from the store, by key.
+        ready: set when synced, or when the API server does not serve the resource, so that nobody waits for a CRD that is
+            not installed.
+        malformed: objects that could not be decoded, key -> reason.
         failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
             they can.
-        contact_at: monotonic time of the last sign of life from the server; of the start, when there was none.
+        contact_at: monotonic time of the last message from the server, or of the start.
     """
 
     @overload
@@ -122,7 +122,7 @@ class Reflector(KeyedObjects[T]):
                 wait_s = backoff.next()
             except _WatchEndedError as ended:
                 if isinstance(ended.cause, SilentWatchError):
-                    # Perhaps the server has nothing to say; if it is gone, the next request will find out.
+                    # The server may have nothing to send; if it is gone, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
                     version = ended.version
                     continue
@@ -138,12 +138,12 @@ class Reflector(KeyedObjects[T]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last sign of life from the server: so old may be what is held."""
+        """Seconds since the last message from the server."""
         return time.monotonic() - self.contact_at
 
     @property
     def staleness(self) -> str:
-        """Empty, or how old the store is and why, once that is more than a moment."""
+        """How stale the store is and why; empty if it is not."""
         age_s = self.age_s
         if age_s < (FAILING_S if self.failure else SILENT_S):
             return ""
@@ -164,7 +164,7 @@ class Reflector(KeyedObjects[T]):
         return max(error.retry_after_s or 0.0, backoff.next())
 
     async def _first(self, backoff: Backoff) -> str:
-        """Take in all objects; return the version to watch from. Of a streamed list, the watch as well."""
+        """List all objects; return the version to watch from, and the watch of a streamed list."""
         if self._streams:
             try:
                 return await self._stream(backoff)
@@ -213,7 +213,7 @@ class Reflector(KeyedObjects[T]):
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
     async def _exchange(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
-        """Put what was listed in the place of what was known, and tell what differs.
+        """Replace the store's objects by the listed ones, and call handlers for differences.
 
         One object after the other, each told when it is exchanged: thousands at once would hold the loop, and whoever is
         cancelled in between has told everything that is there.
@@ -316,7 +316,7 @@ class Reflector(KeyedObjects[T]):
         return version
 
     def _take_malformed(self, event: WatchEvent, error: str) -> str:
-        """An object that we can read no more: its last good state stays in the store, unless it was deleted."""
+        """Keep the last good state of an object that can no longer be decoded, unless it was deleted."""
         key = self._key_of(event.object)
         if event.type == "DELETED":
             self.malformed.pop(key, None)
@@ -346,7 +346,7 @@ def _selects_few(field_selector: str) -> bool:
 
 
 class _WatchEndedError(Exception):
-    """A watch broke off at ``version``; the cause tells why."""
+    """A watch ended at ``version``; the cause says why."""
 
     def __init__(self, version: str, cause: KubekitError) -> None:
         super().__init__(str(cause))

@@ -34,19 +34,18 @@ class WriteGuard(Protocol):
     """Asked before every write; raises NotLeaderError when this process must not write now."""
 
     def check(self) -> float:
-        """Return for how many seconds writing is still allowed."""
+        """Return the seconds for which writing is still allowed."""
         ...
 
     def writing(self) -> AbstractContextManager[None]:
-        """Around each write; left by an exception when nobody knows whether it takes effect."""
+        """Context of each write; left by an exception if its effect is unknown."""
         ...
 
 
 class FencedBody(BytesPayload):
-    """A write's body, for which permission is asked once more in the moment of sending; its headers are sent with it.
+    """A write's body that checks permission again when it is sent, together with the headers.
 
-    Between the turn of a write and that moment a connection may be made, and other work may have the loop: a leader that was
-    frozen there would send it when it wakes up.
+    Before that a connection may be opened and other work may run, so a leader that was frozen meanwhile would still send it.
     """
 
     def __init__(self, body: bytes, guard: WriteGuard) -> None:
@@ -74,7 +73,7 @@ class ConnectionPool(enum.Enum):
 
 
 SHARED = 5
-"""Of reads and writes together: each has one that the other cannot take."""
+"""Limit of reads and writes together; each has one connection that the other cannot use."""
 
 
 class ConnectionPools:

@@ -46,10 +46,10 @@ class Backoff:
 
 
 class CooperativeYield:
-    """``await maybe_yield()`` in a long piece of work: lets the rest of the program run when enough time was taken.
+    """``await maybe_yield()`` in long work: yields to the event loop when its time slice is over.
 
     Args:
-        every_s: so long a stretch may be.
+        every_s: length of a time slice.
         clock: seconds.
     """
 
@@ -69,7 +69,7 @@ class WaitTimeoutError(KubekitError):
 
 
 async def wait_for(event: asyncio.Event, within_s: float) -> bool:
-    """Wait for an event, but no longer than that; whether it came."""
+    """Wait for an event with a timeout; returns whether it was set."""
     try:
         async with asyncio.timeout(within_s):
             await event.wait()

@@ -21,7 +21,7 @@ Reconcile = Callable[[str], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Keys waiting for a worker. Bounded by the number of distinct keys, since a key waits only once.
+    """A work queue, bounded by the number of distinct keys, because a key waits only once.
 
     Args:
         order: the key with the smallest value is taken next, and of equals the one that waits longest; first come, first served
@@ -41,7 +41,7 @@ class WorkQueue:
         return len(self._ready)
 
     def add(self, key: str) -> None:
-        """Queue a key now; a key in the hands of a worker is queued when that worker is done."""
+        """Queue a key now; a key that a worker holds is queued when the worker is done."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -78,14 +78,14 @@ class WorkQueue:
         return key
 
     def done(self, key: str) -> None:
-        """Give a key back."""
+        """Release a key after work."""
         self._active.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
 
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
-        """Take keys and reconcile them, until cancelled; start several of these for several workers.
+        """A worker: reconcile keys until cancelled.
 
         ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key under
         capped, jittered back-off, and not before the server asked for it; any other error ends the worker, and with it the process, because it is a defect.
