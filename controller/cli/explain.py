@@ -1,4 +1,4 @@
-"""`explain`: a pod's candidate places, with the cost of each dependency there; for groups see `explain_group`."""
+"""`explain pod NAME`: its candidate places, what each dependency costs there, and what decided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.diagnose import describe_pod
-from controller.cli.explain_group import ExplainedGroup, explain_group, show_group
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, state_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
@@ -40,40 +39,32 @@ class Explain(Command):
     """See `controller.cli.command.Command`."""
 
     name = "explain"
-    examples = (
-        ("explain pod cart-5d9f -n shop", "where it could be, and what decided"),
-        ("explain group online-boutique -n shop", "the whole group"),
-    )
+    examples = (("explain pod cart-5d9f -n shop", "where it could be, and what decided"),)
     description = (
         "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
         "its maxNetworkCost), the score among those that pass, and what decided. Columns are the workloads it depends on, and "
         "in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
-        "running controller's configuration, from what holds now. For a group: what the loss of each zone would take, and what would "
-        "route its calls better."
+        "running controller's configuration, from what holds now. Of a whole group, see graph."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("kind", choices=("pod", "group"), help="what to explain")
-        parser.add_argument("name", metavar="NAME", help="the pod, or the AppGroup")
+        parser.add_argument("kind", choices=("pod",), help="what to explain")
+        parser.add_argument("name", metavar="NAME", help="the pod")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
-        """Read the pod, its group, and the state that rules need."""
-        if options.kind == "group":
-            return await explain_group(session, options.name)
+    async def ask(self, session: Session, options: argparse.Namespace) -> Explained:
+        """Read the pod, its group, and everything that the rules look at."""
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(groups=True, agents=True, control_plane=True)
-        # The pod itself is to be judged as if it were not there yet.
+        # The pod itself is placed as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
         state = state_of(snapshot, others)
         facts = read_facts(snapshot, pod)
         return Explained(explain(state, pod), pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
-    def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Print the reason, then the table."""
-        if isinstance(answer, ExplainedGroup):
-            return show_group(answer)
+    def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """What decided, then the table."""
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]
         pod = answer.diagnosis
@@ -92,10 +83,8 @@ class Explain(Command):
                 parts.append(Text(f"and {more} more; -o json has all", style=FAINT))
         return Group(*parts)
 
-    def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
-        """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
-        if isinstance(answer, ExplainedGroup):
-            return not answer.survival.loses_nothing
+    def is_bad(self, answer: Explained) -> bool:
+        """The pod violates a dependency where it is, or no place would take it."""
         lines = answer.now.candidates
         here = [line for line in lines if line.chosen]
         return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))

@@ -59,7 +59,7 @@ class Screen:
     def _print_data(self, answer: object, format_: str) -> None:
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
-            text = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
             sys.stdout.write(mask_controls(text))
         else:
             data = msgspec.json.encode(plain)
@@ -73,17 +73,6 @@ class Screen:
     def say(self, text: str) -> None:
         """A line on standard error."""
         self._errors.print(printable(text), highlight=False, markup=False)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Texts stay on one line, so that none passes for several."""
-
-    def represent_str(self, text: str) -> yaml.ScalarNode:
-        """Quoted, with escapes, where it has several."""
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _one_line_each(value: Any) -> Any:

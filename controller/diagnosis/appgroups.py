@@ -127,8 +127,8 @@ def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Findi
         )
     balanced = find(group.status.conditions, BALANCED)
     if balanced is not None and balanced.status == "False":
-        explain = command("kubectl netaware explain group {} -n {}", meta.name, meta.namespace)
-        fix = (explain, "let the descheduler move its pods, or restart its Deployments")
+        graph = command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
+        fix = (graph, "let the descheduler move its pods, or restart its Deployments")
         summary = "its replicas are not balanced over zones or under load"
         found = finding(balanced, "not-balanced", summary, fix)
         yield msgspec.structs.replace(found, severity="info")

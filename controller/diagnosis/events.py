@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal, NamedTuple
@@ -15,13 +14,10 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit import logs
-from kubekit.client import Client
-from kubekit.errors import KubekitError
 from kubekit.events import NOTE_LIMIT, EventRecorder, reference
 from kubekit.runtime import run_best_effort
 from kubekit.text import cut
-from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object, ObjectMeta, Resource, split_key
-from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER, SCHEDULER
+from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource, split_key
 
 log = logs.get("controller.events")
 
@@ -41,21 +37,16 @@ _OF_PODS = (
     "no-node-",
     "limits-not-enforced",
 )
-_OF_PATHS = ("zones-unreachable", "pairs-unmeasured", "bandwidth-overcommitted")
-_OF_AGENTS = ("no-agents", "zone-without-agent")
-_OF_SCHEDULERS = ("scheduler-down", "extender-down")
 _SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-agent")
 """Several such findings are about one object; each has its own event."""
 _SHORTEST_NOTE = 200
 
-Kind = Literal["Pod", "AppGroup", "Node", "NetworkTopology", "Deployment", "DaemonSet"]
-_RESOURCES: dict[str, Resource] = {
+Kind = Literal["Pod", "AppGroup", "Node", "NetworkTopology"]
+_RESOURCES: dict[Kind, Resource] = {
     "Pod": PODS,
     "AppGroup": APPGROUPS,
     "Node": NODES,
     "NetworkTopology": NETWORK_TOPOLOGIES,
-    "Deployment": DEPLOYMENTS,
-    "DaemonSet": Resource("apps", "v1", "daemonsets", "DaemonSet"),
 }
 
 
@@ -114,7 +105,6 @@ class EventReporter:
 
     Args:
         look: reads a snapshot of now.
-        client: finds the UIDs of our own Deployments and of the DaemonSet, without which ``kubectl describe`` shows no event.
         recorder: of the leader.
         clock: a clock that does not jump, seconds.
     """
@@ -122,12 +112,11 @@ class EventReporter:
     def __init__(
         self,
         look: Callable[[], Awaitable[ClusterSnapshot]],
-        client: Client,
         recorder: EventRecorder,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look, self._client, self._recorder, self._clock = look, client, recorder, clock
+        self._look, self._recorder, self._clock = look, recorder, clock
         self._reported = ReportedFindings()
 
     async def run(self) -> None:
@@ -144,35 +133,12 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._look()
         for event, known in await asyncio.to_thread(events_of, snapshot, self._reported):
-            about = event.about
-            if known is None:
-                known = ObjectMeta(name=about.name, namespace=about.namespace, uid=await self._uid_of(about, snapshot))
-            regarding = reference(_RESOURCES[about.kind], known)
+            regarding = reference(_RESOURCES[event.about.kind], known)
             self._recorder.warning(regarding, event.reason, event.note, action="Diagnosing")
 
-    async def _uid_of(self, about: ObjectReference, snapshot: ClusterSnapshot) -> str:
-        """Its UID; empty if it cannot be read."""
-        with contextlib.suppress(KubekitError):
-            if about.kind == "Deployment":
-                found = await self._client.list(DEPLOYMENTS, Object, namespace=about.namespace)
-                return next((made.metadata.uid for made in found if made.metadata.name == about.name), "")
-            if about.kind == "DaemonSet" and snapshot.agent_pods:
-                # The DaemonSet itself may not be read; its pods name it.
-                one = f"metadata.name={snapshot.agent_pods[0].name}"
-                pods = await self._client.list(
-                    PODS,
-                    Object,
-                    namespace=about.namespace,
-                    label_selector=AGENT_POD_SELECTOR,
-                    field_selector=one,
-                )
-                owners = (owner for pod in pods for owner in pod.metadata.owner_references or ())
-                return next((owner.uid for owner in owners if owner.controller), "")
-        return ""
 
-
-def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tuple[FindingEvent, ObjectMeta | None]]:
-    """Events that are due, each with the metadata of its object if the snapshot has it. Takes long: run it in a thread."""
+def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tuple[FindingEvent, ObjectMeta]]:
+    """Events that are due, each with the metadata of its object. Takes long: run it in a thread."""
     facts = read_facts(snapshot)
     events = reported.update(diagnose(facts), facts)
     wanted = {event.about for event in events}
@@ -188,7 +154,7 @@ def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tup
             about = ObjectReference(kind, found.metadata.namespace, found.metadata.name)
             if about in wanted:
                 known[about] = found.metadata
-    return [(event, known.get(event.about)) for event in events]
+    return [(event, known[event.about]) for event in events if event.about in known]
 
 
 def has_event(finding: Finding) -> bool:
@@ -201,19 +167,15 @@ def has_event(finding: Finding) -> bool:
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
-    """The objects that a finding is about; for our own programs, the Deployment or DaemonSet that owns their pods."""
-    code, home = finding.code, facts.home
+    """The objects that a finding is about; what is about the whole cluster is told at the NetworkTopology."""
+    code = finding.code
     if code.startswith(_OF_PODS):
         return [ObjectReference("Pod", *split_key(key)) for key in finding.affects]
     if code == "members-missing":
         return [ObjectReference("AppGroup", *split_key(key)) for key in finding.affects]
     if code in {"agents-down", "agents-impaired"}:
         return [ObjectReference("Node", "", name) for name in finding.affects]
-    if code in _OF_AGENTS:
-        return [ObjectReference("DaemonSet", home, AGENT)]
-    if code in _OF_PATHS and facts.topologies:
-        return [ObjectReference("NetworkTopology", *split_key(min(facts.topologies)))]
-    return [ObjectReference("Deployment", home, SCHEDULER if code in _OF_SCHEDULERS else CONTROLLER)]
+    return [ObjectReference("NetworkTopology", *split_key(key)) for key in sorted(facts.topologies)[:1]]
 
 
 def event_reason(code: str) -> str:

@@ -83,7 +83,7 @@ async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
     async def look() -> ClusterSnapshot:
         return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, control_plane=True)
 
-    reporter = EventReporter(look, client, recorder)
+    reporter = EventReporter(look, recorder)
     try:
         async with asyncio.timeout(30):
             # Others share the control plane, and a look tells of a few objects only.

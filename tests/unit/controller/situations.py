@@ -401,7 +401,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
         "not-balanced",
         "all 2 replicas of cart are in z0",
-        "explain group shop -n web",
+        "graph shop -n web",
     ),
     Situation(
         "a workload label that is wrong",

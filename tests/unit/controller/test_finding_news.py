@@ -92,8 +92,6 @@ def test_each_finding_is_about_objects_that_there_are(situation: Situation) -> N
     there = {("Pod", pod.key) for pod in now.pods} | {("AppGroup", group.metadata.key) for group in now.groups}
     there |= {("Node", f"/{agent.node}") for agent in now.agents}
     there |= {("NetworkTopology", key) for key in now.topologies}
-    names = ("Deployment", "netaware-controller"), ("Deployment", "netaware-scheduler"), ("DaemonSet", "netaware-agent")
-    there |= {(kind, f"{now.home}/{name}") for kind, name in names}
     for news in told(now, now)[1]:
         assert (news.about.kind, f"{news.about.namespace}/{news.about.name}") in there
         assert re.fullmatch(r"([A-Z][a-z]*)+", news.reason), news.reason
