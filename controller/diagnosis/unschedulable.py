@@ -28,11 +28,13 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable.
+        pattern: of what the scheduler says of a node.
         meaning: completes "finds no node: ...".
         fix: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
     """
 
     code: str
+    pattern: str
     meaning: str
     fix: tuple[str, ...]
 
@@ -41,117 +43,97 @@ _OF_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
 _EXPLAIN = "kubectl netaware explain pod {pod} -n {namespace}"
 _ALLOCATED = "kubectl describe nodes | grep -A 9 'Allocated resources'"
 _BANDWIDTH = "kubectl netaware bandwidth"
-_TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
-    (
+_TABLE: tuple[UnschedulableReason, ...] = (
+    UnschedulableReason(
+        "max-cost",
         r"does not meet several network requirements",
-        UnschedulableReason(
-            "max-cost",
-            "everywhere more of its dependencies would be violated than met",
-            (
-                _EXPLAIN,
-                "kubectl netaware costs",
-                "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}",
-            ),
+        "everywhere more of its dependencies would be violated than met",
+        (
+            _EXPLAIN,
+            "kubectl netaware costs",
+            "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}",
         ),
     ),
-    (
+    UnschedulableReason(
+        "pair-bandwidth",
         r"too little free bandwidth for the Workload dependencies",
-        UnschedulableReason(
-            "pair-bandwidth",
-            "the zones have too little free bandwidth for its dependencies",
-            (_BANDWIDTH, "lower minBandwidth: kubectl -n {home} edit appgroup {group}"),
-        ),
+        "the zones have too little free bandwidth for its dependencies",
+        (_BANDWIDTH, "lower minBandwidth: kubectl -n {home} edit appgroup {group}"),
     ),
-    (
+    UnschedulableReason(
+        "bandwidth",
         r"Insufficient network\.aware\.com/bandwidth",
-        UnschedulableReason(
-            "bandwidth",
-            "no node publishes that much free bandwidth",
-            (
-                _BANDWIDTH,
-                f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
-                "lower the request in its template, if nodes have no more",
-            ),
+        "no node publishes that much free bandwidth",
+        (
+            _BANDWIDTH,
+            f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
+            "lower the request in its template, if nodes have no more",
         ),
     ),
-    (
+    UnschedulableReason(
+        "capacity",
         r"Insufficient |Too many pods",
-        UnschedulableReason(
-            "capacity", "nodes are full", (_ALLOCATED, "add nodes, or lower the requests in its template")
-        ),
+        "nodes are full",
+        (_ALLOCATED, "add nodes, or lower the requests in its template"),
     ),
-    (
+    UnschedulableReason(
+        "taint",
         r"untolerated taint|had taint",
-        UnschedulableReason(
-            "taint",
-            "it does not tolerate the taints of nodes",
-            (
-                "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
-                "add a toleration to its template",
-            ),
+        "it does not tolerate the taints of nodes",
+        (
+            "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
+            "add a toleration to its template",
         ),
     ),
-    (
-        r"were unschedulable",
-        UnschedulableReason("cordoned", "nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
+    UnschedulableReason(
+        "cordoned", r"were unschedulable", "nodes are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")
     ),
-    (
+    UnschedulableReason(
+        "selector",
         r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
-        UnschedulableReason(
-            "selector",
-            "nodes do not match its node selector or affinity",
-            ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
-        ),
+        "nodes do not match its node selector or affinity",
+        ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
     ),
-    (
-        # The second is the message of Kubernetes 1.36.
+    # The second is the message of Kubernetes 1.36.
+    UnschedulableReason(
+        "volume",
         r"volume node affinity conflict|match PersistentVolume's node affinity",
-        UnschedulableReason(
-            "volume",
-            "its volume can be used from other nodes only",
-            (
-                "kubectl -n {namespace} get pvc",
-                "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
-                "add nodes where its volume is, or create its claim anew elsewhere",
-            ),
+        "its volume can be used from other nodes only",
+        (
+            "kubectl -n {namespace} get pvc",
+            "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
+            "add nodes where its volume is, or create its claim anew elsewhere",
         ),
     ),
-    (
+    UnschedulableReason(
+        "claim",
         r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim|no available persistent volumes",
-        UnschedulableReason(
-            "claim",
-            "its PersistentVolumeClaim is missing or not bound",
-            (
-                "kubectl -n {namespace} get pvc",
-                "kubectl get storageclass",
-                "add the claim, or a volume or StorageClass that serves it",
-            ),
+        "its PersistentVolumeClaim is missing or not bound",
+        (
+            "kubectl -n {namespace} get pvc",
+            "kubectl get storageclass",
+            "add the claim, or a volume or StorageClass that serves it",
         ),
     ),
-    (
+    UnschedulableReason(
+        "spread",
         r"anti-affinity|topology spread constraints|pod affinity rules",
-        UnschedulableReason(
-            "spread",
-            "its rules about other pods exclude the nodes",
-            (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
-        ),
+        "its rules about other pods exclude the nodes",
+        (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
     ),
-    (
+    UnschedulableReason(
+        "ports",
         r"free ports for the requested pod ports",
-        UnschedulableReason(
-            "ports",
-            "its host ports are taken on the nodes",
-            (_OF_POD, "add nodes, or lower its replicas to one for each node"),
-        ),
+        "its host ports are taken on the nodes",
+        (_OF_POD, "add nodes, or lower its replicas to one for each node"),
     ),
-    (
-        r"no nodes available",
-        UnschedulableReason("no-nodes", "the cluster has no nodes", ("kubectl get nodes", "add nodes")),
+    UnschedulableReason(
+        "no-nodes", r"no nodes available", "the cluster has no nodes", ("kubectl get nodes", "add nodes")
     ),
 )
-_BY_CHOICE = next(place for place, (_, reason) in enumerate(_TABLE) if reason.code == "selector")
+_BY_CHOICE = next(place for place, reason in enumerate(_TABLE) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
-    "unschedulable", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
+    "unschedulable", "", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
 )
 
 
@@ -235,14 +217,14 @@ def classify(message: str) -> UnschedulableReason:
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
         number = re.search(r"(?:^|: )(\d+) ", part)
-        for place, (pattern, _) in enumerate(_TABLE):
-            if re.search(pattern, part):
+        for place, reason in enumerate(_TABLE):
+            if re.search(reason.pattern, part):
                 counts[place] += int(number[1]) if number else 1
                 break
     if len(counts) > 1:
         # Its own selector excludes nodes on purpose; the other reasons are why it waits.
         counts.pop(_BY_CHOICE, None)
-    return _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
+    return _TABLE[min(counts, key=lambda place: (-counts[place], place))] if counts else _UNKNOWN
 
 
 def unschedulable_reason(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
