@@ -18,14 +18,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from controller.cluster.resources import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object  # noqa: E402
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
 from lab.debian import Missing  # noqa: E402
@@ -37,7 +35,7 @@ from tests.support.chromium import find_or_fetch  # noqa: E402
 
 HOME = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000
-VIEWS = ("now", "matrix", "groups", "agents", "bandwidth")
+VIEWS = ("now", "matrix", "groups")
 IN_DOCS = ("matrix", "groups")
 SCHEMES = ("light", "dark")
 WIDE, NARROW, HEIGHT = 1200, 400, 720
@@ -81,7 +79,6 @@ async def _page(folder: Path, *, every: bool) -> None:
                 await tab.wait_for(
                     f"state.page.groups.filter((g) => g.running === g.members).length === {len(BY_SCHEDULER)}", PLACED_S
                 )
-                await _ask_for_bandwidth(client)
                 # A few rounds more, for the line of a pair's p50 over time.
                 await asyncio.sleep(ROUNDS_S)
                 await _shoot(tab, folder, VIEWS if every else IN_DOCS, (WIDE, NARROW) if every else (WIDE,))
@@ -95,13 +92,6 @@ async def _deploy(client: Client, namespace: str, scheduler: str) -> None:
     await client.create(APPGROUPS, application.group, Object, namespace=namespace)
     for deployment in application.deployments.values():
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
-
-
-async def _ask_for_bandwidth(client: Client) -> None:
-    """A pod in each namespace that asks for bandwidth; by now the namespaces have their service accounts."""
-    pod = yaml.safe_load((ROOT / "manifests" / "examples" / "bandwidth-pod.yaml").read_text())
-    for namespace in BY_SCHEDULER:
-        await client.create(PODS, pod, Object, namespace=namespace)
 
 
 async def _shoot(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ import hashlib
 from functools import lru_cache
 from importlib.resources import files
 
-SCRIPTS = ("base.js", "matrix.js", "groups.js", "tables.js", "now.js", "app.js")
+SCRIPTS = ("base.js", "matrix.js", "groups.js", "now.js", "app.js")
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""The page's data: an overview with pairs as columns, and long lists cut to what needs attention.
+"""An overview in the shape that the browser gets: its pairs as columns, and of agents and bandwidth the totals.
 
 At 100 zones there are 9,900 pairs. As objects they would be 5 MB; as columns, one list per quantity in the order of the zones, they
 are 0.7 MB, which compress to a fifth.
@@ -14,8 +14,6 @@ import msgspec
 
 from controller.diagnosis.model import PairView
 from controller.views.model import Overview
-
-SHOWN_ROWS = 500
 
 BASES = {
     "measured": "m",
@@ -43,7 +41,6 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.basis != "mirrored" else "",
 }
 """Columns of the matrix; latencies in whole microseconds, times in unix seconds."""
-_ATTENTION = {"down": 0, "away": 1, "up": 2}
 
 
 def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
@@ -52,8 +49,7 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
     Keys:
         network: everything of `NetworkView` but the pairs.
         matrix: `COLUMNS` over all ordered pairs: origin by origin, and for each the destinations in order.
-        agents, bandwidth: totals; agentRows, nodeRows, podRows: as `AgentView`, `NodeBandwidthView` and `PodBandwidthView`, of many
-            those that need attention first.
+        agents, bandwidth: totals.
         groups, findings: as `GroupView` and `Finding`.
         runbook: where each alert has a section of its name.
     """
@@ -64,8 +60,7 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
     return {
         "network": network,
         "matrix": {name: [value(pair) for pair in overview.network.pairs] for name, value in COLUMNS.items()},
-        "agents": {"total": len(agents), "states": {state: states[state] for state in _ATTENTION}},
-        "agentRows": sorted(agents, key=lambda a: (_ATTENTION[a.state], a.zone, a.node))[:SHOWN_ROWS],
+        "agents": {"total": len(agents), "states": {state: states[state] for state in ("up", "down", "away")}},
         "groups": overview.groups,
         "bandwidth": {
             "totalNodes": len(nodes),
@@ -74,8 +69,6 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
             "capacityBps": sum(n.allocatable_bps or 0 for n in nodes),
             "allocatedBps": sum(n.allocated_bps for n in nodes),
         },
-        "nodeRows": sorted(nodes, key=lambda n: (-n.allocated_bps / (n.allocatable_bps or 1), n.node))[:SHOWN_ROWS],
-        "podRows": sorted(pods, key=lambda p: (not p.problem, -p.requested_bps, p.namespace, p.name))[:SHOWN_ROWS],
         "findings": overview.findings,
         "runbook": runbook,
     }

@@ -1,8 +1,8 @@
 // Putting it together: getting data and keeping them current, the summary, tabs, keys.
 
-const TABS = ["now", "matrix", "groups", "agents", "bandwidth"];
-const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
-const SHOWN_IN = { findings: ["now"], groups: ["groups"], network: ["matrix", "agents"], matrix: ["matrix"], agents: ["agents"], agentRows: ["agents"], bandwidth: ["bandwidth"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
+const TABS = ["now", "matrix", "groups"];
+const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups };
+const SHOWN_IN = { findings: "now", groups: "groups", network: "matrix", matrix: "matrix" };
 let shownTab = "matrix";
 let dirty = new Set();
 let painting = false;
@@ -18,7 +18,7 @@ function accept(page) {
   clockOffset = page.at - Date.now() / 1000;
   // The matrix is large, and finds by itself which cells look different.
   const changed = (name) => name === "matrix" || !old || JSON.stringify(old[name]) !== JSON.stringify(page[name]);
-  repaint(Object.keys(SHOWN_IN).filter(changed).flatMap((name) => SHOWN_IN[name]));
+  repaint(Object.keys(SHOWN_IN).filter(changed).map((name) => SHOWN_IN[name]));
   // An address names things that are only there once the first data are.
   if (!old) follow(location.hash);
 }
@@ -38,7 +38,7 @@ function repaint(tabs) {
 function drawSummary() {
   const page = state.page;
   const network = page.network;
-  byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""}${network.unused ? " (the scheduler does not use it)" : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
+  byId("where").textContent = plain(`${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""}${network.unused ? " (the scheduler does not use it)" : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`);
   const m = page.matrix;
   let measured = 0, oldest = null, lowest = Infinity, highest = 0;
   for (let k = 0; k < m.cost.length; k++) {
@@ -51,11 +51,11 @@ function drawSummary() {
   const bandwidth = page.bandwidth;
   const wanted = page.agents.states.up + page.agents.states.down;
   tiles([
-    ["agents", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
+    ["now", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
     ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
     ["matrix", "Costs", highest ? `${lowest} – ${highest}` : "none", "", network.percentile && network.weights === "NetperfCosts" ? [`1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}`, ""] : [network.weights || "", ""]],
     ["groups", "AppGroups", groups.length, groups.length ? `${running} of ${members} running` : "", violated ? [`${counted(violated, "dependency", "dependencies")} violated`, "bad"] : [groups.length ? "no dependency violated" : "", groups.length ? "good" : ""]],
-    ["bandwidth", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, ""]],
+    ["now", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, ""]],
   ]);
   drawProblems();
 }

@@ -15,7 +15,7 @@ from controller.page.document import document, security_policy
 from controller.page.model import encode
 from controller.views.overview import build
 from kubekit.errors import ConfigError
-from tests.unit.controller.made_up import make_nodes, make_snapshot
+from tests.unit.controller.made_up import make_snapshot
 
 
 def page(snapshot: ClusterSnapshot) -> dict[str, Any]:
@@ -40,17 +40,6 @@ def test_a_hundred_zones_fit_into_a_megabyte_and_compress_to_a_fifth() -> None:
     data = msgspec.json.encode(page(make_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
-
-
-def test_of_very_many_nodes_those_that_need_attention_come_first() -> None:
-    nodes = make_nodes(4, 400)
-    quiet = msgspec.structs.replace(nodes[-1], metadata=msgspec.structs.replace(nodes[-1].metadata, annotations={}))
-    found = page(msgspec.structs.replace(make_snapshot(4), nodes=(*nodes[:-1], quiet)))
-    assert found["agents"]["total"] == 1600
-    assert len(found["agentRows"]) == 500
-    assert found["agentRows"][0]["node"] == quiet.metadata.name
-    assert found["bandwidth"]["totalNodes"] == 1600
-    assert len(found["nodeRows"]) == 500
 
 
 def test_an_empty_cluster_has_a_page_too() -> None:
