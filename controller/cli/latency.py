@@ -10,8 +10,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import UNMEASURED, note_unused
-from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds
-from controller.cluster.zones import build_zone_map
+from controller.cli.style import BAD, age, grid, milliseconds
 from controller.diagnosis.model import PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
@@ -30,62 +29,45 @@ class Latency(Command):
     name = "latency"
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
-        "Round trips between two zones, or the zones of two nodes. One node per zone measures, so usually one direction has "
-        "samples and stands for both. Its history is on the Grafana dashboard Latency."
+        "Round trips between two zones. One node per zone measures, so usually one direction has samples and stands for both. "
+        "Its history is on the Grafana dashboard Latency."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("origin", metavar="A", help="zone or node")
-        parser.add_argument("destination", metavar="B", help="zone or node")
+        parser.add_argument("origin", metavar="A", help="zone")
+        parser.add_argument("destination", metavar="B", help="another zone")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> LatencyView:
         """Read the pair."""
         snapshot = await session.snapshot()
-        network, places = build_network(snapshot), build_zone_map(snapshot.nodes).places
+        network = build_network(snapshot)
         note_unused(session, network)
-        pairs = by_pair(network.pairs)
-        known = {zone.name for zone in network.zones}
-        ends = [places[name].zone if name in places else name for name in (options.origin, options.destination)]
-        for name, zone in zip((options.origin, options.destination), ends, strict=True):
-            if zone not in known:
-                msg = f"there is no zone or node {name!r}; zones: {', '.join(z.name for z in network.zones) or 'none'}"
-                raise NotFoundError(msg)
-        if ends[0] == ends[1]:
-            msg = f"{options.origin} and {options.destination} are in one zone, {ends[0]}; its latency is not measured"
+        pairs, ends = by_pair(network.pairs), (options.origin, options.destination)
+        if ends not in pairs:
+            zones = ", ".join(zone.name for zone in network.zones)
+            msg = f"there are no two zones {ends[0]!r} and {ends[1]!r}; zones: {zones or 'none'}"
             raise NotFoundError(msg)
-        return LatencyView(at=snapshot.now_s, there=pairs[ends[0], ends[1]], back=pairs[ends[1], ends[0]])
+        return LatencyView(at=snapshot.now_s, there=pairs[ends], back=pairs[ends[::-1]])
 
     def show(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """The newest sample as a table."""
-        return Group(_headline(answer), Text(), _now(answer))
+        """A line for each direction."""
+        numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
+        table = grid("FROM", "TO", *numbers, "BASIS", "PROBER", right=numbers)
+        for pair in (answer.there, answer.back):
+            table.add_row(
+                pair.origin,
+                pair.destination,
+                "-" if pair.cost is None else str(pair.cost),
+                *map(milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
+                "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}",
+                age(None if pair.measured_at is None else answer.at - pair.measured_at),
+                Text(pair.basis, style=BAD if pair.basis in UNMEASURED else ""),
+                pair.prober or "-",
+            )
+        flags = ", ".join(answer.there.quality_flags)
+        return Group(table, *([Text(f"newest sample not trusted: {flags}", style=BAD)] if flags else []))
 
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""
         return answer.there.basis in UNMEASURED or bool(answer.there.quality_flags)
-
-
-def _headline(answer: LatencyView) -> Text:
-    there = answer.there
-    text = Text.assemble((f"{there.origin} to {there.destination}", STRONG))
-    text.append(f"  cost {there.cost if there.cost is not None else 'unknown'}")
-    if answer.back.cost != there.cost:
-        text.append(f", {answer.back.cost if answer.back.cost is not None else 'unknown'} back")
-    text.append(f"  {there.basis}", style=BAD if there.basis in UNMEASURED else FAINT)
-    if there.quality_flags:
-        text.append(f"  newest sample not trusted: {', '.join(there.quality_flags)}", style=BAD)
-    return text
-
-
-def _now(answer: LatencyView) -> RenderableType:
-    pair = answer.there
-    if pair.measured_at is None and pair.p50_us is None:
-        return Text("not measured", style=BAD)
-    numbers = ("P50", "P90", "P99", "JITTER", "LOSS", "AGE")
-    table = grid(*numbers, "PROBER", "MEASURED BY", right=numbers)
-    loss = "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}"
-    seconds = None if pair.measured_at is None else answer.at - pair.measured_at
-    nodes = f"{pair.origin_node} to {pair.destination_node}"
-    values = [milliseconds(value) for value in pair.percentiles_us.values()]
-    table.add_row(*values, milliseconds(pair.jitter_us), loss, age(seconds), pair.prober or "-", nodes)
-    return table

@@ -5,29 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.appgroups.status import DependencyState, check_dependency, hosts_by_location
 from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import Session
 from controller.cli.shared import belongs_to, read_inputs
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.cluster.services import Routing
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.placement.inputs import PlanInputs
@@ -62,18 +59,6 @@ class Outcome(View, frozen=True):
     unplaced: int
 
 
-class Compared(View, frozen=True):
-    """A dependency both ways: the worst pair of a caller and a replica that may answer it, whose cost is null when one side is not placed."""
-
-    dependant: str
-    dependency: str
-    max_cost: int
-    default_cost: int | None
-    network_aware_cost: int | None
-    default_verdict: DependencyState = "idle"
-    network_aware_verdict: DependencyState = "idle"
-
-
 class Simulation(View, frozen=True):
     """The result of a simulation. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
 
@@ -84,7 +69,6 @@ class Simulation(View, frozen=True):
     default: Outcome
     network_aware: Outcome
     default_costs: tuple[int, ...]
-    dependencies: tuple[Compared, ...]
 
 
 class Simulate(Command):
@@ -173,12 +157,12 @@ class Simulate(Command):
         return answer
 
     def show(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Placements side by side, then the dependencies."""
+        """Placements side by side, then what they cost."""
         if isinstance(answer, OfflinePlan):
             return show_offline(answer)
-        return Group(
-            _headline(answer), Text(), _placements(answer), Text(), _dependencies(answer), Text(), *_sums(answer)
-        )
+        costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
+        head = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
+        return Group(head, Text(), _placements(answer), Text(), _sums(answer))
 
     def is_bad(self, answer: Simulation | OfflinePlan) -> bool:
         """Even our placement violates a dependency, or does not fit."""
@@ -207,7 +191,6 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
         default=default,
         network_aware=ours,
         default_costs=tuple(sorted(run.cost for run in runs)),
-        dependencies=tuple(_compared(snapshot, default, ours)),
     )
 
 
@@ -254,32 +237,6 @@ def outcome_of(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
     )
 
 
-def _compared(snapshot: GroupSnapshot, default: Outcome, ours: Outcome) -> Iterator[Compared]:
-    """Each dependency by both placements."""
-    locations = {name: host.location for name, host in snapshot.hosts.items()}
-    placed = [
-        {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
-        for outcome in (default, ours)
-    ]
-    selectors = snapshot.graph.selectors
-    for edge in snapshot.graph.edges:
-        caller, called = selectors[edge.dependant], selectors[edge.dependency]
-        routing = snapshot.routings.get(called, Routing.ANY)
-        checks = [
-            check_dependency(edge, at.get(caller, {}), at.get(called, {}), snapshot.costs, routing) for at in placed
-        ]
-        default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in checks)
-        yield Compared(
-            dependant=caller,
-            dependency=called,
-            max_cost=edge.max_network_cost,
-            default_cost=default_cost,
-            network_aware_cost=our_cost,
-            default_verdict=checks[0].verdict,
-            network_aware_verdict=checks[1].verdict,
-        )
-
-
 def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controller]]:
     """The one AppGroup of a file, and what makes its pods."""
     groups: list[AppGroup] = []
@@ -313,18 +270,9 @@ def _pods(group: AppGroup, graph: Graph, templates: Mapping[str, Controller]) ->
     return found
 
 
-def _headline(answer: Simulation) -> Text:
-    text = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')} on the cluster as it is now")
-    text.append(f"  costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}".rstrip(), style=FAINT)
-    return text
-
-
-def _where(zones: Sequence[str]) -> Text:
-    text = Text()
-    for zone, count in sorted(Counter(zones).items(), key=lambda item: (not item[0], item[0])):
-        text.append(", " if text else "")
-        text.append((zone or "does not fit") + (f" ×{count}" if count > 1 else ""), style="" if zone else BAD)
-    return text
+def _where(zones: Sequence[str]) -> str:
+    counts = sorted(Counter(zones).items(), key=lambda item: (not item[0], item[0]))
+    return ", ".join((zone or "does not fit") + (f" ×{count}" if count > 1 else "") for zone, count in counts)
 
 
 def _placements(answer: Simulation) -> RenderableType:
@@ -334,37 +282,14 @@ def _placements(answer: Simulation) -> RenderableType:
     return table
 
 
-def _dependencies(answer: Simulation) -> RenderableType:
-    table = grid("DEPENDENCY", "MAX", "DEFAULT", "", "NETWORK-AWARE", " ", right=("MAX", "DEFAULT", "NETWORK-AWARE"))
-    for row in answer.dependencies:
-        cells: list[Text | str] = []
-        for cost, verdict in (
-            (row.default_cost, row.default_verdict),
-            (row.network_aware_cost, row.network_aware_verdict),
-        ):
-            sign, style = SIGNS[verdict]
-            cells.append(Text("-" if cost is None else str(cost), style=BAD if verdict == "violated" else ""))
-            cells.append(Text(sign if cost is not None else "", style=style))
-        table.add_row(f"{row.dependant} to {row.dependency}", str(row.max_cost), *cells)
-    return table
-
-
-def _sums(answer: Simulation) -> Iterable[RenderableType]:
+def _sums(answer: Simulation) -> RenderableType:
+    """What both placements cost; of the default scheduler the median run, and the cheapest and dearest."""
+    numbers = ("COST", "A CALL", "VIOLATED PAIRS", "WITHOUT ROOM")
+    table = grid("", *numbers, "", right=numbers)
     costs = answer.default_costs
-    for name, outcome in (("Default scheduler", answer.default), ("Network-aware", answer.network_aware)):
-        text = Text.assemble((f"{name:18}", STRONG), f"total cost {outcome.cost:6}")
-        style = BAD if outcome.violations else GOOD
-        text.append(f"   {counted(outcome.violations, 'violated pair')}", style=style)
-        if outcome.unplaced:
-            text.append(f"   {counted(outcome.unplaced, 'pod')} without room", style=BAD)
-        if outcome is answer.default and costs[0] != costs[-1]:
-            text.append(f"   {costs[0]} to {costs[-1]} over {len(costs)} runs", style=FAINT)
-        yield text
-    median = statistics.median(costs)
-    if median:
-        saved = 1 - answer.network_aware.cost / median
-        yield Text(
-            f"{saved:.0%} less than the default scheduler's median"
-            if saved > 0
-            else "no gain over the default scheduler"
-        )
+    for name, outcome in (("default scheduler", answer.default), ("network-aware", answer.network_aware)):
+        span = f"{costs[0]} to {costs[-1]} over {len(costs)} runs" if outcome is answer.default else ""
+        violated = Text(str(outcome.violations), style=BAD if outcome.violations else GOOD)
+        room = Text(str(outcome.unplaced), style=BAD if outcome.unplaced else "")
+        table.add_row(name, str(outcome.cost), f"{outcome.latency_us:.0f} µs", violated, room, span)
+    return table

@@ -197,7 +197,7 @@ async def test_json_and_yaml_are_what_they_say(name: str, capsys: pytest.Capture
 
 
 async def test_a_zone_or_group_that_is_not_there_is_named_and_so_are_those_that_are() -> None:
-    with pytest.raises(NotFoundError, match="no zone or node 'atlantis'; zones: ap-south-1"):
+    with pytest.raises(NotFoundError, match="no two zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
         await printed(healthy(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
         await printed(healthy(), "graph", "x", "-n", "default")
