@@ -39,7 +39,7 @@ class Diagnose(Command):
     description = (
         "Findings with their causes, worst first, each with commands to paste. A finding covers its consequences: one "
         "for a controller that is down, not one for each pod that waits for it. With `pod NAME`: why that pod is pending, or "
-        "where it is. With --prometheus, limits that are not enforced and firing alerts are added."
+        "where it is. With --prometheus, limits that are not enforced are added."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
         if finding.since is not None:
             head.append(f"  for {age(at - finding.since)}", style=FAINT)
         if finding.alert:
-            head.append(f"  {finding.alert}{' firing' if finding.firing else ''}", style=FAINT)
+            head.append(f"  {finding.alert}", style=FAINT)
         parts.append(head)
         parts += [Padding(Text(f"cause: {cause}", style=FAINT), (0, 0, 0, 2)) for cause in finding.cause]
         if finding.affects:

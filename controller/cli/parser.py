@@ -107,7 +107,9 @@ def _shared() -> argparse.ArgumentParser:
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
     group.add_argument("--netaware-namespace", metavar="NAME", help="where netaware lives (default: netaware-system)")
-    group.add_argument("--prometheus", metavar="URL", help="Prometheus, for rates in use, verdicts and alerts")
+    group.add_argument(
+        "--prometheus", metavar="URL", help="Prometheus, for traffic and for limits that are not enforced"
+    )
     group.add_argument(
         "--timeout",
         type=duration(most_s=86_400, bare=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -30,10 +31,9 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration
-from controller.diagnosis.prometheus_readings import read_all
 from controller.diagnosis.reading import read_control_plane
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
-from controller.prometheus import PrometheusClient
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.prometheus import PrometheusClient, PrometheusError
 from controller.topology.results import ObjectName, results_named_by, results_of_agents
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
@@ -56,6 +56,7 @@ from netperf.plans import ZonePlan, decode_plan
 
 UNFINISHED_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 PROXY_TIMEOUT_S = 5.0
+VERDICTS = "netaware_pod_bandwidth_verdict == 1"
 
 T = TypeVar("T", bound=Object)
 
@@ -94,7 +95,7 @@ class Session:
         groups: bool = False,
         bandwidth: bool = False,
         agents: bool = False,
-        readings: bool = False,
+        verdicts: bool = False,
         control_plane: bool = False,
         measurements: bool = True,
     ) -> ClusterSnapshot:
@@ -104,7 +105,7 @@ class Session:
             groups: AppGroups and their pods, and the namespaces, whose labels say which groups may have their pods.
             bandwidth: every pod of the namespace, since any may ask for bandwidth.
             agents: pods of the agent's DaemonSet.
-            readings: what Prometheus knows; empty without one.
+            verdicts: what Prometheus knows of limits; empty without one.
             control_plane: the state of our own programs, which a diagnosis needs.
             measurements: results and plans; those who need costs alone spare asking for what the controller itself may not get.
 
@@ -128,7 +129,7 @@ class Session:
             self._pods(self.namespace, wanted=bandwidth),
             self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
             self._results(names if measurements else ()),
-            self._readings(wanted=readings),
+            self._verdicts(wanted=verdicts),
         )
         return ClusterSnapshot(
             now_s=self.clock(),
@@ -145,7 +146,7 @@ class Session:
             services=tuple(services),
             policy=config.topology.policy(),
             scheduler=config.scheduler,
-            readings=read,
+            verdicts=read,
             prices=config.traffic.prices.table(),
             control_plane=await self._control_plane() if control_plane else None,
         )
@@ -314,12 +315,17 @@ class Session:
                 raise
             return None if error.forbidden else {}
 
-    async def _readings(self, *, wanted: bool) -> Readings:
+    async def _verdicts(self, *, wanted: bool) -> dict[str, dict[str, str]]:
+        found: dict[str, dict[str, str]] = defaultdict(dict)
         if self.prometheus is None or not wanted:
-            return Readings()
-        found = await read_all(self.prometheus)
-        if found.error:
-            self.notes["Prometheus"] = found.error
+            return found
+        try:
+            for series in await self.prometheus.query(VERDICTS):
+                labels = series.labels
+                key = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
+                found[key][labels.get("direction", "")] = labels.get("verdict", "")
+        except PrometheusError as error:
+            self.notes["Prometheus"] = str(error)
         return found
 
 

@@ -55,7 +55,7 @@ async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
         KubekitError: the nodes cannot be read.
     """
     session.namespace = None
-    snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, control_plane=True)
+    snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, verdicts=True, control_plane=True)
     return read_facts(snapshot, pod)
 
 

@@ -26,11 +26,11 @@ class ShowStatus(Command):
     examples = (
         ("status", "is it working, on one screen"),
         ("status --exit-code -o json", "for a script: exit code 3 when something is wrong"),
-        ("status --prometheus http://localhost:9090", "with alerts that only history can judge"),
+        ("status --prometheus http://localhost:9090", "with limits that are not enforced"),
     )
     description = (
         "One line per part of the system, then what is wrong, as `diagnose` shows it. "
-        "With --prometheus, limits that are not enforced and firing alerts are added. "
+        "With --prometheus, limits that are not enforced are added. "
         "AppGroups and pods of all namespaces count, unless -n is given."
     )
 
@@ -39,7 +39,7 @@ class ShowStatus(Command):
         if not options.namespace:
             session.namespace = None
         await session.ask_controllers()
-        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, control_plane=True)
+        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, verdicts=True, control_plane=True)
         answer = build(snapshot, namespace=session.namespace)
         note_unused(session, answer.network)
         return answer
@@ -87,6 +87,3 @@ def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
     known = sum(n.allocatable_bps is not None for n in bandwidth.nodes)
     part = f"  {rate(allocated)} of {rate(total)} allocated ({percent(allocated, total)})" if total else ""
     yield "Bandwidth", f"{known} of {len(bandwidth.nodes)} nodes publish their capacity{part}"
-    if answer.prometheus:
-        firing = f"{sum(bool(f.firing) for f in answer.findings)} of our alerts firing"
-        yield "Prometheus", f"{answer.prometheus}  {answer.prometheus_error or firing}"

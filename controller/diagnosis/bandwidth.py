@@ -1,18 +1,18 @@
 """Bandwidth requested, allocated, enforced and used, per node and per pod, and findings about it.
 
-Requests and allocations are in the API's objects. Verdicts and rates come from the agents by way of Prometheus; without it these
-fields stay empty.
+Requests and allocations are in the API's objects. Verdicts come from the agents by way of Prometheus; without it these fields stay
+empty.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from controller.cluster.pod_info import PodInfo
 from controller.diagnosis.findings import MAX_AFFECTED, Finding
 from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidthView, PodBandwidthView
-from controller.diagnosis.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import rate_of
 from kubekit.errors import QuantityError
 from kubekit.text import counted
@@ -24,14 +24,14 @@ from netperf.limits import UnreasonableLimitError, read_limit
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """Every node, and every unfinished pod that requests bandwidth or carries a limit."""
     pods = [pod for pod in snapshot.bandwidth_pods if not pod.finished and asks_for_bandwidth(pod)]
-    views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
+    views = sorted((_pod(pod, snapshot.verdicts.get(pod.key, {})) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)
     for view in views:
         if view.node and view.requested_bps:
             booked[view.node].append(view.requested_bps)
     nodes = sorted(snapshot.nodes, key=lambda n: n.metadata.name)
     return BandwidthView(
-        nodes=tuple(_node(node, booked.get(node.metadata.name, []), snapshot.readings) for node in nodes),
+        nodes=tuple(_node(node, booked.get(node.metadata.name, [])) for node in nodes),
         pods=tuple(views),
     )
 
@@ -63,9 +63,8 @@ def asks_for_bandwidth(pod: PodInfo) -> bool:
     return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH, 0) > 0
 
 
-def _pod(pod: PodInfo, readings: Readings) -> PodBandwidthView:
+def _pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
     ingress, egress = pod.ingress, pod.egress
-    reading = readings.pods.get(pod.key, PodReading())
     requested = pod.requests.get(BANDWIDTH, 0)
     return PodBandwidthView(
         namespace=pod.namespace,
@@ -76,10 +75,8 @@ def _pod(pod: PodInfo, readings: Readings) -> PodBandwidthView:
         egress_asked=egress,
         ingress_asked_bps=rate_of(ingress),
         egress_asked_bps=rate_of(egress),
-        ingress_verdict=reading.ingress_verdict,
-        egress_verdict=reading.egress_verdict,
-        ingress_used_bps=reading.ingress_used_bps,
-        egress_used_bps=reading.egress_used_bps,
+        ingress_verdict=verdicts.get("ingress"),
+        egress_verdict=verdicts.get("egress"),
         problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.host_network),
     )
 
@@ -101,8 +98,7 @@ def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -
     return ""
 
 
-def _node(node: Node, booked: list[int], readings: Readings) -> NodeBandwidthView:
-    reading = readings.nodes.get(node.metadata.name, NodeReading())
+def _node(node: Node, booked: list[int]) -> NodeBandwidthView:
     return NodeBandwidthView(
         node=node.metadata.name,
         zone=node.metadata.label(ZONE_LABEL),
@@ -111,6 +107,4 @@ def _node(node: Node, booked: list[int], readings: Readings) -> NodeBandwidthVie
         source=node.metadata.annotation(SOURCE_ANNOTATION),
         allocated_bps=sum(booked),
         pods=len(booked),
-        transmit_bps=reading.transmit_bps,
-        receive_bps=reading.receive_bps,
     )

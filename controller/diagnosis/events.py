@@ -159,11 +159,7 @@ def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tup
 
 def has_event(finding: Finding) -> bool:
     """Whether it gets an event of its own."""
-    return (
-        finding.severity != "info"
-        and finding.code != "alert-firing"
-        and not finding.code.startswith(_SAID_BY_CONDITIONS)
-    )
+    return finding.severity != "info" and not finding.code.startswith(_SAID_BY_CONDITIONS)
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:

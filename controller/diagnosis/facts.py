@@ -9,7 +9,7 @@ import msgspec
 from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPodSpec, found_no_node
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
-from controller.diagnosis.snapshot import Alert, ControlPlaneStatus
+from controller.diagnosis.snapshot import ControlPlaneStatus
 from kubekit.wire import FINISHED, Condition, Taint
 from netperf.contract import HOME_NAMESPACE
 
@@ -89,7 +89,6 @@ class Facts(msgspec.Struct, frozen=True):
         network: zones and pairs of the NetworkTopology that the scheduler uses.
         topologies: the conditions of each NetworkTopology, by ``namespace/name``.
         unreachable: (origin, destination) zones that the leader has published as unreachable.
-        alerts: our alerts that fire; None where Prometheus was not asked.
         max_wait_s: a gate is opened after this time whatever is missing.
         our_schedulers: names of schedulers that ask us; empty for all.
     """
@@ -104,7 +103,6 @@ class Facts(msgspec.Struct, frozen=True):
     nodes: Mapping[str, NodeFact] = {}
     topologies: Mapping[str, tuple[Condition, ...]] = {}
     unreachable: tuple[tuple[str, str], ...] = ()
-    alerts: tuple[Alert, ...] | None = None
     max_wait_s: float = 120.0
     our_schedulers: tuple[str, ...] = (OUR_SCHEDULER,)
     home: str = HOME_NAMESPACE

@@ -34,7 +34,6 @@ class Finding(msgspec.Struct, frozen=True):
         affects: who is worse off, as ``namespace/name`` or names of nodes and zones.
         fix: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
         alert: the alert that stands for the same state, and the section of the runbook; empty without one.
-        firing: whether Prometheus says that this alert fires; None where it was not asked.
     """
 
     code: str
@@ -45,7 +44,6 @@ class Finding(msgspec.Struct, frozen=True):
     affects: tuple[str, ...] = ()
     fix: tuple[str, ...] = ()
     alert: str = ""
-    firing: bool | None = None
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -144,8 +144,6 @@ class PodBandwidthView(View, frozen=True):
     egress_asked_bps: int | None
     ingress_verdict: str | None
     egress_verdict: str | None
-    ingress_used_bps: float | None
-    egress_used_bps: float | None
     problem: str
 
     @property
@@ -170,8 +168,6 @@ class NodeBandwidthView(View, frozen=True):
     source: str
     allocated_bps: int
     pods: int
-    transmit_bps: float | None
-    receive_bps: float | None
 
     @property
     def overcommitted(self) -> bool:

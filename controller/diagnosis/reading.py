@@ -13,13 +13,11 @@ from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.facts import Facts, NodeFact, PodFact
 from controller.diagnosis.snapshot import (
-    Alert,
     ClusterSnapshot,
     ControlPlaneStatus,
     LeaseFact,
     Program,
     ProgramPod,
-    Readings,
 )
 from controller.diagnosis.zones import build_network
 from kubekit.client import Client
@@ -96,18 +94,10 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
         },
         topologies={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
         unreachable=tuple(sorted({pair for found in latencies for pair in found.unreachable})),
-        alerts=_our_alerts(snapshot.readings),
         max_wait_s=snapshot.scheduler.gates.max_wait_s,
         our_schedulers=snapshot.scheduler.scheduler_names,
         home=snapshot.home,
     )
-
-
-def _our_alerts(readings: Readings) -> tuple[Alert, ...] | None:
-    """Our alerts that fire; None if Prometheus did not answer."""
-    if not readings.source or readings.error:
-        return None
-    return tuple(alert for alert in readings.alerts if alert.name.startswith("Netaware"))
 
 
 async def read_control_plane(

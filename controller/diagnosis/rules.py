@@ -5,19 +5,13 @@ A dead controller is one finding, not one for each pod that waits for it.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-
-import msgspec
-
 from controller.diagnosis.appgroups import find_groups
 from controller.diagnosis.bandwidth import find_bandwidth
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import MAX_AFFECTED, Finding, Severity, has_leader, in_order
+from controller.diagnosis.findings import Finding, has_leader, in_order
 from controller.diagnosis.network import find_agents, find_network
 from controller.diagnosis.pods import find_pods
 from controller.diagnosis.programs import find_programs
-from controller.diagnosis.snapshot import Alert
 
 _NEEDS_SCHEDULER = frozenset({"no-scheduler"})
 _NEEDS_LEADER = frozenset({"gated-too-long"})
@@ -45,25 +39,4 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     found += find_groups(facts, unreachable)
     found += [finding for finding in find_pods(facts) if finding.code not in swallowed]
     found += find_bandwidth(facts.network, facts.bandwidth)
-    return in_order(found if facts.alerts is None else _with_alerts(found, facts.alerts))
-
-
-def _with_alerts(found: list[Finding], alerts: Iterable[Alert]) -> Iterator[Finding]:
-    """Marks findings whose alert fires, and adds firing alerts that only Prometheus can judge."""
-    firing: dict[str, list[Alert]] = defaultdict(list)
-    for alert in alerts:
-        firing[alert.name].append(alert)
-    for finding in found:
-        yield msgspec.structs.replace(finding, firing=finding.alert in firing if finding.alert else None)
-    for name in firing.keys() - {finding.alert for finding in found}:
-        severity: Severity = "critical" if any(a.severity == "critical" for a in firing[name]) else "warning"
-        things = sorted(filter(None, (_labels_of(alert) for alert in firing[name])))
-        summary = f"alert {name} fires in Prometheus"
-        yield Finding("alert-firing", severity, summary, affects=tuple(things[:MAX_AFFECTED]), alert=name, firing=True)
-
-
-def _labels_of(alert: Alert) -> str:
-    kept = {
-        k: v for k, v in alert.labels.items() if k not in {"alertname", "alertstate", "severity", "job", "__name__"}
-    }
-    return " ".join(f"{key}={value}" for key, value in sorted(kept.items()))
+    return in_order(found)

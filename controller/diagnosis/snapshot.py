@@ -21,46 +21,6 @@ from netperf.contract import HOME_NAMESPACE
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
 
-
-class PodReading(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's report of one pod from Prometheus; None where it has none.
-
-    Attributes:
-        ingress_verdict, egress_verdict: as the agent names them, for example ``enforced`` or ``wrong-rate``.
-        ingress_used_bps, egress_used_bps: mean rates of the last minutes, bits per second.
-    """
-
-    ingress_verdict: str | None = None
-    egress_verdict: str | None = None
-    ingress_used_bps: float | None = None
-    egress_used_bps: float | None = None
-
-
-class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean rates of a node's uplinks over the last minutes, bits per second; None where nothing is known."""
-
-    transmit_bps: float | None = None
-    receive_bps: float | None = None
-
-
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that Prometheus says is firing."""
-
-    name: str
-    severity: str = ""
-    labels: dict[str, str] = {}
-
-
-class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """Readings from Prometheus. ``source`` is its address, empty if it was not asked; ``error`` says why it did not answer."""
-
-    source: str = ""
-    error: str = ""
-    nodes: dict[str, NodeReading] = {}
-    pods: dict[str, PodReading] = {}
-    alerts: tuple[Alert, ...] = ()
-
-
 Program = Literal["controller", "extender", "scheduler"]
 
 
@@ -126,6 +86,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         services: those of the groups' pods at least; they say which replica answers a call.
         policy: the controller's default cost policy.
         scheduler: the scheduler's configuration: which costs count, how long a gate stays shut, and who asks us (nobody named: all).
+        verdicts: pod (namespace/name) -> direction -> what its agent finds of its limit, by way of Prometheus; empty without one.
         prices: of bytes between zones; None where nobody configured any.
         control_plane: the state of our own programs; None where nobody read it, and then nothing is diagnosed.
     """
@@ -144,7 +105,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Service, ...] = ()
     policy: CostPolicy = CostPolicy()
     scheduler: SchedulerConfig = SchedulerConfig()
-    readings: Readings = Readings()
+    verdicts: Mapping[str, Mapping[str, str]] = {}
     prices: PriceTable | None = None
     control_plane: ControlPlaneStatus | None = None
 

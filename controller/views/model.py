@@ -97,7 +97,6 @@ class Overview(View, frozen=True):
 
     Attributes:
         at: unix seconds.
-        prometheus, prometheus_error: its address, empty for none, and why it gave nothing.
         findings: what is wrong, worst first; empty if the state of our programs was not read.
     """
 
@@ -106,6 +105,4 @@ class Overview(View, frozen=True):
     agents: tuple[AgentView, ...]
     groups: tuple[GroupView, ...]
     bandwidth: BandwidthView
-    prometheus: str = ""
-    prometheus_error: str = ""
     findings: tuple[Finding, ...] = ()

@@ -26,7 +26,5 @@ def build(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
         agents=facts.agents,
         groups=tuple(g for g in groups if namespace in {None, g.namespace}),
         bandwidth=facts.bandwidth,
-        prometheus=snapshot.readings.source,
-        prometheus_error=snapshot.readings.error,
         findings=tuple(f for f in findings if not f.affects or not hidden.issuperset(f.affects)),
     )

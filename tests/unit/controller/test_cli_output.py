@@ -23,7 +23,7 @@ from controller.cli.output import open_screen
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
-from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, NodeReading, PodReading, Readings
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from kubekit.answers import RawPage
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -73,7 +73,7 @@ class MadeUpSession(Session):
         groups: bool = False,
         bandwidth: bool = False,
         agents: bool = False,
-        readings: bool = False,
+        verdicts: bool = False,
         control_plane: bool = False,
         measurements: bool = True,
     ) -> ClusterSnapshot:
@@ -82,7 +82,7 @@ class MadeUpSession(Session):
 
 
 def healthy() -> ClusterSnapshot:
-    """Six zones, pods with limits, and a Prometheus that answers."""
+    """Six zones, pods with limits, and what agents find of them."""
     snapshot = make_snapshot(6)
     nodes = [node.metadata.name for node in snapshot.nodes]
     limited = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
@@ -93,16 +93,9 @@ def healthy() -> ClusterSnapshot:
         make_pod("typo", node=nodes[4], annotations={"kubernetes.io/egress-bandwidth": "ten"}),
         make_pod("waits", request="1G"),
     ]
-    enforced = PodReading(ingress_verdict="enforced", egress_verdict="enforced", egress_used_bps=9e8)
-    readings = Readings(
-        source="http://prometheus:9090",
-        nodes={node: NodeReading(transmit_bps=1e9 / (i + 1), receive_bps=2e8) for i, node in enumerate(nodes)},
-        pods={
-            "default/frontend-1": enforced,
-            "default/frontend-2": msgspec.structs.replace(enforced, egress_verdict="no-limit"),
-        },
-    )
-    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), readings=readings)
+    good = {"ingress": "enforced", "egress": "enforced"}
+    verdicts = {"default/frontend-1": good, "default/frontend-2": {**good, "egress": "no-limit"}}
+    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), verdicts=verdicts)
 
 
 def sick() -> ClusterSnapshot:
