@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     issue = commands.add_parser(
         "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
     )
-    issue.add_argument("--namespace", default=HOME_NAMESPACE, help="where netaware lives (default netaware-system)")
+    issue.add_argument("--namespace", default=HOME_NAMESPACE, help="namespace of netaware (default netaware-system)")
     issue.add_argument("--days", type=int, default=3650, help="how long it is good (default 3650)")
     opener = commands.add_parser(
         "gate-opener",
@@ -133,7 +133,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--credentials", metavar="DIR", help="with server, ca.crt and token; default: the pod's ServiceAccount"
     )
-    parser.add_argument("--namespace", help="where netaware lives (default netaware-system)")
+    parser.add_argument("--namespace", help="namespace of netaware (default netaware-system)")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",

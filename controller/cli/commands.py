@@ -25,18 +25,20 @@ class Summary(NamedTuple):
 
 
 SUMMARIES: Sequence[Summary] = (
-    Summary("status", "is it working: every part and every finding on one screen", "status", "ShowStatus"),
-    Summary("diagnose", "what is wrong, its cause, and what fixes it", "diagnose", "Diagnose"),
-    Summary("page", "open the page in the browser: what is wrong, costs, placement, live", "page", "OpenPage"),
-    Summary("costs", "costs, or latencies, between zones as a heat map", "costs", "ShowCosts"),
+    Summary("status", "all parts and findings on one screen", "status", "ShowStatus"),
+    Summary("diagnose", "findings, their causes, and what fixes them", "diagnose", "Diagnose"),
+    Summary("page", "open the page in the browser: findings, costs, placement, live", "page", "OpenPage"),
+    Summary("costs", "costs, or latencies, between zones", "costs", "ShowCosts"),
     Summary("latency", "the newest sample between two zones, both ways", "latency", "Latency"),
     Summary("graph", "an AppGroup as a tree: order, placement, cost of each dependency", "graph", "GraphOf"),
-    Summary("explain", "why a pod is where it is, and what a zone's loss takes from a group", "explain", "Explain"),
-    Summary("bandwidth", "bandwidth asked, allocated, enforced and used, by node or by pod", "bandwidth", "Bandwidth"),
-    Summary("simulate", "where an AppGroup would land now: the default scheduler against ours", "simulate", "Simulate"),
+    Summary(
+        "explain", "the places that a pod could be on, with the cost of each dependency there", "explain", "Explain"
+    ),
+    Summary("bandwidth", "bandwidth requested, allocated and limited, by node or by pod", "bandwidth", "Bandwidth"),
+    Summary("simulate", "where the default scheduler and ours would place an AppGroup", "simulate", "Simulate"),
     Summary("deschedule", "--dry-run: which pods would move, why and where to", "deschedule", "Deschedule"),
     Summary("propose", "write AppGroups from measured traffic", "propose", "Propose"),
-    Summary("money", "what traffic between zones costs, and whose it is", "money", "MoneyOf"),
+    Summary("money", "price of traffic between zones, and whose it is", "money", "MoneyOf"),
     Summary("convert", "turn older spellings of AppGroup and NetworkTopology into accepted ones", "convert", "Convert"),
 )
 ALIASES = {"why": "diagnose"}

@@ -106,7 +106,7 @@ def _shared() -> argparse.ArgumentParser:
     group.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
-    group.add_argument("--netaware-namespace", metavar="NAME", help="where netaware lives (default: netaware-system)")
+    group.add_argument("--netaware-namespace", metavar="NAME", help="namespace of netaware (default: netaware-system)")
     group.add_argument(
         "--prometheus", metavar="URL", help="Prometheus, for traffic and for limits that are not enforced"
     )
@@ -114,7 +114,7 @@ def _shared() -> argparse.ArgumentParser:
         "--timeout",
         type=duration(most_s=86_400, bare=True),
         metavar="SECONDS",
-        help="patience with the API server (default: 15)",
+        help="time limit for the API server (default: 15)",
     )
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")

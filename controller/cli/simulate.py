@@ -106,7 +106,7 @@ class Simulate(Command):
             help="a v1 List (JSON or YAML) of a whole cluster; - is standard input",
         )
         parser.add_argument(
-            "--spread", choices=get_args(Spread), help="with --offline: instead of what the AppGroups' annotations say"
+            "--spread", choices=get_args(Spread), help="with --offline: overrides the AppGroups' annotations"
         )
         parser.add_argument(
             "--objective",

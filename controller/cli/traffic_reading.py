@@ -53,7 +53,7 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of every command that reads traffic."""
     names = [source.name for source in SOURCES]
     parser.add_argument(
-        "--source", choices=names, default="", help="where traffic is known from (default: what Prometheus has)"
+        "--source", choices=names, default="", help="source of traffic (default: the first that Prometheus has)"
     )
     window = duration(least_s=60, most_s=90 * 86_400)
     parser.add_argument(
@@ -61,7 +61,7 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda text: int(window(text)),
         default=3600,
         metavar="TIME",
-        help="how far back, as 30m, 6h, 7d (1h)",
+        help="range of rates, such as 30m, 6h, 7d (default: 1h)",
     )
 
 
