@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.pods import OUR_SCHEDULER
+from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
 from controller.cluster.resources import (
     APPGROUPS,
     NETPERF_COSTS,
@@ -43,7 +43,7 @@ from lab import boutique, measure, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import is_there
 from lab.errors import BootError, LabError
-from lab.installation import ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
+from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
 from lab.netperf_install import find_or_fetch
 from lab.programs import importable, run_to_end
 from lab.progress import Say
@@ -54,7 +54,8 @@ from netperf.contract import HOME_NAMESPACE
 from netperf.results import decode_results
 from netperf.sample import Measurement, Place, Sample
 
-PLACEMENTS = ("extender", "affinity")
+OVERLAYS = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
+"""What an operator applies for each way of placing."""
 # Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
 # The same on a real node, which has the machine's processors at most, and some of our own pods.
@@ -143,8 +144,10 @@ class Demo:
                     found[frozenset(sample.zones)].append(sample)
         return found
 
-    async def place(self, scheduler: str, namespace: str) -> tuple[dict[str, str], report.RequestLatency | None]:
-        """Deploy the application, wait until every pod is bound, take it away again.
+    async def place(
+        self, scheduler: str, namespace: str, labels: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, str], report.RequestLatency | None]:
+        """Deploy the application in a namespace with these labels, wait until every pod is bound, take it away again.
 
         Returns: node of each workload; on real nodes also request latency, once every pod was ready.
         """
@@ -153,7 +156,7 @@ class Demo:
             application = boutique.made_to_run(application, APP_IMAGE)
         if self.seed is not None:
             application = boutique.in_order_of(application, self.seed)
-        await self.client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+        await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
         account = partial(is_there, self.client, SERVICE_ACCOUNTS, "default", namespace)
         await self._until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
@@ -304,7 +307,7 @@ async def run_demo(
     Args:
         topology: of the lab.
         name: of the lab.
-        placement: one of PLACEMENTS.
+        placement: a key of OVERLAYS.
         say: told what goes on.
         images: OCI layouts of ours by name, when the topology's nodes are real.
         seed: see Demo.
@@ -317,10 +320,10 @@ async def run_demo(
         say(f"control plane {lab.control_plane.version} and {len(lab.nodes)} nodes up after {lab.boot_s:.1f} s")
         if images:
             installation = Installation(lab, await asyncio.to_thread(find_or_fetch), secrets.token_hex(16))
-            await install_as_shipped(lab, images)
+            await install_as_shipped(lab, images, overlay=OVERLAYS[placement])
             say(f"the shipped overlay's pods are ready after {time.monotonic() - started:.0f} s")
         else:
-            installation = await install(lab, controller_config={"scheduler": {"placement": placement}})
+            installation = await install(lab)
             say(
                 f"agents, controller and extender ready after {time.monotonic() - started:.0f} s; "
                 f"a round of probes takes {ROUND_S:.0f} s"
@@ -331,7 +334,11 @@ async def run_demo(
             say("deploying the Online Boutique with the default scheduler")
             before, latency_before = await demo.place("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
-            after, latency_after = await demo.place(OUR_SCHEDULER, "boutique-network-aware")
+            if placement == "affinity":
+                ours = ("default-scheduler", "boutique-network-aware", {PLACEMENT_LABEL: placement})
+            else:
+                ours = (OUR_SCHEDULER, "boutique-network-aware", {})
+            after, latency_after = await demo.place(*ours)
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         found = _report(

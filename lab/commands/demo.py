@@ -16,7 +16,7 @@ from lab import report
 from lab.build import find_or_build
 from lab.cluster import find_node_programs
 from lab.commands import arguments
-from lab.demo import PLACEMENTS, run_demo
+from lab.demo import OVERLAYS, run_demo
 from lab.netperf_install import find_or_fetch
 from lab.shipped import build_images
 from lab.topology import Topology
@@ -34,9 +34,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--name", default="demo", help="name of the demo's own lab (%(default)s)")
     parser.add_argument(
         "--placement",
-        choices=PLACEMENTS,
-        default=PLACEMENTS[0],
-        help="how the scheduler learns the decision: it asks our extender, or reads node affinity (%(default)s)",
+        choices=OVERLAYS,
+        default="extender",
+        help="ask our extender with a scheduler of our own, or any scheduler with node affinity (%(default)s)",
     )
     parser.add_argument(
         "--seed",
@@ -55,10 +55,6 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--topology", "the demo needs nodes", "name a topology")
     if args.seed is not None and args.seed < 1:
         raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
-    if topology.real_nodes and args.placement != PLACEMENTS[0]:
-        raise ConfigError(
-            "--placement", "on real nodes the shipped overlay says how", "leave it out, or use --nodes kwok"
-        )
     launch = plan_this_command()
     find_or_build()
     find_or_fetch()
