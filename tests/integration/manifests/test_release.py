@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,12 @@ from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
+
+
+def test_workflows_name_actions_of_others_by_digest() -> None:
+    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text())["jobs"].values()]
+    used = {step["uses"] for job in jobs for step in (job, *job.get("steps", ())) if "uses" in step}
+    assert [name for name in used if not re.search(r"^\./|@[0-9a-f]{40}$", name)] == []
 
 
 def test_workflows_run_make_targets_that_exist() -> None:
