@@ -89,6 +89,7 @@ CAPACITY = [{"op": "add", "path": "/status/capacity", "value": {"network.aware.c
 OF_US = {"type": "NetawareBandwidth", "status": "True", "reason": "Hardware", "message": "eth0"}
 ZONE = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z"}}}
 ONLY_OURS, NOTHING_ELSE = "403 .* no capacity but network.aware.com/bandwidth", "403 .* nothing else in a node's status"
+OF_8192_BYTES = "403 .* one condition NetawareBandwidth, of 8192 bytes at most"
 FOREIGN_NOTE, OTHERS_NODE = (
     "403 .* no node annotations but netaware.io/agent",
     "issued for node node-a, the request is for node-b",
@@ -108,6 +109,20 @@ ASKED: tuple[tuple[str, str, str, Any, str], ...] = (
         f"{NODE_A}/status",
         {"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
         NOTHING_ELSE,
+    ),
+    (
+        "agent",
+        "PATCH",
+        f"{NODE_A}/status",
+        {"status": {"conditions": [{**OF_US, "message": "x" * 9000}]}},
+        OF_8192_BYTES,
+    ),
+    (
+        "agent",
+        "PATCH",
+        f"{NODE_A}/status",
+        [{"op": "add", "path": "/status/conditions", "value": [OF_US, OF_US]}],
+        OF_8192_BYTES,
     ),
     (
         "agent",
@@ -231,6 +246,8 @@ LONG = [f"{i:05d}{'x' * 180}" for i in range(3000)]
 FILLERS = {
     "names": {"data": {f"netaware.v1.node-a_{name}": "" for name in LONG}},
     "upstream": {"data": {f"netperf.p90.latency.milliseconds.origin.node-a.destination.{name}": "1" for name in LONG}},
+    # Four bytes each, and one character to a policy that does not count bytes.
+    "wide": {"data": {f"netaware.v1.node-a_{i}": "\U0001f600" * 2000 for i in range(120)}},
     "managed": noted({"f:data": {f"f:{name}": {} for name in LONG}}),
     "managed-deep": noted({"f:data": {"f:x": {f"f:{name}": {} for name in LONG}}}),
     "managed-other": noted({f"f:{name}": {} for name in LONG}),
