@@ -127,9 +127,9 @@ def evaluate_edge(
     saved = table.local - inside
     of_zone = np.divide(there, own, out=np.zeros_like(there), where=own > 0)
     of_all = there / replicas
-    anywhere = (table.latency @ in_zone)[zone] / replicas + of_all * saved
+    anywhere = table.latency[zone] @ in_zone / replicas + of_all * saved
     latency = kept.sum() * table.local + close @ (inside + of_zone * saved) + any_ @ anywhere
-    over = (table.violates_limit @ in_zone)[zone] - there * table.violates_limit[zone, zone]
+    over = table.violates_limit[zone] @ in_zone - there * table.violates_limit[zone, zone]
     violations = close @ ((own - there) * table.violates_limit[zone, zone]) + any_ @ over
     load = kept + np.bincount(zone, close, zones)[zone] * of_zone + any_.sum() * of_all
     everybody = float(calling.sum())

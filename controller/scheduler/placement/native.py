@@ -269,8 +269,8 @@ def _gain_of_host(problem: Problem) -> float:
     """Gain of a call that stays on its host, as a share of its worst cost."""
     gains = [
         (float(np.diagonal(table.latency).min()) - table.local) / worst
-        for number, table in enumerate(problem.tables)
-        if table.latency.size and (worst := _worst(problem, number)) > 0
+        for table, worst in zip(problem.tables, _worst(problem), strict=True)
+        if table.latency.size and worst > 0
     ]
     return min(max(gains, default=0.0), 1.0) or 0.05
 
@@ -278,11 +278,11 @@ def _gain_of_host(problem: Problem) -> float:
 def _host_wishes(problem: Problem) -> Floats:
     """[workload] price of a pair on one host."""
     totals = np.maximum(problem.totals, 1)
-    traffic = np.zeros(problem.workloads)
+    traffic, worst = np.zeros(problem.workloads), _worst(problem)
     for i in _edges(problem):
         edge = problem.edges[i]
         for end in (edge.caller, edge.callee):
-            traffic[end] += edge.weight * _worst(problem, edge.table)
+            traffic[end] += edge.weight * worst[edge.table]
     calls = traffic / totals * _scale(problem)
     colocation_penalty = (
         np.zeros(problem.workloads) if problem.colocation_penalty is None else problem.colocation_penalty
@@ -292,7 +292,8 @@ def _host_wishes(problem: Problem) -> Floats:
 
 
 def _scale(problem: Problem) -> float:
-    worst = sum(problem.edges[i].weight * _worst(problem, problem.edges[i].table) for i in _edges(problem))
+    of_table = _worst(problem)
+    worst = sum(problem.edges[i].weight * of_table[problem.edges[i].table] for i in _edges(problem))
     return _WHOLE / worst if worst else 1.0
 
 
@@ -311,9 +312,9 @@ def _edge_arrays(problem: Problem) -> dict[str, object]:
     }
 
 
-def _worst(problem: Problem, table: int) -> float:
-    found = problem.tables[table]
-    return max(float(found.latency.max(initial=0.0)), found.local)
+def _worst(problem: Problem) -> list[float]:
+    """[table] what a call costs at worst."""
+    return [max(float(table.latency.max(initial=0.0)), table.local) for table in problem.tables]
 
 
 def _rule_arrays(problem: Problem) -> dict[str, object]:

@@ -308,7 +308,7 @@ class _Reading:
             why[key] = reasons[class_]
         unplaced += self._whole_pod_groups(targets, why)
         evaluated, by_time = evaluate(compiled.problem, at), timed(request, compiled.problem)
-        timing = evaluate(by_time, at)
+        timing = evaluated if by_time is compiled.problem else evaluate(by_time, at)
         return Plan(
             targets=targets,
             unplaced=tuple(unplaced),

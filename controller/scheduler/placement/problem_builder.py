@@ -21,7 +21,14 @@ from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
 from controller.scheduler.placement.sharing import PodTopologyConstraints
-from controller.scheduler.placement.tables import ON_HOST_US, limit_table, money_table, price_table, weighed_with_money
+from controller.scheduler.placement.tables import (
+    ON_HOST_US,
+    cost_matrix,
+    limits_that_differ,
+    money_table,
+    price_table,
+    weighed_with_money,
+)
 from controller.scheduler.rules import raw_score
 from controller.traffic.prices import PriceTable
 
@@ -276,16 +283,18 @@ class _Compiler:
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
     def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
-        """One table per distinct limit."""
+        """One table for the limits that the same pairs violate, and which one is whose."""
         request, locations = self._request, tuple(self._locations)
         prices = price_table(locations, request.costs, measured=request.measured, parity=request.objective == "parity")
         local = float(SAME_HOST_COST) if request.objective == "parity" else ON_HOST_US
         if request.objective in PRICED and request.prices is not None:
             share = _BETWEEN_EQUALS if request.objective == "money" else 1.0
             prices, local = weighed_with_money(prices, local, money_table(locations, request.prices), share)
-        limits = list(dict.fromkeys(d.max_cost for d in request.dependencies))
-        tables = [Table(prices, local, limit_table(locations, request.costs, limit)) for limit in limits]
-        return tuple(tables), {limit: i for i, limit in enumerate(limits)}
+        matrix = cost_matrix(locations, request.costs)
+        limits = limits_that_differ((d.max_cost for d in request.dependencies), matrix)
+        number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
+        tables = tuple(Table(prices, local, matrix > limit) for limit in number_of)
+        return tables, {asked: number_of[limit] for asked, limit in limits.items()}
 
     def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
         """In parity every pair weighs the same, and every replica may answer."""

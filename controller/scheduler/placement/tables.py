@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, is_one_zone
-from controller.scheduler.placement.problem import Bools, Floats
+from controller.cluster.graph import GREATEST_COST
+from controller.scheduler.placement.problem import Floats, Ints
 from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)
@@ -81,10 +83,25 @@ def latency_us(
 
 
 @lru_cache(_TABLES)
-def limit_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
-    """[zone, zone] whether a pair on different hosts violates a limit. Read-only."""
-    flat = [costs.check_limit(a, b, limit)[0] == "violated" for a in locations for b in locations]
-    return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
+def cost_matrix(locations: tuple[Location, ...], costs: CostTable) -> Ints:
+    """[zone, zone] cost of a pair on different hosts as limits count it: beyond every limit, or -1 within every one.
+    Read-only.
+    """
+
+    def cost(a: Location, b: Location) -> int:
+        found, cost = costs.check_limit(a, b, GREATEST_COST)
+        if found == "violated":
+            return GREATEST_COST + 1
+        return cost if found == "satisfied" and a != b else -1
+
+    flat = [cost(a, b) for a in locations for b in locations]
+    return _closed(np.array(flat, np.int64).reshape(len(locations), len(locations)))
+
+
+def limits_that_differ(limits: Iterable[int], matrix: Ints) -> dict[int, int]:
+    """Each limit -> the least one that the same pairs violate: a group may have a limit for each of its dependencies."""
+    known = np.unique(matrix).tolist()
+    return {limit: known[bisect_right(known, limit) - 1] if known and limit >= known[0] else -1 for limit in limits}
 
 
 def _closed(table: NDArray[T]) -> NDArray[T]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.costs import CostTable
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec, NodeSelector, PodContainer, Target
@@ -73,6 +74,27 @@ def test_a_plan_never_puts_more_on_a_host_than_fits_and_its_figures_are_those_of
     for name, host in start.hosts.items():
         assert sum(t.node == name for t in plan.targets.values()) <= host.allocatable["cpu"] // 1000
     assert worth_of(start, plan) == (plan.cost, plan.violations)
+
+
+def test_a_limit_for_each_dependency_costs_a_plan_no_more_than_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group may have thousands of limits, and the other groups wait for its plan."""
+    zones, workloads, asked = 12, 16, list[int]()
+    check = CostTable.check_limit
+
+    def count(*args: Any) -> Any:
+        asked.append(1)
+        return check(*args)
+
+    monkeypatch.setattr(CostTable, "check_limit", count)
+    pairs = [(i, j) for i in range(workloads) for j in range(workloads) if i != j]
+    cost = tuple(tuple(abs(a - b) * 10 for b in range(zones)) for a in range(zones))
+    counts = []
+    for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
+        edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
+        asked.clear()
+        plan_group(groups.snapshot_of(groups.Case((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
+        counts.append(len(asked))
+    assert counts[1] < 2 * counts[0]
 
 
 def test_the_same_state_gives_the_same_plan_whatever_the_order_of_its_parts() -> None:
