@@ -25,7 +25,7 @@ from controller.scheduler.gating.cached_plan import (
     check_plan,
     hold_against,
 )
-from controller.scheduler.gating.planner_time import SEARCH_S, PlannerTime
+from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S, GroupQueue
 from controller.scheduler.gating.replacements import Expected, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
@@ -125,11 +125,14 @@ class GroupPlans:
         """Make plans, one after the other, until cancelled."""
         await self._queue.work(self.make, name="plans", base_s=0.1, cap_s=10.0)
 
-    def _order(self, group: str) -> tuple[int, int]:
-        """Namespaces that have used little planner time first, then small groups: no tenant's groups keep others' waiting."""
+    def _order(self, group: str) -> float:
+        """Fair queueing by namespace: no tenant's groups, of however many namespaces, keep a small group of others waiting."""
         known = self._state.groups.get(group)
-        members = known.spec.num_members if known is not None else 0
-        return int(self._planner_time.used_s(group.partition("/")[0])), max(members, len(self._pods_of(group)))
+        if known is None:
+            return 0.0
+        replicas = max(known.spec.num_members, len(self._pods_of(group)))
+        namespace, dependencies = known.metadata.namespace, len(self._state.graph(group).edges)
+        return self._planner_time.used_after_s(namespace, replicas, dependencies)
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; requests one if there is none."""
@@ -245,12 +248,14 @@ class GroupPlans:
 
     async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
         """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
-        search_s = self._planner_time.search_s(group.partition("/")[0])
+        search_s = self._planner_time.search_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
+        began = self._clock()
         plan = await self._solve(snapshot, search_s)
         second = self._inputs.with_evictions(snapshot, plan)
         if second is None:
             return plan, None
-        evicting = await self._solve(second.snapshot, search_s)
+        left_s = max(search_s - (self._clock() - began), LEAST_SEARCH_S)
+        evicting = await self._solve(second.snapshot, left_s)
         return second.choose(plan, evicting)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:

@@ -71,12 +71,22 @@ class World:
         self.state.take_node(name, None, node)
         self.node_cache.take_node(name, None, node)
 
-    def add_group(self, key: str, members: int) -> None:
+    def add_group(self, key: str, members: int, dense: int = 0) -> None:
+        """A group whose workload P1 calls P2, beside so many workloads of which each calls all others."""
         namespace, _, name = key.partition("/")
-        references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P1", "P2")}
+        selectors = ("P1", "P2", *(f"w{i}" for i in range(dense)))
+        references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in selectors}
+        called = {"P1": ["P2"], "P2": []}
         workloads = [
-            {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 9}]},
-            {"workload": references["P2"]},
+            {
+                "workload": reference,
+                "dependencies": [
+                    {"workload": references[s], "maxNetworkCost": 9}
+                    for s in called.get(caller, selectors[2:])
+                    if s != caller
+                ],
+            }
+            for caller, reference in references.items()
         ]
         spec = {"numMembers": members, "workloads": workloads}
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
