@@ -23,14 +23,13 @@ from controller.scheduler.gating.cached_plan import (
     ComingRoom,
     PlanCheck,
     check_plan,
-    hold_against,
+    compare_with_pods,
 )
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S, GroupQueue
 from controller.scheduler.gating.replacements import Expected, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, without
 from kubekit import logs
@@ -145,31 +144,20 @@ class GroupPlans:
         now = self._clock()
         self._stands(group, cached.plan, pods)
         coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
-        verdict = check_plan(cached.plan, group, pods, self.assumed, coming)
-        if self._is_stalled(group, pods, verdict):
-            self._refuse_full(
-                group, cached.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
-            )
-            verdict = check_plan(cached.plan, group, pods, self.assumed, coming)
-        replicas, _ = self._inputs.replicas(group, pods)
-        same = cached.fits(
-            self._state.graph(group),
-            self._state.costs(known.metadata.namespace).table,
-            self._node_cache.version,
-            pods,
-            replicas=replicas,
-            volumes=self._inputs.demands_of(pods, replicas),
-            foreign=foreign_pods(self._node_cache, pods),
-        )
+        check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        if self._is_stalled(group, pods, check):
+            self._refuse_full(group, cached.plan, [p for p in pods if p.metadata.key in check.crowded], coming.leaving)
+            check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        same = cached.inputs == self._inputs.key(group, pods)
         self._drop_expired()
         room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
-        if same and verdict.followed and verdict.has_room and not stale:
-            self.assumed.promise(group, verdict.uncounted, coming.leaving)
-            return PlanState(cached.plan, crowded=verdict.crowded)
+        if same and check.followed and check.has_room and not stale:
+            self.assumed.promise(group, check.uncounted, coming.leaving)
+            return PlanState(cached.plan, crowded=check.crowded)
         asked = self._ask(group)
-        usable = verdict.followed and verdict.has_room and asked.pending
-        return PlanState(cached.plan if usable else None, asked.pending, verdict.crowded)
+        usable = check.followed and check.has_room and asked.pending
+        return PlanState(cached.plan if usable else None, asked.pending, check.crowded)
 
     def _ask(self, group: str) -> PlanState:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
@@ -215,6 +203,7 @@ class GroupPlans:
         self._stands(group, before.plan if before is not None else None, pods)
         try:
             _check_size(pods, replicas)
+            inputs = self._inputs.key(group, pods)
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
@@ -223,15 +212,7 @@ class GroupPlans:
         else:
             took_s = self._clock() - began
             self._failed.pop(group, None)
-            self._cached[group] = CachedPlan.of(
-                snapshot,
-                self._node_cache.version,
-                freed,
-                plan,
-                made_at=self._clock(),
-                took_s=took_s,
-                evicts_below=evicts_below,
-            )
+            self._cached[group] = CachedPlan(plan, inputs, freed, self._clock(), took_s, evicts_below)
             # Thousands of pods take their time: not all of it in one turn of the event loop.
             for begin in range(0, len(pods), AT_A_TIME):
                 await asyncio.sleep(0)
@@ -322,12 +303,12 @@ class GroupPlans:
     def _promise(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)
         self._stands(group, plan, pods)
-        uncounted, _ = hold_against(plan, pods, self.assumed)
+        uncounted, _ = compare_with_pods(plan, pods, self.assumed)
         self.assumed.promise(group, uncounted, self._leaving(pods))
 
-    def _is_stalled(self, group: str, pods: Sequence[GroupPod], verdict: PlanCheck) -> bool:
+    def _is_stalled(self, group: str, pods: Sequence[GroupPod], check: PlanCheck) -> bool:
         """Whether pods wait for room that a rollout is to free, and nothing has come of it for a while."""
-        if not verdict.crowded:
+        if not check.crowded:
             self._rollouts.pop(group, None)
             return False
         held = [pod for pod in pods if self._node_cache.assigned_node(pod.metadata.key)]

@@ -83,6 +83,21 @@ class PlanInputs(NamedTuple):
             allocatable=self.state.allocatable,
         )
 
+    def key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
+        """Equal where a new plan would be made for the same group, costs, hosts and pods. Pods behind a gate of others are planned
+        around until that opens.
+        """
+        replicas, _ = self.replicas(group, pods)
+        return (
+            self.state.graph(group),
+            self.state.costs(self.state.groups[group].metadata.namespace).table,
+            self.node_cache.version,
+            frozenset(p.metadata.key for p in pods if not p.over and not (p.waiting and p.other_gates)),
+            replicas,
+            self.demands_of(pods, replicas),
+            tuple(others for others in foreign_pods(self.node_cache, pods) if others.required),
+        )
+
     def plan(self, snapshot: GroupSnapshot) -> Plan:
         """The leader's plan, made here and now."""
         plan = plan_group(snapshot)

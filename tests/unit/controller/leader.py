@@ -49,7 +49,7 @@ class World:
         self.pods: dict[str, GroupPod] = {}
         self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
         self.failure: PlanningError | None = None
-        self.plan_takes_s, self.solved = 0.0, list[tuple[str, float]]()
+        self.plan_takes_s, self.solved, self.asked = 0.0, list[tuple[str, float]](), list[GroupSnapshot]()
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
@@ -143,8 +143,14 @@ class World:
         if self.failure is not None:
             raise self.failure
         self.now += self.plan_takes_s
+        self.asked.append(snapshot)
         self.solved.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, deadline_s=search_s)
+
+    def plan_of(self, group: str) -> Plan:
+        """The plan that was made last, whether or not it holds; an empty one where there is none."""
+        cached = self.plans._cached.get(group)
+        return cached.plan if cached is not None else Plan()
 
     def free_node(self, pod: GroupPod, rng: random.Random) -> str:
         """Where the scheduler would bind a pod: the host it was told while there is room, or any other that has some."""
@@ -164,9 +170,9 @@ class World:
         taken: dict[str, int] = {}
         promised: set[str] = set()
         for group in self.state.groups:
-            cached = self.plans._cached.get(group)
+            targets = self.plan_of(group).targets
             for pod in self.of(group):
-                target = cached.plan.targets.get(pod.metadata.key) if cached is not None else None
+                target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
                 if node:
                     taken[node] = taken.get(node, 0) + self.plans.assumed.asks_of(pod)["cpu"]

@@ -38,7 +38,7 @@ async def play(seed: int) -> int:
     for group in rng.sample(GROUPS, 3):
         await world.plans.make(group)
         assert world.overbooked() == []
-    placed = sum(len(world.plans._cached[group].plan.targets) for group in GROUPS)
+    placed = sum(len(world.plan_of(group).targets) for group in GROUPS)
     for step in range(12):
         world.now += 60
         group = rng.choice(GROUPS)
@@ -46,8 +46,8 @@ async def play(seed: int) -> int:
         if not pods:
             continue
         pod = rng.choice(pods)
-        key, cached = pod.metadata.key, world.plans._cached.get(group)
-        target = cached.plan.targets.get(key) if cached is not None else None
+        key = pod.metadata.key
+        target = world.plan_of(group).targets.get(key)
         match rng.choice(["release", "bind", "refuse", "delete", "add", "seat"]):
             case "release" if pod.gated:
                 world.release(key, target)
@@ -100,13 +100,13 @@ async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 2)
     await world.plans.make("d/g1")
-    first = world.plans._cached["d/g1"].plan.targets["d/a"].node
-    world.release("d/a", world.plans._cached["d/g1"].plan.targets["d/a"])
+    first = world.plan_of("d/g1").targets["d/a"].node
+    world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
     world.plans.assumed.refuse(world.pods["d/a"], first)
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
-    second = world.plans._cached["d/g1"].plan.targets["d/a"].node
+    second = world.plan_of("d/g1").targets["d/a"].node
     assert second != first
     assert world.plans.assumed.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
     node = {
@@ -169,13 +169,13 @@ async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come
     world.add_pod("d/idle", "c", "P1", 2)
     world.add_pod("d/idle", "e", "P2", 9)
     await world.plans.make("d/idle")
-    assert world.plans._cached["d/idle"].plan.targets["d/c"].node == "n01"
+    assert world.plan_of("d/idle").targets["d/c"].node == "n01"
     await world.plans.make("d/begun")
-    assert world.plans._cached["d/begun"].plan.targets["d/b"].node == "n01"
+    assert world.plan_of("d/begun").targets["d/b"].node == "n01"
     assert "d/idle" in world.woken
     assert world.plans.get_or_request("d/idle", world.of("d/idle")).pending
     await world.plans.make("d/idle")
-    assert world.plans._cached["d/idle"].plan.targets == {}
+    assert world.plan_of("d/idle").targets == {}
     assert not world.plans.get_or_request("d/begun", world.of("d/begun")).pending
 
 
@@ -190,7 +190,7 @@ async def test_a_group_that_comes_up_whole_gives_no_room_to_one_that_stands_in_p
     world.add_pod("d/whole", "c", "P1", 2)
     await world.plans.make("d/whole")
     await world.plans.make("d/begun")
-    assert world.plans._cached["d/begun"].plan.unplaced == ("d/b",)
+    assert world.plan_of("d/begun").unplaced == ("d/b",)
 
 
 @pytest.mark.parametrize("members", [3, 50_000_000])
@@ -208,7 +208,7 @@ async def test_replicas_that_do_not_exist_count_up_to_what_the_group_says_it_has
     assert report is not None
     if members == 3:
         assert (report.status, report.reason) == ("True", "MoreDeclared")
-        assert world.plans._cached["d/g1"].replicas == {"P1": 3, "P2": 0}
+        assert world.asked[0].replicas == {"P1": 3, "P2": 0}
     else:
         assert (report.status, report.reason) == ("False", "TooManyPods")
         assert "at most 10000 are planned together; its pods are placed by the plain rule" in report.message
@@ -222,7 +222,7 @@ async def test_a_quota_limits_what_is_planned_for_too() -> None:
     world.add_group("d/g1", 9)
     world.add_pod("d/g1", "a", "P1", 1)
     await world.plans.make("d/g1")
-    assert world.plans._cached["d/g1"].replicas == {"P1": 3}
+    assert world.asked[-1].replicas == {"P1": 3}
 
 
 async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> None:
@@ -373,7 +373,7 @@ async def test_a_replacement_is_planned_for_the_host_that_was_promised_until_nob
             world.plans.expect("d/g1", "P1", Target(host.location.zone, "r", promised), (), for_s=60)
         world.now += waits_s
         await world.plans.make("d/g1")
-        return world.plans._cached["d/g1"].plan.targets["d/new"].node
+        return world.plan_of("d/g1").targets["d/new"].node
 
     unasked = await goes_to("", 0)
     other = "n00" if unasked != "n00" else "n01"
@@ -390,7 +390,7 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
 
     async def other_goes_to() -> str:
         await world.plans.make("d/g2")
-        return world.plans._cached["d/g2"].plan.targets["d/other"].node
+        return world.plan_of("d/g2").targets["d/other"].node
 
     wanted = await other_goes_to()
     world.plans.drop("d/g2", world.of("d/g2"))
@@ -399,7 +399,7 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
     assert elsewhere != wanted
     world.add_pod("d/g1", "heir", "P1", 3)
     await world.plans.make("d/g1")
-    assert world.plans._cached["d/g1"].plan.targets["d/heir"].node == wanted
+    assert world.plan_of("d/g1").targets["d/heir"].node == wanted
     assert world.overbooked() == []
     world.delete("d/g1", "d/heir")
     for group in ("d/g1", "d/g2"):
@@ -416,11 +416,11 @@ async def test_other_hot_hosts_make_a_new_plan_for_pods_that_wait() -> None:
     world.add_pod("d/g1", "a", "P1", 1)
     await world.plans.make("d/g1")
     assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
-    target = world.plans._cached["d/g1"].plan.targets["d/a"].node
+    target = world.plan_of("d/g1").targets["d/a"].node
     world.node_cache.set_hot_nodes(frozenset({target}))
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
-    assert world.plans._cached["d/g1"].plan.targets["d/a"].node != target
+    assert world.plan_of("d/g1").targets["d/a"].node != target
 
 
 async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_planned_as_ever() -> None:
