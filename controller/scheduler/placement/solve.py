@@ -18,7 +18,7 @@ _OVER_LIMITS = -0.3
 _SAME = 1e-9
 
 
-_STEPS_PER_REPLICA, _LEAST_STEPS, _MOST_STEPS, _STEPS_WITHOUT_CALLS = 2000, 5000, 3_500_000, 200
+_STEPS_PER_REPLICA, _LEAST_STEPS, _MOST_STEPS, _STEPS_WITHOUT_CALLS = 4000, 5000, 7_000_000, 200
 _MANY_HOSTS, _MOST_STEPS_OVER_MANY = 1000, 2_000_000
 """Of annealing; counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run, and of one run
 where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.

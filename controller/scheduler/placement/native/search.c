@@ -389,32 +389,11 @@ static int swap_fits(const State *s, int32_t one, int32_t other, int32_t here, i
   return 1;
 }
 
-/* Whether the price of one's move depends on where the other is. */
-static int entangled(const State *s, int32_t one, int32_t other) {
-  const Problem *p = s->p;
-  int64_t a = p->workload_of[one], b = p->workload_of[other];
-  if (a == b || p->role_start[one] < p->role_start[one + 1] || p->role_start[other] < p->role_start[other + 1]) return 1;
-  if (s->adjacent_start[b + 1] - s->adjacent_start[b] < s->adjacent_start[a + 1] - s->adjacent_start[a]) {
-    int64_t c = a;
-    a = b, b = c;
-  }
-  for (int64_t k = s->adjacent_start[a]; k < s->adjacent_start[a + 1]; k++)
-    if (p->caller[s->adjacent[k] >> 1] == b || p->callee[s->adjacent[k] >> 1] == b) return 1;
-  return 0;
-}
-
 /* Two replicas change places, or stay; what it changed. */
 static double swap(State *s, int32_t i, int32_t j, double heat) {
   int32_t here = s->at[i], there = s->at[j], one = class_at(s, i), other = class_at(s, j);
   if (one == other || !allows(s->p, one, there) || !allows(s->p, other, here)) return 0;
   if (!swap_fits(s, one, other, here, there)) return 0;
-  if (!entangled(s, one, other)) {
-    double delta = state_delta(s, i, there) + state_delta(s, j, here);
-    if (!accepts(s, delta, heat)) return 0;
-    state_move(s, i, there);
-    state_move(s, j, here);
-    return delta;
-  }
   if (!state_may_leave(s, one, here) || !state_may_leave(s, other, there)) return 0;
   double delta = state_delta(s, i, -1);
   state_move(s, i, -1);
@@ -429,30 +408,6 @@ static double swap(State *s, int32_t i, int32_t j, double heat) {
       }
     }
     state_move(s, j, there);
-  }
-  state_move(s, i, here);
-  return 0;
-}
-
-/* A replica moves together with one of a neighbour, which pays where each alone would not. */
-static double drag(State *s, int32_t i, int32_t to, double heat) {
-  const Problem *p = s->p;
-  int64_t w = workload_at(s, i), degree = s->adjacent_start[w + 1] - s->adjacent_start[w];
-  int32_t here = s->at[i];
-  if (!degree || !may_go(s, i, to)) return 0;
-  int64_t k = s->adjacent[s->adjacent_start[w] + below(s, degree)], e = k >> 1, other = k & 1 ? p->caller[e] : p->callee[e];
-  int64_t members = s->member_start[other + 1] - s->member_start[other];
-  if (!members) return 0;
-  int32_t j = s->member[s->member_start[other] + below(s, members)], there = s->at[j];
-  if (j == i || there < 0 || there == to) return 0;
-  double delta = state_delta(s, i, to);
-  state_move(s, i, to);
-  if (may_go(s, j, to)) {
-    delta += state_delta(s, j, to);
-    if (accepts(s, delta, heat)) {
-      state_move(s, j, to);
-      return delta;
-    }
   }
   state_move(s, i, here);
   return 0;
@@ -511,56 +466,14 @@ static double replace(State *s, int32_t i, int32_t j, double heat) {
   return 0;
 }
 
-/* One whose company others need moves, and they come along. */
-static double lead(State *s, int32_t i, int32_t to, double heat) {
-  const Problem *p = s->p;
-  int32_t class = class_at(s, i), here = s->at[i], gone[MOST_FOLLOWERS], left[MOST_FOLLOWERS];
-  int64_t rule = -1;
-  for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) {
-    int64_t r = p->role_rule[a];
-    int32_t domain = p->domain_of[r * p->hosts + here];
-    if (p->rule_kind[r] == RULE_AFFINITY && (p->role[a] & COUNTED) && domain >= 0 && domain != p->domain_of[r * p->hosts + to])
-      rule = r;
-  }
-  if (rule < 0) return 0;
-  int n = followers(s, rule, p->domain_of[rule * p->hosts + here], i, gone), out = 0, back = 0, fine = n > 0;
-  double delta = 0;
-  for (; fine && out < n; out++) {
-    left[out] = s->at[gone[out]];
-    if (!(fine = state_may_leave(s, class_at(s, gone[out]), left[out]))) break;
-    delta += state_delta(s, gone[out], -1);
-    state_move(s, gone[out], -1);
-  }
-  if (fine && (fine = state_may_leave(s, class, here) && may_go(s, i, to))) {
-    delta += state_delta(s, i, to);
-    state_move(s, i, to);
-    for (; fine && back < n; back++) {
-      int32_t goal = -1, of = class_at(s, gone[back]);
-      for (int turn = 0; goal < 0 && turn < 24; turn++) {
-        int32_t h = turn ? (int32_t)below(s, p->hosts) : to;
-        if (admits(s, of, h)) goal = h;
-      }
-      if (!(fine = goal >= 0)) break;
-      delta += state_delta(s, gone[back], goal);
-      state_move(s, gone[back], goal);
-    }
-    if (fine && accepts(s, delta, heat)) return delta;
-    state_move(s, i, here);
-  }
-  for (int m = 0; m < out; m++) state_move(s, gone[m], left[m]);
-  return 0;
-}
-
-/* One step. What the moves are worth on M3 (3,485 replicas of 547 services, 1,000 steps a replica, mean of ten seeds), as gained
+/* One step. What the moves are worth on M3 (3,485 replicas of 547 services, 2,000 steps a replica, mean of eight seeds), as gained
  * affinity, give or take 0.4 %; small groups gain by none of them what more runs would not give.
  *
- *   all                                       85.0 %
- *   move    wherever the host has room
- *   swap    where it has none                 83.6 % without
- *   press_in  the same, 1 in 8                84.3 %
- *   drag    1 in 16                           84.5 %
- *   lead    1 in 21, required affinity alone  M3 has none; of 170 random clusters one breaks a limit without
- *   replace where one has no place           M3 has none; 2 of 50 random clusters cost more without, up to 1.7 times
+ *   all       85.1 %
+ *   move      wherever the host has room
+ *   swap      where it has none                  84.1 % without
+ *   press_in  the same, 1 in 8                   84.7 % without
+ *   replace   where one has no place             M3 has none; 2 of 50 random clusters cost more without, up to 1.7 times
  */
 static double step(State *s, double heat) {
   const Problem *p = s->p;
@@ -572,9 +485,6 @@ static double step(State *s, double heat) {
     else if (there->length && allows(p, class_at(s, i), to)) return replace(s, i, there->item[below(s, there->length)], heat);
     return 0;
   }
-  int64_t lot = below(s, 64);
-  if (lot >= 61 && has_rules(s, class_at(s, i))) return lead(s, i, to, heat);
-  if (lot < 4) return drag(s, i, to, heat);
   if (may_go(s, i, to)) {
     double delta = state_delta(s, i, to);
     if (!accepts(s, delta, heat)) return 0;
@@ -582,7 +492,7 @@ static double step(State *s, double heat) {
     return delta;
   }
   if (!there->length || !allows(p, class_at(s, i), to)) return 0;
-  if (lot < 12) return press_in(s, i, to, heat);
+  if (below(s, 8) == 0) return press_in(s, i, to, heat);
   return swap(s, i, there->item[below(s, there->length)], heat);
 }
 
