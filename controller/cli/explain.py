@@ -12,7 +12,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.diagnose import describe_pod
 from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis, state_of
+from controller.cli.shared import pod_diagnosis, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
@@ -21,7 +21,7 @@ from controller.scheduler.explain import CandidateLine, Cell, Explanation, expla
 from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30
-SHOWN_BONDS = 6
+SHOWN_BONDS, SHOWN_REASONS = 6, 2
 
 
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,8 +42,8 @@ class Explain(Command):
     examples = (("explain pod cart-5d9f -n shop", "where it could be, and what decided"),)
     description = (
         "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
-        "its maxNetworkCost), the score among those that pass, and what decided. Columns are the workloads it depends on, and "
-        "in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
+        "its maxNetworkCost), how many nodes may not run it and why, the score among those that pass, and what decided. Columns are the "
+        "workloads it depends on, and in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
         "running controller's configuration, from what holds now. Of a whole group, see graph."
     )
 
@@ -57,11 +57,14 @@ class Explain(Command):
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(groups=True, agents=True, control_plane=True)
-        # The pod itself is placed as if it were not there yet.
-        others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
-        state = state_of(snapshot, others)
-        facts = read_facts(snapshot, pod)
-        return Explained(explain(state, pod), pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
+        inputs, _ = await read_inputs(session, snapshot)
+        key, state = pod.metadata.key, inputs.state
+        # The pod itself is to be explained as if it were not there yet.
+        known = next((other for other in snapshot.pods if other.metadata.key == key), None)
+        state.take_pod(key, known, None)
+        inputs.node_cache.drop(lambda info: info.key == key)
+        now, facts = explain(state, pod, inputs.ineligible(pod)), read_facts(snapshot, pod)
+        return Explained(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""
@@ -87,7 +90,7 @@ class Explain(Command):
         """The pod violates a dependency where it is, or no place would take it."""
         lines = answer.now.candidates
         here = [line for line in lines if line.chosen]
-        return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))
+        return any(line.violated for line in here) or bool(lines and not any(line.takes_pod for line in lines))
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:
@@ -125,8 +128,8 @@ def _candidates(now: Explanation) -> RenderableType:
         )
         cells = [_cell(cell) for cell in line.cells[: len(names)]]
         rest = [Text(str(sum(cell.cost for cell in line.cells[len(names) :])), style=FAINT)] if hidden > 0 else []
-        score = "refused" if line.score is None else str(line.score)
-        nodes = line.node or counted(line.nodes, "node")
+        score = str(line.score) if line.score is not None else "-" if line.passes else "refused"
+        nodes = ", ".join((line.node or counted(line.nodes, "node"), *_reasons(line)))
         table.add_row(
             Text(sign, style=style),
             line.zone or line.region or "-",
@@ -142,6 +145,12 @@ def _candidates(now: Explanation) -> RenderableType:
 def _shown(lines: Sequence[CandidateLine]) -> Iterable[CandidateLine]:
     """The best ones, and wherever the pod is or is wanted."""
     return [line for i, line in enumerate(lines) if i < SHOWN_CANDIDATES or line.chosen or line.planned]
+
+
+def _reasons(line: CandidateLine) -> list[str]:
+    """Why nodes may not run the pod, the most frequent first."""
+    ranked = sorted(line.ineligible.items(), key=lambda item: (-item[1], item[0]))
+    return [why if line.node else f"{count} {why}" for why, count in ranked[:SHOWN_REASONS]]
 
 
 def _cell(cell: Cell) -> Text:

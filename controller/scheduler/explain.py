@@ -6,14 +6,14 @@ a row of their own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, LimitCheck
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import PeerWorkload, PlaceScore, ScoreTable, normalise, weigh
+from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, weigh
 from controller.scheduler.state import State
 
 SHOWN = 5
@@ -54,8 +54,9 @@ class CandidateLine(Struct, frozen=True):
     Attributes:
         node: empty for the nodes of a place that are equal.
         nodes: how many there are.
+        ineligible: why some of them may not run the pod, or lack room for it -> how many.
         cells: in the order of `Explanation.peers`.
-        score: 0 to 100 among the candidates that pass, null when refused.
+        score: 0 to 100 among the candidates that pass and have an eligible node, else null.
         planned: the plan wants the pod here.
         chosen: the pod is here.
     """
@@ -72,6 +73,12 @@ class CandidateLine(Struct, frozen=True):
     cells: tuple[Cell, ...]
     planned: bool
     chosen: bool
+    ineligible: Mapping[str, int] = {}
+
+    @property
+    def takes_pod(self) -> bool:
+        """Whether the filter passes it, and any of its nodes may run the pod."""
+        return self.passes and sum(self.ineligible.values()) < self.nodes
 
 
 class Explanation(Struct, frozen=True):
@@ -100,8 +107,13 @@ class Explanation(Struct, frozen=True):
     decided: str
 
 
-def explain(state: State, pod: GroupPod) -> Explanation:
+def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> Explanation:
     """Explain a pod, waiting or placed, by what holds now.
+
+    Args:
+        state: the cluster in the rules' eyes.
+        pod: the pod.
+        ineligible: see `PlanInputs.ineligible`; empty where nobody asks.
 
     Raises:
         DeletedNodeError: only in upstream parity.
@@ -117,7 +129,7 @@ def explain(state: State, pod: GroupPod) -> Explanation:
         peers = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
     candidates: tuple[CandidateLine, ...] = ()
     if not score_table.neutral and costs is not None:
-        candidates = _Table(state, pod, target, peers, costs.table).lines(score_table)
+        candidates = _Table(state, pod, target, peers, costs.table).lines(score_table, ineligible)
     explanation = Explanation(
         pod=metadata.key,
         node=pod.spec.node_name,
@@ -159,34 +171,39 @@ class _Table:
         # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
         self._weighed = [weigh((bond,), (), state.places, state.place_of, costs) for bond, _ in peers]
 
-    def lines(self, score_table: ScoreTable) -> tuple[CandidateLine, ...]:
-        own = {node: self._state.place_of[node] for node in score_table.by_node if node in self._state.place_of}
-        shared = self._state.population.copy()
-        shared.subtract(own.values())
-        rows = [(place, "", count, score_table.by_class[place]) for place, count in shared.items() if count > 0]
-        rows += [(place, node, 1, score_table.by_node[node]) for node, place in own.items()]
-        passing = [place_score.cost for _, _, _, place_score in rows if place_score.passes]
-        low, high = min(passing, default=0), max(passing, default=0)
-        found = [self._line(row, normalise(row[3].cost, low, high) if row[3].passes else None) for row in rows]
-        found.sort(key=lambda line: (not line.passes, line.cost, line.region, line.zone, not line.node, line.node))
+    def lines(self, score_table: ScoreTable, ineligible: Mapping[str, str]) -> tuple[CandidateLine, ...]:
+        nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
+        for node, place in self._state.place_of.items():
+            nodes_of[place, node if node in score_table.by_node else ""].append(node)
+        rows = [self._line(row, nodes, score_table, ineligible) for row, nodes in nodes_of.items()]
+        costs = [line.cost for line in rows if line.takes_pod]
+        low, high = min(costs, default=0), max(costs, default=0)
+        found = [
+            msgspec.structs.replace(line, score=normalise(line.cost, low, high)) if line.takes_pod else line
+            for line in rows
+        ]
+        found.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
         return tuple(found)
 
-    def _line(self, row: tuple[int, str, int, PlaceScore], score: int | None) -> CandidateLine:
-        place, node, nodes, place_score = row
-        location = self._state.places[place]
+    def _line(
+        self, row: tuple[int, str], nodes: Sequence[str], score_table: ScoreTable, ineligible: Mapping[str, str]
+    ) -> CandidateLine:
+        place, node = row
+        place_score, location = score_table.place_score(node, place), self._state.places[place]
         return CandidateLine(
             region=location.region,
             zone=location.zone,
             node=node,
-            nodes=nodes,
+            nodes=len(nodes),
             passes=place_score.passes,
             satisfied=place_score.satisfied,
             violated=place_score.violated,
             cost=place_score.cost,
-            score=score,
+            score=None,
             cells=tuple(self._cell(place, node, i) for i in range(len(self._bonds))),
             planned=self._target is not None and self._is_at(self._target.node, place, node),
             chosen=self._is_at(self._node, place, node),
+            ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
 
     def _is_at(self, wanted: str, place: int, node: str) -> bool:
@@ -232,15 +249,18 @@ def _placed(explanation: Explanation) -> str:
 
 def _waiting(explanation: Explanation) -> str:
     candidates, target = explanation.candidates, explanation.target
+    best = next((line for line in candidates if line.takes_pod), None)
     if candidates and not any(line.passes for line in candidates):
         return "no node: every place violates more dependencies than it satisfies"
+    if candidates and best is None:
+        return "no node: none that the filter passes may run it, or has room"
     if target is not None:
         planned = next((line for line in candidates if line.planned), None)
         tail = f": {_costs(planned, explanation)}" if planned is not None else ""
         return f"waits for {target.node}, planned with its group{tail}"
-    if not candidates:
+    if best is None:
         return f"any node: {explanation.neutral}"
-    return f"best place {_name(candidates[0])}: {_costs(candidates[0], explanation)}"
+    return f"best place {_name(best)}: {_costs(best, explanation)}"
 
 
 def _name(line: CandidateLine) -> str:
@@ -259,7 +279,7 @@ def _costs(line: CandidateLine, explanation: Explanation) -> str:
 
 
 def _against(chosen: CandidateLine, explanation: Explanation) -> str:
-    others = [line for line in explanation.candidates if line.zone != chosen.zone and line.passes]
+    others = [line for line in explanation.candidates if line.zone != chosen.zone and line.takes_pod]
     refused = sum(line.nodes for line in explanation.candidates if not line.passes)
     tail = f"; next best zone {_name(others[0])} costs {others[0].cost}" if others else ""
     return tail + (f"; {refused} nodes refused" if refused else "")

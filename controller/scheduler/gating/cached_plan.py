@@ -41,7 +41,7 @@ class CachedPlan(NamedTuple):
 
 
 class ComingRoom(msgspec.Struct, frozen=True):
-    """What Requests that hosts will lose.
+    """Requests that hosts will lose once a group's pods have come: node -> requests.
 
     Attributes:
         leaving: of the group's pods that a rollout is about to replace.

@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.replicas import Declared, to_plan_for
-from controller.cluster.requests import Amounts, add
+from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.cluster.volumes import Volumes
+from controller.scheduler.affinity import as_asked
 from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.placement.unplaced import describe_lack
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit.owners import outdated
@@ -125,6 +128,18 @@ class PlanInputs(NamedTuple):
             for info in self.node_cache.bound:
                 if info.priority < below and info.key not in own:
                     add(found.setdefault(info.occupied_node, {}), info.asks)
+        return found
+
+    def ineligible(self, pod: GroupPod) -> dict[str, str]:
+        """Node -> why a pod may not run there, or what there is too little of there, as plans have it."""
+        asked, asks = as_asked(pod), asks_of(pod.spec)
+        constraints, volumes = Constraints(asked.spec), self.volumes.demands_of(pod)
+        found: dict[str, str] = {}
+        for name, host in self.node_cache.hosts.items():
+            why = constraints.refusal(name, host.labels, host.taints, volumes=volumes, closing=host.closing)
+            lacks = "" if why else lacking(asks, host.allocatable, self.node_cache.used.get(name, {}))
+            if why or lacks:
+                found[name] = why or describe_lack(lacks)
         return found
 
     def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:

@@ -37,7 +37,7 @@ def why_unplaced(request: PlacementRequest, compiled: CompiledProblem, at: Ints,
         lacking = [r for r, resource in enumerate(compiled.resources) if asks[r] and problem.free[number, r] < asks[r]]
         crowded = [r for r, resource in enumerate(compiled.resources) if asks[r] and taken[number, r] < asks[r]]
         if lacking:
-            reasons[_lack(compiled.resources[lacking[0]])] += 1
+            reasons[describe_lack(compiled.resources[lacking[0]])] += 1
         elif crowded:
             reasons["no room left beside the other pods of the plan"] += 1
         else:
@@ -46,7 +46,8 @@ def why_unplaced(request: PlacementRequest, compiled: CompiledProblem, at: Ints,
     return f"0/{len(compiled.names)} nodes are available: {listed or 'there are none'}"
 
 
-def _lack(resource: str) -> str:
+def describe_lack(resource: str) -> str:
+    """In kube-scheduler's words."""
     if resource.startswith(PORT_PREFIX):
         return "host port taken"
     return "too many pods" if resource == "pods" else f"insufficient {resource}"
