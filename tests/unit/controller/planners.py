@@ -91,6 +91,10 @@ class Planners(World):
         if not evicting:
             found["descheduler"] = self._zones_of(self._predicted(pod))
         assert all(zones == found["leader"] for zones in found.values()), found
+        explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible(pod)
+        eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
+        asks_about_pods = any("Affinity" in str(msgspec.to_builtins(known.spec)) for known in self.file.pods)
+        assert evicting or asks_about_pods or eligible == found["leader"], explained
         return found["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:

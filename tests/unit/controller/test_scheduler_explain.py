@@ -108,6 +108,26 @@ def test_one_sentence_says_what_decided(asked: GroupPod, placed: list[tuple[str,
     assert explain(example(*placed), asked).decided == sentence
 
 
+@pytest.mark.parametrize(
+    ("ineligible", "decided"),
+    [
+        ({"n1": "insufficient cpu"}, "best place z1: cost 1 (P2 1 of 15)"),
+        (
+            {"n1": "insufficient cpu", "n2": "taint own"},
+            "no node: none that the filter passes may run it, or has room",
+        ),
+    ],
+)
+def test_nodes_that_do_not_take_the_pod_are_counted_and_are_no_best_place(
+    ineligible: dict[str, str], decided: str
+) -> None:
+    found = explain(example(("P2", "n1")), pod("P1"), ineligible)
+    assert found.decided == decided
+    rows = {line.node or line.zone: line for line in found.candidates}
+    assert dict(rows["n1"].ineligible) == {"insufficient cpu": 1}
+    assert (rows["n1"].score, rows["z1"].score) == (None, 100 if len(ineligible) == 1 else None)
+
+
 def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_is_good() -> None:
     state = example(("P2", "bare"))
     state.take_node("bare", None, node("bare", "", ""))
