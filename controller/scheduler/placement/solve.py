@@ -23,10 +23,8 @@ _MANY_HOSTS, _MOST_STEPS_OVER_MANY = 1000, 2_000_000
 """Of annealing; counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run, and of one run
 where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.
 """
-_RUNS, _RUNS_OF_MANY = 12, 6
-"""From different beginnings, of small and of middling problems; large ones have one. Of 120 random groups, 12 runs of 5,000 steps left
-2 dearer than the best that was found, the worst by 2 %; 6 runs of 60,000 steps 7, by up to 16 %, in three times the time.
-"""
+_RUNS, _RUNS_OF_MANY = 20, 6
+"""From different beginnings, of small and of middling problems; large ones have one. Many short runs find more than few long ones."""
 _ROOM_TURNS = 4000
 """Of making room for replicas that find none."""
 _DESCENTS, _DESCENT_SHARE = 4, 20
