@@ -1,107 +1,57 @@
-"""Evictions: what the API server's answers mean, and a dry-run that books budgets; against a simulated API server."""
+"""Evictions: what the API server's answers mean, and moves that do not hold any more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
-import msgspec
 import pytest
-from aiohttp import web
 
 from controller.descheduler.decision import Move
 from controller.descheduler.evict import evict, why_outdated
 from kubekit.client import Client
-from kubekit.config import ClusterConfig
+from kubekit.errors import ApiError, KubekitError, UnreachableError
 from tests.unit.controller.descheduling import node, pod
 
-Answer = tuple[int, dict[str, Any], dict[str, str]]
-FINE: Answer = (201, {"kind": "Status", "status": "Success"}, {})
+
+def move() -> Move:
+    return Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "LowNodeLoad", "r")
 
 
-def status(code: int, reason: str = "", message: str = "", cause: str = "", retry: str = "") -> Answer:
-    details = {"causes": [{"reason": cause}]} if cause else {}
-    headers = {"Retry-After": retry} if retry else {}
-    return code, {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}, headers
+class Api:
+    """In the place of a client: refuses evictions with an error, if one is given."""
 
+    def __init__(self, error: KubekitError | None = None) -> None:
+        self._error = error
+        self.asked: list[Any] = []
 
-def move(name: str = "p") -> Move:
-    return Move(
-        pod=f"default/{name}",
-        uid=f"uid-default-{name}",
-        workload="default/Deployment/w",
-        node="n",
-        target="m",
-        strategy="LowNodeLoad",
-        reason="r",
-    )
-
-
-@asynccontextmanager
-async def api(answer: Callable[[], Answer]) -> AsyncIterator[tuple[Client, list[tuple[str, dict[str, Any]]]]]:
-    """A simulated API server's eviction subresource, and the requests that it got."""
-    seen: list[tuple[str, dict[str, Any]]] = []
-
-    async def handle(request: web.Request) -> web.Response:
-        seen.append((str(request.rel_url), await request.json()))
-        code, body, headers = answer()
-        return web.Response(
-            status=code, body=msgspec.json.encode(body), headers=headers, content_type="application/json"
-        )
-
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}"), timeout_s=2) as client:
-            yield client, seen
-    finally:
-        await runner.cleanup()
-
-
-async def test_an_eviction_names_the_uid_that_was_planned() -> None:
-    async with api(lambda: FINE) as (client, seen):
-        result = await evict(client, move())
-    assert result.kind == "evicted"
-    ((path, body),) = seen
-    assert path == "/api/v1/namespaces/default/pods/p/eviction"
-    assert body["deleteOptions"] == {"preconditions": {"uid": "uid-default-p"}}
+    async def evict(self, *pod: str, dry_run: bool) -> None:
+        self.asked.append((*pod, dry_run))
+        if self._error is not None:
+            raise self._error
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "ends_round"),
+    ("error", "kind", "ends_round"),
     [
-        (status(429, "TooManyRequests", "budget", cause="DisruptionBudget", retry="10"), "disruption-budget", False),
-        (status(429, "TooManyRequests", "busy", retry="7"), "throttled", True),
-        (status(503, "ServiceUnavailable", "", retry="3"), "throttled", True),
-        (status(404, "NotFound"), "gone", False),
-        (status(409, "Conflict", "the UID in the precondition does not match"), "gone", False),
-        (status(403, "Forbidden"), "forbidden", False),
-        (status(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False),
+        (None, "evicted", False),
+        (ApiError(429, "TooManyRequests", "budget", causes=("DisruptionBudget",)), "disruption-budget", False),
+        (ApiError(429, "TooManyRequests", "busy", retry_after_s=7), "throttled", True),
+        (ApiError(503, "ServiceUnavailable", ""), "throttled", True),
+        (ApiError(404, "NotFound", ""), "gone", False),
+        (ApiError(409, "Conflict", "the UID in the precondition does not match"), "gone", False),
+        (ApiError(403, "Forbidden", "no"), "forbidden", False),
+        (ApiError(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False),
+        # Neither done nor refused.
+        (UnreachableError("no answer"), "unknown", True),
     ],
 )
-async def test_what_the_answers_mean(answer: Answer, kind: str, *, ends_round: bool) -> None:
-    async with api(lambda: answer) as (client, _):
-        result = await evict(client, move())
-    assert (result.kind, result.ends_round) == (kind, ends_round)
-
-
-async def test_no_answer_is_neither_done_nor_refused() -> None:
-    async with api(lambda: FINE) as (client, _):
-        pass
-    async with Client(client.config, timeout_s=1) as alone:
-        assert (await evict(alone, move())).kind == "unknown"
-
-
-async def test_a_dry_run_asks_the_api_server_without_evicting() -> None:
-    async with api(lambda: FINE) as (client, seen):
-        assert (await evict(client, move(), dry_run=True)).kind == "dry-run"
-    assert [path for path, _ in seen] == ["/api/v1/namespaces/default/pods/p/eviction?dryRun=All"]
-    async with api(lambda: status(403, "Forbidden", "no")) as (client, _):
-        assert (await evict(client, move(), dry_run=True)).kind == "forbidden"
+async def test_what_the_answers_mean(error: KubekitError | None, kind: str, *, ends_round: bool) -> None:
+    api = Api(error)
+    for dry_run in (False, True):
+        result = await evict(cast("Client", api), move(), dry_run=dry_run)
+        assert result.kind == ("dry-run" if dry_run and error is None else kind)
+        assert result.ends_round == ends_round
+    assert api.asked == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
 
 
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])

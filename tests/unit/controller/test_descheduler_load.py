@@ -17,7 +17,6 @@ from tests.unit.controller.descheduling import (
     Host,
     LoadSnapshot,
     PodInfo,
-    RoundDecision,
     RoundState,
     Target,
     amounts,
@@ -47,11 +46,23 @@ def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
     return nodes, pods, used
 
 
-def spread(**policy: Any) -> RoundDecision:
-    """A hot node with one big and one small pod, and an idle node, under a policy."""
-    nodes, pods = [node("hot"), node("idle")], [pod("big", "hot"), pod("small", "hot", owner="ReplicaSet/b-1")]
-    used = {"big": amounts(1.5, 1), "small": amounts(0.3, 1)}
-    return once(snapshot(nodes, pods, {"hot": amounts(3, 4), "idle": amounts(0.2, 2)}, used), settings(policy))
+def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
+    """A pod of a workload of its own."""
+    return pod(name, on, owner=f"ReplicaSet/{name}-1", **fields)
+
+
+def cluster(
+    cores: Mapping[str, float], used: Mapping[str, float], *, size: int = 4, **flags: Mapping[str, Any]
+) -> LoadSnapshot:
+    """Nodes by cores in use, and pods on ``hot`` by theirs; ``flags`` are fields of nodes."""
+    nodes = [node(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
+    usage = {name: amounts(one, 1) for name, one in cores.items()}
+    return snapshot(
+        nodes, [alone(name) for name in used], usage, {name: amounts(one, 0.1) for name, one in used.items()}
+    )
+
+
+ONE = cluster({"hot": 3, "idle": 0.2}, {"p": 1.5})
 
 
 def kinds(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
@@ -107,16 +118,13 @@ def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_witho
 
 
 def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> None:
-    # The idle node takes up to 50 % of 4 cores: 1.8 cores. Three pods of one core each want to go.
-    nodes = [node("hot", cpu="8"), node("idle")]
-    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(3)]
-    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
-    decision = once(snapshot(nodes, pods, usage, {p.name: amounts(1, 0.1) for p in pods}), settings())
+    """The idle node takes up to 50 % of 4 cores: 1.8 cores. Three pods of one core each want to go."""
+    decision = once(cluster({"hot": 7.5, "idle": 0.2}, {"p0": 1, "p1": 1, "p2": 1}, hot={"cpu": "8"}), settings())
     assert moved(decision) == ["p0"]
-    assert {skip.pod: skip.condition for skip in decision.plan.skips} == {
-        "default/p1": "node-fit",
-        "default/p2": "node-fit",
-    }
+    assert [(skip.pod, skip.condition) for skip in decision.plan.skips] == [
+        ("default/p1", "node-fit"),
+        ("default/p2", "node-fit"),
+    ]
     (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
     assert state.stuck
     assert "no further pod can go: 2 node-fit" in state.why
@@ -195,16 +203,14 @@ def test_namespaces_and_selectors_say_who_may_go(policy: dict[str, Any], goes: s
 
 
 def test_paused_plans_nothing_and_says_so() -> None:
-    assert moved(spread()) == ["big"]
-    decision = spread(paused=True)
+    assert moved(once(ONE, settings())) == ["p"]
+    decision = once(ONE, settings({"paused": True}))
     assert moved(decision) == []
     assert "LowNodeLoad is paused" in decision.plan.notes
 
 
 def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
-    nodes = [node("hot"), node("idle-1"), node("idle-2")]
-    usage = {"hot": amounts(3, 1), "idle-1": amounts(0.2, 1), "idle-2": amounts(0.2, 1)}
-    view = snapshot(nodes, [pod("p", "hot")], usage, {"p": amounts(1, 1)})
+    view = cluster({"hot": 3, "idle-1": 0.2, "idle-2": 0.2}, {"p": 1})
     assert moved(once(view, settings({"numberOfNodes": 1}))) == ["p"]
     decision = once(view, settings({"numberOfNodes": 2}))
     assert moved(decision) == []
@@ -212,13 +218,9 @@ def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
 
 
 def test_without_node_fit_capacity_is_still_deducted() -> None:
-    nodes = [node("hot", cpu="8"), node("idle")]
-    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(3)]
-    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
-    view = snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods})
-    decision = once(view, settings({"nodeFit": False}))
-    assert moved(decision) == ["p0", "p1"]
-    assert [move.target for move in decision.plan.moves] == ["", ""], "nobody knows where"
+    view = cluster({"hot": 7.5, "idle": 0.2}, {"p0": 0.8, "p1": 0.8, "p2": 0.8}, hot={"cpu": "8"})
+    moves = once(view, settings({"nodeFit": False})).plan.moves
+    assert [(move.pod, move.target) for move in moves] == [("default/p0", ""), ("default/p1", "")], "nobody knows where"
 
 
 def test_resource_weights_decide_which_hot_node_comes_first() -> None:
@@ -256,18 +258,17 @@ def test_node_pools_have_their_own_thresholds_and_each_node_one_pool() -> None:
 
 
 def test_expired_usage_makes_a_node_neither_source_nor_target() -> None:
-    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
-    used = {"p": amounts(1.5, 1)}
-    view = snapshot(nodes, pods, {"idle": amounts(0.2, 1)}, used, expired=["hot"])
-    plan = once(view, settings()).plan
-    assert plan.moves == ()
-    assert {s.node: (s.kind, s.why) for s in plan.nodes}["hot"] == (
-        "unknown",
-        "its usage is older than nodeMetricExpirationSeconds",
-    )
-    plan = once(snapshot(nodes, pods, {"hot": amounts(3, 1)}, used), settings()).plan
-    assert plan.moves == ()
-    assert "numberOfNodes" in plan.notes[0]
+    known = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
+    for gone, why in (
+        ("hot", "its usage is older than nodeMetricExpirationSeconds"),
+        ("idle", "no usage of cpu, memory"),
+    ):
+        usage = {name: used for name, used in known.items() if name != gone}
+        expired = [gone] if gone == "hot" else []
+        view = snapshot(ONE.nodes.values(), [alone("p")], usage, {"p": amounts(1.5, 1)}, expired=expired)
+        plan = once(view, settings()).plan
+        assert plan.moves == ()
+        assert {state.node: (state.kind, state.why) for state in plan.nodes}[gone] == ("unknown", why)
 
 
 # Anomaly detection
@@ -306,35 +307,30 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_a_finding_expir
 
 
 def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how_long_it_is_hot() -> None:
-    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
-    view = snapshot(nodes, pods, {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}, {"p": amounts(1.5, 1)})
     rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), RoundState(), []
     for i in range(4):
-        decision = decided(view, History(), state, rules, NOW_S + 10 * i)
+        decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
         state = decision.state
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"over for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved(decided(view, History(), RoundState(), rules, NOW_S, confirmed=True)) == ["p"]
+    assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, confirmed=True)) == ["p"]
 
 
 def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
-    nodes = [node("hot"), node("idle")]
-    view = snapshot(nodes, [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
-    blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
+    blind = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
-        state = decided(view, History(), RoundState(), rules, NOW_S).state
+        state = decided(ONE, History(), RoundState(), rules, NOW_S).state
         state = decided(blind, History(), state, rules, NOW_S + 600).state
         assert state.detectors.keys() & {"hot"} == left
 
 
 def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None:
     rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300)
-    view = snapshot([node("hot"), node("idle")], [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
     state = RoundState()
     for i in range(5):
-        state = decided(view, History(), state, rules, NOW_S + 301 * i).state
+        state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
     assert state.detectors["hot"].hot
 
 
@@ -342,25 +338,15 @@ def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None
     "taint", ["DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"]
 )
 def test_a_node_that_an_autoscaler_is_about_to_remove_is_no_target(taint: str) -> None:
-    closing = node("idle", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
-    view = snapshot(
-        [node("hot"), closing], [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"p": amounts(1, 1)}
-    )
-    assert moved(once(view, settings())) == []
+    closing = {"taints": [{"key": taint, "effect": "PreferNoSchedule"}]}
+    assert moved(once(cluster({"hot": 3, "idle": 0.1}, {"p": 1}, idle=closing), settings())) == []
 
 
 def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> None:
     """Where nothing starts, a round a minute would stop two pods more of a node, and twenty of the cluster, each time."""
-    nodes = [node("hot", cpu="40"), node("idle", cpu="40")]
-    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(4)]
-    view = snapshot(
-        nodes, pods, {"hot": amounts(39, 1), "idle": amounts(1, 1)}, {p.name: amounts(2, 0.1) for p in pods}
-    )
+    view = cluster({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
     gone = [
-        pending_move(
-            pod=f"default/old{i}", uid=f"old{i}", workload=f"default/Deployment/o{i}", node="hot", at_s=NOW_S - 300
-        )
-        for i in range(2)
+        pending_move(f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", "hot", NOW_S - 300) for i in range(2)
     ]
     for limits in ({"perNode": 3}, {"perNamespace": 3}, {"perRound": 3}):
         assert len(moved(once(view, settings(limits=limits), memory=History(pending=tuple(gone))))) == 1

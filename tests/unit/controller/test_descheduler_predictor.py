@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import msgspec
@@ -11,12 +10,10 @@ import pytest
 from controller.descheduler.decision import NodeState
 from controller.descheduler.load import nodes_to_taint
 from controller.descheduler.reporting import taint_patches
-from controller.scheduler.stock import place
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (
     NOW_S,
-    Days,
     Detector,
     History,
     LoadSnapshot,
@@ -201,51 +198,6 @@ def test_spread_affinity_and_volumes_bind_a_replacement(
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)}, volumes=volumes)
     assert moved(once(view, settings(protection={"volumeClaims": True}))) == (["web"] if goes else [])
-
-
-# A day in which kube-scheduler never goes where usage is low
-
-
-class Hoarded:
-    """Two nodes: a hot one that has little requested, and an idle one whose pods ask for nearly all of it.
-
-    Replacements go where a model of kube-scheduler's own scores, which knows requests alone, puts them.
-    """
-
-    def __init__(self, seed: int = 1) -> None:
-        self.rng = random.Random(seed)
-        self.nodes = [node("hot"), node("idle"), node("other")]
-        self.where, self.generation = "hot", 0
-
-    def look(self, _: float) -> LoadSnapshot:
-        web = pod(
-            f"web-{self.generation}", self.where, cpu="200m", uid=f"web-{self.generation}", owner="Deployment/web"
-        )
-        heavy = [pod(n, n, cpu="3", memory="12Gi", owner=f"ReplicaSet/{n}") for n in ("idle", "other")]
-        usage = {name: amounts(2.2 if name == "hot" else 0.2, 1) for name in ("hot", "idle", "other")}
-        usage[self.where] = amounts(usage[self.where]["cpu"] / 1000 + 1, 1)
-        self.pods = [web, *heavy]
-        return snapshot(self.nodes, self.pods, usage, {web.name: amounts(1, 0.5)})
-
-    def evict(self, key: str, _: float) -> None:
-        left = {n.name: {"cpu": 0, "memory": 0} for n in self.nodes}
-        for one in self.pods:
-            if one.key != key:
-                for name in left[one.node]:
-                    left[one.node][name] += one.requests.get(name, 0)
-        web = next(p for p in self.pods if p.key == key)
-        self.generation += 1
-        (self.where,) = place([("web", web)], {n.name: n for n in self.nodes}, left, self.rng)
-
-
-@pytest.mark.parametrize(("chance", "most"), [(80, 0), (0, 6)])
-def test_a_deployment_that_cannot_be_helped_is_evicted_rarely_even_blindly(chance: int, most: int) -> None:
-    """Every promise is broken: it was 262 evictions a day. Asking first makes it none, trust and rests alone a handful."""
-    cluster = Hoarded()
-    days = Days(settings({"anomalyCondition": {}}, limits={"minChancePercent": chance}), cluster.look, cluster.evict)
-    days.run(86_400)
-    assert len(days.moves) <= most
-    assert bool(days.moves) == (chance == 0)
 
 
 # The soft taint
