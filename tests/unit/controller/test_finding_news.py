@@ -83,10 +83,10 @@ def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
         if codes <= {"members-exceeded", "agent-version-skew", "dependency-cycle"} or situation.code.startswith(
             ("spec-", "topology-")
         ):
-            assert told(situation.facts, situation.facts) == [[], []], situation.name
+            assert told(situation.facts, situation.facts) == [[], []], situation.code
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_finding_is_about_objects_that_there_are(situation: Situation) -> None:
     now = situation.facts
     there = {("Pod", pod.key) for pod in now.pods} | {("AppGroup", group.metadata.key) for group in now.groups}
