@@ -165,25 +165,11 @@ def test_a_version_that_is_no_text_is_left_out_with_a_note(simulate: Any) -> Non
     assert set(answer["placements"]) == {"default/p"}
 
 
-def test_bound_pods_stay_and_count(simulate: Any) -> None:
-    full = [pod(f"x{i}", "", cpu="8", nodeName=name) for i, name in enumerate(("a0", "a1", "b0"))]
-    answer = simulate(*TWO_ZONES, app_group(workloads="a"), *full, pod("p", "a"))
-    assert answer["placements"] == {"default/p": "b1"}
-
-
 def test_pods_of_no_group_are_left_alone(simulate: Any) -> None:
     lost = pod("lost", "a", group="nobody")
     answer = simulate(node("n"), app_group(workloads="a"), pod("alone"), lost, pod("p", "a"))
     assert set(answer["placements"]) == {"default/p"}
     assert not answer["unplaced"]
-
-
-def test_callee_that_is_bound_draws_its_caller(simulate: Any) -> None:
-    answer = simulate(
-        *TWO_ZONES, FAR, app_group(("a", "b", 2), workloads="ab"), pod("q", "b", nodeName="b1"), pod("p", "a")
-    )
-    assert answer["placements"]["default/p"] in {"b0", "b1"}
-    assert answer["violations"] == 0
 
 
 def test_unplaced_says_why_and_the_command_still_succeeds(simulate: Any) -> None:
@@ -209,13 +195,6 @@ def test_unplaced_says_why_and_the_command_still_succeeds(simulate: Any) -> None
             {**node("db"), "status": {"allocatable": {"cpu": "8", "memory": "1Gi", "pods": 9, "nvidia.com/gpu": 1}}},
             {"requests": {"nvidia.com/gpu": "1"}},
         ),
-        (
-            {
-                **node("db"),
-                "status": {"allocatable": {"cpu": 8, "memory": "1Gi", "pods": 9, "network.aware.com/bandwidth": 10**9}},
-            },
-            {"requests": {"network.aware.com/bandwidth": "100M"}},
-        ),
     ],
 )
 def test_one_that_asks_for_more_leaves_nobody_unplaced(simulate: Any, special: Any, asked: Any) -> None:
@@ -225,41 +204,6 @@ def test_one_that_asks_for_more_leaves_nobody_unplaced(simulate: Any, special: A
     answer = simulate(*hosts, special, app_group(workloads="ab"), *pods, pod("q", "b", **asked))
     assert answer["unplaced"] == {}
     assert answer["placements"]["default/q"] == "db"
-
-
-def test_volumes_ports_and_daemons_bind(simulate: Any) -> None:
-    volume = {
-        "kind": "PersistentVolume",
-        "metadata": {"name": "pv"},
-        "spec": {
-            "nodeAffinity": {
-                "required": {
-                    "nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["z1"]}]}]
-                }
-            }
-        },
-    }
-    claim = {
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "data", "namespace": "default"},
-        "spec": {"volumeName": "pv"},
-    }
-    stateful = pod("s", "a", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
-    stateful["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    holder = pod("h", "", nodeName="b0")
-    holder["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    field = {"key": "metadata.name", "operator": "In", "values": ["a0"]}
-    pinned = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [field]}]}
-        }
-    }
-    daemon = pod("d", "", cpu="7500m", affinity=pinned)
-    answer = simulate(
-        *TWO_ZONES, volume, claim, app_group(workloads="ab"), stateful, holder, daemon, pod("p", "b", cpu="8")
-    )
-    assert answer["placements"]["default/s"] == "b1", "the volume is in z1, and the port of b0 is taken"
-    assert answer["placements"]["default/p"] in {"a1", "b0"}, "a0 is as good as the daemon's"
 
 
 def test_pods_behind_another_gate_are_planned_around(simulate: Any) -> None:
@@ -305,60 +249,11 @@ def test_measured_latency_decides_where_costs_are_flat_and_measured(
     assert answer["latency_us"] == latency_us
 
 
-@pytest.mark.parametrize(
-    ("topologies", "cost"),
-    [
-        ((topology({("z0", "z1"): 7}, "Mine"),), 100),
-        ((topology({("z0", "z1"): 7}), topology({("z0", "z1"): 9}, namespace="other")), 7),
-        ((topology({("z0", "z1"): 7}, namespace="a"), topology({("z0", "z1"): 7}, namespace="b")), 100),
-    ],
-)
-def test_costs_count_that_the_scheduler_would_use(simulate: Any, topologies: Any, cost: int) -> None:
-    bound = (pod("a", "a", nodeName="a0"), pod("b", "b", nodeName="b0"))
-    answer = simulate(*TWO_ZONES, *topologies, app_group(("a", "b", 5), workloads="ab"), *bound)
-    assert answer["cost"] == cost
-    assert ("that counts" in answer["notes"]) == (cost == 100)
-
-
-def test_a_group_is_planned_by_the_costs_of_its_own_namespace(simulate: Any) -> None:
-    objects: list[Any] = [topology({("z0", "z1"): 7}), topology({("z0", "z1"): 9}, namespace="other")]
-    for namespace in ("default", "other"):
-        objects.append(app_group(("a", "b", 5), workloads="ab"))
-        objects += [pod("a", "a", nodeName="a0"), pod("b", "b", nodeName="b0")]
-        for each in objects[-3:]:
-            each["metadata"]["namespace"] = namespace
-    assert simulate(*TWO_ZONES, *objects)["cost"] == 7 + 9
-
-
-def test_groups_do_not_take_each_others_room(simulate: Any) -> None:
-    hosts = [node(f"n{i}", cpu="4") for i in range(12)]
-    names = ("g", "h", "i")
-    groups = [app_group(("a", "b", 5), name=name, workloads="ab") for name in names]
-    pods = [pod(f"{name}-{w}{i}", w, group=name) for name in names for w in "ab" for i in range(8)]
-    answer = simulate(*hosts, *groups, *pods)
-    used: dict[str, int] = {}
-    for where in answer["placements"].values():
-        used[where] = used.get(where, 0) + 1
-    assert len(answer["placements"]) == 48
-    assert max(used.values()) == 4
-
-
 def test_what_one_plan_has_given_away_is_taken_for_the_next(simulate: Any) -> None:
     hosts = (node("n0", cpu="4"), node("n1", cpu="4"))
     group, other = app_group(workloads="a"), app_group(name="h", workloads="a", objective="parity")
     pods = (pod("p", "a", cpu="3"), pod("q", "a", group="h", cpu="3"))
     assert set(simulate(*hosts, group, other, *pods)["placements"].values()) == {"n0", "n1"}
-
-
-def test_replicas_and_strangers_are_not_piled_up(simulate: Any) -> None:
-    hosts = [node(f"n{i:02}", cpu="64") for i in range(12)]
-    pods = [pod(f"{w}{i:02}", w) for w in "ab" for i in range(10)]
-    answer = simulate(*hosts, app_group(("a", "b", 5), workloads="ab"), *pods)
-    for w in "ab":
-        assert len({answer["placements"][f"default/{w}{i:02}"] for i in range(10)}) == 10
-    strangers = [pod(f"{w}0", w) for w in "abcdefghijkl"]
-    answer = simulate(*hosts, app_group(workloads="abcdefghijkl"), *strangers)
-    assert len(set(answer["placements"].values())) == 12
 
 
 def test_odd_files_are_read_as_far_as_they_go(simulate: Any) -> None:
