@@ -10,7 +10,7 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
 from controller.cli.shared import UNMEASURED, note_unused
-from controller.cli.style import BAD, age, grid, milliseconds
+from controller.cli.style import BAD, STRONG, age, grid, milliseconds
 from controller.diagnosis.model import PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
@@ -53,11 +53,10 @@ class Latency(Command):
     def show(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A line for each direction."""
         numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
-        table = grid("FROM", "TO", *numbers, "BASIS", "PROBER", right=numbers)
-        for pair in (answer.there, answer.back):
+        table = grid("", *numbers, "BASIS", "PROBER", right=numbers)
+        for name, pair in (("there", answer.there), ("back", answer.back)):
             table.add_row(
-                pair.origin,
-                pair.destination,
+                name,
                 "-" if pair.cost is None else str(pair.cost),
                 *map(milliseconds, (*pair.percentiles_us.values(), pair.jitter_us)),
                 "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}",
@@ -66,7 +65,8 @@ class Latency(Command):
                 pair.prober or "-",
             )
         flags = ", ".join(answer.there.quality_flags)
-        return Group(table, *([Text(f"newest sample not trusted: {flags}", style=BAD)] if flags else []))
+        head = Text(f"{answer.there.origin} to {answer.there.destination}", style=STRONG)
+        return Group(head, Text(), table, *([Text(f"newest sample not trusted: {flags}", style=BAD)] if flags else []))
 
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import hdrs, web
 
-from kubekit.errors import ConfigError
 from netperf.contract import PAGE_DATA, PAGE_TOKEN_HEADER
 
 ANSWER_TIMEOUT_S = 30.0
@@ -42,22 +41,15 @@ class LocalProxy:
         self._key, self._cookie, self._port = secrets.token_urlsafe(24), secrets.token_urlsafe(24), 0
 
     @asynccontextmanager
-    async def running(self, port: int) -> AsyncIterator[str]:
-        """Serve on loopback while the block runs, at any free port for 0; yields the address to open, with its key.
-
-        Raises:
-            ConfigError: the port is taken.
-        """
+    async def running(self) -> AsyncIterator[str]:
+        """Serve on a free port of the loopback while the block runs; yields the address to open, with its key."""
         app = web.Application()
         for path in ("/", PAGE_DATA):
             app.router.add_get(path, self._answer, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            try:
-                await web.TCPSite(runner, "127.0.0.1", port).start()
-            except OSError as error:
-                raise ConfigError("--port", f"cannot bind {port}: {error.strerror}", "leave it out") from error
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
             self._port = runner.addresses[0][1]
             yield f"http://127.0.0.1:{self._port}/?key={self._key}"
         finally:

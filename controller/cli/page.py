@@ -37,7 +37,7 @@ class OpenPage(Command):
     online = False
     examples = (
         ("page", "open it in the browser"),
-        ("page --no-browser --port 9851", "print the address, at a port of yours"),
+        ("page --no-browser", "print the address"),
     )
     description = (
         "Runs kubectl port-forward to a controller, prints the address, which opens the page once, and opens the "
@@ -46,10 +46,7 @@ class OpenPage(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Port and browser."""
-        parser.add_argument(
-            "--port", type=port_number, default=0, metavar="N", help="port on this machine (default: any)"
-        )
+        """Arguments of this command."""
         parser.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Opened:
@@ -61,9 +58,9 @@ class OpenPage(Command):
         forward = await session.stack.enter_async_context(
             port_forward(command, session.home, f"deployment/{CONTROLLER}", "metrics")
         )
-        return await self._serve(session, forward, PageToken(command, session.home), options.port)
+        return await self._serve(session, forward, PageToken(command, session.home))
 
-    async def _serve(self, session: Session, forward: PortForward, token: PageToken, port: int) -> Opened:
+    async def _serve(self, session: Session, forward: PortForward, token: PageToken) -> Opened:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
         asking = await session.stack.enter_async_context(aiohttp.ClientSession(forward.url, timeout=timeout))
         proxy = LocalProxy(asking, token.get)
@@ -75,7 +72,7 @@ class OpenPage(Command):
             why = f"; no token to be had: {token.refused}" if token.refused else ""
             raise KubectlError(f"the page lets nobody in without a token: {refused}{why}")
         self._ended = forward.ended
-        return Opened(await session.stack.enter_async_context(proxy.running(port)))
+        return Opened(await session.stack.enter_async_context(proxy.running()))
 
     def show(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The address on a line of its own."""
@@ -103,11 +100,3 @@ def flags_of(options: argparse.Namespace) -> list[str]:
 def has_screen() -> bool:
     """Whether there is a screen: in a bare terminal a text browser would take the terminal."""
     return sys.platform in {"darwin", "win32"} or any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY"))
-
-
-def port_number(text: str) -> int:
-    """A TCP port, 0 for any."""
-    if not text.isdecimal() or int(text) > 65535:
-        msg = f"{text!r} is no port"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)

@@ -92,13 +92,7 @@ class Propose(Command):
         """Read, think, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
-        answer = await make_proposals(
-            session,
-            session.namespace,
-            source=options.source,
-            window_s=options.window,
-            wish=Wish(options.spread, options.scheduler),
-        )
+        answer = await _propose(session, session.namespace, options)
         found = answer.proposals
         if not options.apply or not found:
             return answer
@@ -135,35 +129,16 @@ class Propose(Command):
         return bool(answer.drift)
 
 
-async def make_proposals(
-    session: Session,
-    namespace: str,
-    *,
-    source: str,
-    window_s: int,
-    wish: Wish,
-) -> Proposed:
-    """Read traffic and the cluster, propose, and plan what each proposal would gain; nothing is written.
-
-    Args:
-        session: what could not be read ends up in its notes and remarks.
-        namespace: whose workloads.
-        source: where traffic is known from; empty for what Prometheus has.
-        window_s: over how long, or as much of it as there is.
-        wish: what else the user wants.
-
-    Raises:
-        ConfigError: no Prometheus was named, or it has no traffic.
-        KubekitError: no answer.
-    """
-    traffic = await read_traffic(session, source, window_s)
+async def _propose(session: Session, namespace: str, options: argparse.Namespace) -> Proposed:
+    """Read traffic and the cluster, propose, and plan what each proposal would gain; nothing is written."""
+    traffic = await read_traffic(session, options.source, options.window)
     found = propose(
         traffic.graph,
         traffic.workloads,
         traffic.groups,
         namespace,
         traffic.cost_of,
-        wish=wish,
+        wish=Wish(options.spread, options.scheduler),
         placing=_placing(traffic, namespace),
     )
     mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}

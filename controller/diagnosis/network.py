@@ -28,7 +28,7 @@ _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-s
 _FEW = 3
 """So many agents are restarted by a line each, more by one line for all."""
 _TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
-# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects.
+# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects; other reasons tell by it alone.
 _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",
@@ -36,9 +36,6 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
         "",
     ),
-    "ResultsMissing": ("warning", "a ConfigMap of results is missing", (_TOPOLOGY,), "NetawareMeasurementsStale"),
-    "ResultsTooLarge": ("warning", "a ConfigMap of results is almost full", (_TOPOLOGY,), "NetawareApiWritesFailing"),
-    "ResultsMalformed": ("warning", "some results cannot be read", (_TOPOLOGY,), "NetawareResultsRefused"),
     "NodesWithoutZone": (
         "warning",
         "some nodes have no zone label and are not measured",
@@ -78,11 +75,9 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "NetperfFails": (
         "warning",
         "netperf fails again and again between some zones",
-        (f"{_PORTS} between nodes", "kubectl netaware latency"),
+        ("kubectl netaware costs --percentile p90", f"{_PORTS} between nodes"),
         "NetawareProbesFailing",
     ),
-    "InstrumentsDisagree": ("info", "netperf and datagrams measure different latencies", (_TOPOLOGY,), ""),
-    "PairsDisputed": ("info", "measurements of some pairs disagree", (_TOPOLOGY,), ""),
 }
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
@@ -266,10 +261,10 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     for key, conditions in sorted(facts.topologies.items()):
         namespace, name = split_key(key)
         for found in conditions:
-            known = _REASONS.get(found.reason)
-            if known is None or (found.type, found.status) not in _BAD:
+            if (found.type, found.status) not in _BAD or found.reason == _OLD:
                 continue
-            severity, summary, fix, alert = known
+            other: Severity = "info" if found.type == "OutlierNodes" else "warning"
+            severity, summary, fix, alert = _REASONS.get(found.reason, (other, found.reason, (_TOPOLOGY,), ""))
             since = seconds(found.last_transition_time)
             if found.type == "OutlierNodes" and severity == "info" and _may_end_soon(since, facts):
                 continue

@@ -79,7 +79,6 @@ class Access:
         self._client, self._namespace, self._clock = client, namespace, clock
         # Of tokens only their hashes are kept.
         self._decisions: dict[bytes, tuple[float, Decision]] = {}
-        self._asking: dict[bytes, asyncio.Task[Decision]] = {}
         self._limiter = asyncio.Semaphore(MAX_REQUESTS)
 
     def authorize(self, handler: Handler) -> Handler:
@@ -106,12 +105,7 @@ class Access:
         at, answer = self._decisions.get(key, (float("-inf"), "unavailable"))
         if self._clock() - at < FRESH_S:
             return answer
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = asyncio.ensure_future(self._ask(key, token))
-            asking.add_done_callback(lambda _: self._asking.pop(key, None))
-        # Several requests wait for one decision; a cancelled one must not cancel it for the others.
-        return await asyncio.shield(asking)
+        return await self._ask(key, token)
 
     async def _ask(self, key: bytes, token: str) -> Decision:
         try:

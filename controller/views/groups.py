@@ -16,8 +16,7 @@ from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair
 from controller.scheduler.placement.survival import survival_of
-from controller.views.model import ConditionView, EdgeView, GroupView, PodView, WorkloadView
-from kubekit.wire import Condition
+from controller.views.model import EdgeView, GroupView, PodView, WorkloadView
 from netperf.latencies import ZonePair
 
 
@@ -88,7 +87,7 @@ def build_group(
         workloads=_workloads(group, facts, pods, locations),
         edges=edges,
         faults=tuple(fault.detail for fault in facts.graph.faults),
-        conditions=_conditions(group.status.conditions),
+        conditions=tuple(group.status.conditions or ()),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
     )
 
@@ -137,11 +136,4 @@ def _edge(check: DependencyCheck, facts: GroupFacts, pairs: Mapping[ZonePair, Pa
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,
-    )
-
-
-def _conditions(conditions: Iterable[Condition] | None) -> tuple[ConditionView, ...]:
-    return tuple(
-        ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message, since=c.last_transition_time)
-        for c in conditions or ()
     )

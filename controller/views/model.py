@@ -10,6 +10,7 @@ from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
 from controller.scheduler.balance import Advice
 from controller.scheduler.placement.survival import Survival
+from kubekit.wire import Condition
 
 
 class PodView(View, frozen=True):
@@ -53,16 +54,6 @@ class EdgeView(View, frozen=True):
     p50_us: float | None
 
 
-class ConditionView(View, frozen=True):
-    """A condition of an object's status."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-    since: str | None
-
-
 class GroupView(View, frozen=True):
     """An AppGroup.
 
@@ -87,7 +78,7 @@ class GroupView(View, frozen=True):
     workloads: tuple[WorkloadView, ...]
     edges: tuple[EdgeView, ...]
     faults: tuple[str, ...]
-    conditions: tuple[ConditionView, ...]
+    conditions: tuple[Condition, ...]
     survival: Survival = Survival()
     advice: tuple[Advice, ...] = ()
 

@@ -34,7 +34,7 @@ exec sleep 600
 
 
 def options(control_plane: ControlPlane) -> argparse.Namespace:
-    return argparse.Namespace(kubeconfig=str(control_plane.kubeconfig), context="", port=0, no_browser=True)
+    return argparse.Namespace(kubeconfig=str(control_plane.kubeconfig), context="", no_browser=True)
 
 
 async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cannot(
