@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import UNMEASURED, add_costs_arguments, note_unused
+from controller.cli.session import Session
+from controller.cli.shared import UNMEASURED, note_unused
 from controller.cli.style import FAINT, STRONG, age, heat, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View
@@ -64,24 +64,16 @@ class ShowCosts(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        add_costs_arguments(parser)
         parser.add_argument(
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
         )
 
     async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
-        """Read the network and the requested weights."""
+        """Read the network."""
         snapshot = await session.snapshot()
         if not options.percentile:
             session.require(NETWORK_TOPOLOGIES)
-        network = build_network(snapshot, options.topology, options.weights)
-        if options.topology and network.topology is None:
-            msg = f"there is no NetworkTopology {options.topology!r}"
-            raise NotFoundError(msg)
-        if options.weights and network.weights is None:
-            names = ", ".join(network.weights_available) or "none"
-            msg = f"{network.topology} has no weight {options.weights!r}; it has: {names}"
-            raise NotFoundError(msg)
+        network = build_network(snapshot)
         note_unused(session, network)
         return CostsView(at=snapshot.now_s, network=network)
 

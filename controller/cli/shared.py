@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
@@ -31,14 +30,6 @@ from controller.scheduler.state import State
 
 UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
 """What a cost rests on that is no measurement of its own, or none of late."""
-
-
-def add_costs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of every command that shows costs."""
-    parser.add_argument(
-        "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
-    )
-    parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
 
 
 def note_unused(session: Session, network: NetworkView) -> None:

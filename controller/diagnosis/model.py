@@ -35,7 +35,6 @@ class PairView(View, frozen=True):
     Attributes:
         cost: as the weight in use has it, null where it has none.
         p50_us: round trip, from the sample that stands for the pair, as are the next fields.
-        transactions: round trips of that sample.
         measured_at: unix seconds, by our clock.
         quality_flags: why the newest sample is not trusted; empty when it is.
         prober: ``netperf``, ``datagrams`` or ``external``.
@@ -50,7 +49,6 @@ class PairView(View, frozen=True):
     p99_us: float | None = None
     jitter_us: float | None = None
     loss_ratio: float | None = None
-    transactions: int | None = None
     measured_at: float | None = None
     quality_flags: tuple[str, ...] = ()
     prober: str | None = None
@@ -79,25 +77,21 @@ class NetworkView(View, frozen=True):
     Attributes:
         topology: ``namespace/name`` of the NetworkTopology; null when there is none.
         weights: name of the weight shown; null when the object has none of that name.
-        weights_available: names of all its weights.
         unit_us: microseconds that one unit of a NetperfCosts cost stands for.
         percentile: which latency these costs are made from.
         zones: sorted by region and name; pairs follow this order, every ordered pair once.
         interval_s: length of a probing round, null without a plan.
-        planned: links that are measured, one per two zones.
         measured_at: unix seconds of the newest sample.
-        unused: the scheduler does not go by these costs; they are shown because somebody asked, or for want of others.
+        unused: the scheduler does not go by these costs; they are shown for want of others.
     """
 
     topology: str | None = None
     weights: str | None = None
-    weights_available: tuple[str, ...] = ()
     unit_us: float = 1000.0
     percentile: str = "p90"
     zones: tuple[ZoneView, ...] = ()
     pairs: tuple[PairView, ...] = ()
     interval_s: float | None = None
-    planned: int = 0
     measured_at: float | None = None
     unused: bool = False
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 import controller.topology.decision as topology_rules
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, facts_of
@@ -30,10 +29,8 @@ from netperf.sample import Sample
 DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
-def choose_topology(snapshot: ClusterSnapshot, name: str = "") -> NetworkTopology | None:
-    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else one of its name, else any."""
-    if name:
-        return topology_named(snapshot.topologies, name)
+def _topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
+    """The NetworkTopology to show: the scheduler's, else one of its name, else any."""
     named = topology_named(snapshot.topologies, snapshot.rules.network_topology_name)
     return _counting(snapshot) or named or min(snapshot.topologies, key=lambda t: t.metadata.key, default=None)
 
@@ -42,23 +39,6 @@ def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
     return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
-
-
-def _is_unused(snapshot: ClusterSnapshot, topology: NetworkTopology, weights: str | None) -> bool:
-    """Whether the scheduler uses these weights for no group."""
-    used = weight_for(topology, snapshot.rules)
-    counting = (_counting(snapshot, namespace) for namespace in ("", topology.metadata.namespace))
-    return not any(t is topology for t in counting) or weights != (used.name if used is not None else None)
-
-
-def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs, name: str = "") -> str | None:
-    """The weight to show: the one of that name, else the one that the scheduler uses, else the first that is not empty."""
-    if topology is None:
-        return None
-    if name:
-        return name if topology.weight(name) is not None else None
-    used = weight_for(topology, rules) or next((w for w in topology.spec.weights or () if w.topology_list), None)
-    return used.name if used is not None else None
 
 
 def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> dict[str, str]:
@@ -88,18 +68,18 @@ def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone
     return decide(read, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
-def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_name: str = "") -> NetworkView:
-    """All zones and every ordered pair of them.
-
-    Args:
-        snapshot: what there is.
-        topology_name: which NetworkTopology; see `choose_topology`.
-        weights_name: which of its weights; see `choose_weights`.
-    """
-    topology = choose_topology(snapshot, topology_name)
+def build_network(snapshot: ClusterSnapshot) -> NetworkView:
+    """All zones and every ordered pair of them, with the costs that the scheduler uses, else others for want of them."""
+    topology = _topology(snapshot)
+    counting = topology is not None and topology in (
+        _counting(snapshot),
+        _counting(snapshot, topology.metadata.namespace),
+    )
+    used = weight_for(topology, snapshot.rules)
+    others = topology.spec.weights or () if topology is not None else ()
+    weight = used or next((other for other in others if other.topology_list), None)
+    weights = weight.name if weight is not None else None
     zone_map = build_zone_map(snapshot.nodes)
-    weights = choose_weights(topology, snapshot.rules, weights_name)
-    weight = topology.weight(weights) if topology is not None and weights is not None else None
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
     decision = decide_now(topology, snapshot, zone_map)
     pairs = _pairs(
@@ -114,15 +94,13 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
         weights=weights,
-        weights_available=tuple(w.name for w in topology.spec.weights or ()) if topology is not None else (),
         unit_us=decision.policy.unit_us,
         percentile=decision.policy.percentile,
         zones=_zones(snapshot, zone_map),
         pairs=pairs,
         interval_s=interval_s,
-        planned=sum(probe.pair_index == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
-        unused=topology is not None and _is_unused(snapshot, topology, weights),
+        unused=topology is not None and (not counting or used is None),
     )
 
 
@@ -218,7 +196,6 @@ def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Samp
         p99_us=measurement.percentile_us("p99"),
         jitter_us=measurement.jitter_us,
         loss_ratio=measurement.loss_ratio,
-        transactions=measurement.transactions,
         measured_at=min(sample.taken_at, now_s) if sample.taken_at else None,
         quality_flags=sample.quality_flags,
         prober=measurement.prober,
