@@ -131,8 +131,8 @@ async def test_every_line_to_paste_can_be_pasted(
     where: dict[str, str] = {}
     for situation in SITUATIONS:
         lines = lines_of(situation)
-        assert lines[0].startswith("kubectl ") or PROSE.match(lines[0]), situation.code
-        where |= dict.fromkeys(lines, situation.code)
+        assert lines[0].startswith("kubectl ") or PROSE.match(lines[0]), situation.name
+        where |= dict.fromkeys(lines, situation.name)
     commands = [line for line in where if line.startswith("kubectl ")]
     assert [line for line in where if line not in commands and not PROSE.match(line)] == []
     await the_world(client, namespace)

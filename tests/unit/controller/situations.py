@@ -27,8 +27,9 @@ STATUS = ControlPlaneStatus(programs=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """The code of the finding that must come first, a part of one of its commands, and what is left to see of the cluster."""
+    """What is broken, the code of the finding that must come first, a part of one of its commands, and what is left to see."""
 
+    name: str
     code: str
     fix: str
     facts: Facts
@@ -149,36 +150,50 @@ CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
 SITUATIONS: tuple[Situation, ...] = (
-    Situation("not-installed", "kubectl apply", Facts(NOW_S, ControlPlaneStatus(installed=False))),
     Situation(
+        "a cluster without netaware",
+        "not-installed",
+        "kubectl apply",
+        Facts(NOW_S, ControlPlaneStatus(installed=False)),
+    ),
+    Situation(
+        "the controller is frozen",
         "no-leader",
         "rollout restart deployment/netaware-controller",
         facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
     ),
     Situation(
+        "the controller is gone",
         "controller-down",
         "scale deployment/netaware-controller",
         facts(control_plane=no_pods("controller"), pods=waiting()),
     ),
     Situation(
+        "the controller's image cannot be pulled",
         "controller-down",
         "rollout undo deployment/netaware-controller",
         facts(control_plane=without("controller", reason="ImagePullBackOff")),
     ),
     Situation(
+        "the controller does not reach the API server",
         "controller-not-ready",
         "readyz",
         facts(control_plane=status(complaints=("controller-0: age: store of nodes is 130 s old (503)",))),
     ),
     Situation(
+        "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
         facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
     ),
     Situation(
-        "extender-down", "rollout restart deployment/netaware-scheduler", facts(control_plane=without("extender"))
+        "the extender does not answer",
+        "extender-down",
+        "rollout restart deployment/netaware-scheduler",
+        facts(control_plane=without("extender")),
     ),
     Situation(
+        "the scheduler has no node to run on",
         "scheduler-down",
         "add a toleration",
         facts(
@@ -187,27 +202,51 @@ SITUATIONS: tuple[Situation, ...] = (
             )
         ),
     ),
-    Situation("agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
+    Situation("one agent is dead", "agents-down", "spec.nodeName=n1", facts(agents=agents(n1=DOWN))),
     Situation(
-        "agents-impaired", "spec.nodeName=n1", facts(agents=agents(n1={"reason": "the passphrase cannot be read"}))
+        "one agent cannot read its passphrase",
+        "agents-impaired",
+        "spec.nodeName=n1",
+        facts(agents=agents(n1={"reason": "the passphrase cannot be read"})),
     ),
     Situation(
+        "both agents of a zone are frozen",
         "zone-without-agent",
         "spec.nodeName=n1",
         facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
     ),
     Situation(
-        "no-agents", "describe daemonset netaware-agent", facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN))
+        "no agent runs anywhere",
+        "no-agents",
+        "describe daemonset netaware-agent",
+        facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
     ),
     Situation(
+        "the path between two zones is cut",
         "zones-unreachable",
         "12865",
         facts(unreachable=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
     ),
-    Situation("pairs-unmeasured", "kubectl netaware costs", facts(network=network(absent=(("z0", "z1"),)))),
-    Situation("no-plan", "logs deployment/netaware-controller", facts(network=network(None, absent=(("z0", "z1"),)))),
-    Situation("no-topology", "rollout restart", facts(topologies={}, network=network(absent=(("z0", "z1"),)))),
     Situation(
+        "a pair was never measured",
+        "pairs-unmeasured",
+        "kubectl netaware costs",
+        facts(network=network(absent=(("z0", "z1"),))),
+    ),
+    Situation(
+        "nobody is told what to measure",
+        "no-plan",
+        "logs deployment/netaware-controller",
+        facts(network=network(None, absent=(("z0", "z1"),))),
+    ),
+    Situation(
+        "the NetworkTopology was deleted",
+        "no-topology",
+        "rollout restart",
+        facts(topologies={}, network=network(absent=(("z0", "z1"),))),
+    ),
+    Situation(
+        "nodes without a zone label",
         "topology-NodesWithoutZone",
         "kubectl label node n7",
         topology(
@@ -215,49 +254,73 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "a costPolicy that makes no sense",
         "topology-BadCostPolicy",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
         topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
+        "results that nobody asked for",
         "topology-UnplannedResults",
         "logs daemonset/netaware-agent",
         topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
     ),
     Situation(
+        "one node behind a wrong route",
         "topology-NodesContradicted",
         "kubectl describe node n2",
         topology("OutlierNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
     ),
     Situation(
+        "old measurements",
         "pairs-stale",
         "kubectl netaware costs",
         topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
     ),
-    Situation("spec-UnknownDependency", "edit appgroup shop", facts(groups=(group(workloads=[LOST]),))),
     Situation(
+        "a dependency on a workload that is not there",
+        "spec-UnknownDependency",
+        "edit appgroup shop",
+        facts(groups=(group(workloads=[LOST]),)),
+    ),
+    Situation(
+        "two workloads with one selector",
         "spec-DuplicateSelector",
         "edit appgroup shop",
         facts(groups=(group(workloads=[{"workload": {"name": "front", "selector": "front"}}, TWICE]),)),
     ),
     Situation(
+        "a bandwidth that is no quantity",
         "spec-BadBandwidth",
         "edit appgroup shop",
         facts(groups=(group(workloads=[BAD, {"workload": {"selector": "cart"}}]),)),
     ),
-    Situation("dependency-cycle", "edit appgroup shop", facts(groups=(group(workloads=[ONE, OTHER]),))),
-    Situation("spec-UnknownAlgorithm", "edit appgroup shop", facts(groups=(group(topologySortingAlgorithm="Bogo"),))),
     Situation(
+        "dependencies in a circle",
+        "dependency-cycle",
+        "edit appgroup shop",
+        facts(groups=(group(workloads=[ONE, OTHER]),)),
+    ),
+    Situation(
+        "an algorithm that nobody knows",
+        "spec-UnknownAlgorithm",
+        "edit appgroup shop",
+        facts(groups=(group(topologySortingAlgorithm="Bogo"),)),
+    ),
+    Situation(
+        "more pods than members",
         "members-exceeded",
         '"numMembers":2',
         facts(groups=(group(numMembers=1),), pods=(pod(node="n1"), pod("front-2", node="n1"))),
     ),
     Situation(
+        "a quota keeps pods from being made",
         "members-missing",
         "reason=FailedCreate",
         facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
     ),
     Situation(
+        "a namespace that does not let the group in",
         "namespace-not-admitted",
         "kubectl label namespace other",
         facts(
@@ -280,6 +343,7 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "dependencies that cost too much",
         "costs-violated",
         "graph shop -n web",
         facts(
@@ -289,37 +353,61 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "replicas that one zone's loss would stop",
         "not-balanced",
         "graph shop -n web",
         facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
     ),
-    Situation("unknown-workload", "appgroup.diktyo.x-k8s.io.workload", facts(pods=waiting(workload="wrong"))),
-    Situation("unknown-workload", "kubectl get appgroups -A", facts(pods=(pod(group="nope", gates=(GATE,)),))),
     Situation(
+        "a workload label that is wrong",
+        "unknown-workload",
+        "appgroup.diktyo.x-k8s.io.workload",
+        facts(pods=waiting(workload="wrong")),
+    ),
+    Situation(
+        "an AppGroup that does not exist",
+        "unknown-workload",
+        "kubectl get appgroups -A",
+        facts(pods=(pod(group="nope", gates=(GATE,)),)),
+    ),
+    Situation(
+        "running pods whose workload label is wrong",
         "unknown-workload",
         "edit deployment front",
         facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=FRONT) for i in range(3))),
     ),
     Situation(
-        "unknown-workload", "edit deployment front", facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),))
+        "running pods whose AppGroup is gone",
+        "unknown-workload",
+        "edit deployment front",
+        facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),)),
     ),
     Situation(
+        "some pods of a group name another scheduler",
         "other-scheduler",
         "schedulerName: network-aware-scheduler",
         facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
     ),
     Situation(
+        "a scheduler's name that nobody answers to",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
         facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
     ),
     Situation(
+        "a gate that somebody else opens",
         "foreign-gate",
         "describe pod p0",
         facts(pods=tuple(pod(f"p{i}", gates=(FOREIGN, GATE), created=NOW_S - 300) for i in range(3))),
     ),
-    Situation("gated-too-long", "describe appgroup shop", facts(pods=waiting(created=NOW_S - 700))),
     Situation(
+        "pods that wait at our gate for ten minutes",
+        "gated-too-long",
+        "describe appgroup shop",
+        facts(pods=waiting(created=NOW_S - 700)),
+    ),
+    Situation(
+        "no node has room",
         "no-node-capacity",
         "Allocated resources",
         no_node(
@@ -327,6 +415,7 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "every node has a taint",
         "no-node-taint",
         '"op":"add","path":"/spec/template/spec/tolerations"',
         facts(
@@ -340,11 +429,13 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "every node is cordoned",
         "no-node-cordoned",
         "kubectl uncordon n0 n1 n2 n3",
         no_node("0/4 nodes are available: 4 node(s) were unschedulable.", nodes=CORDONED),
     ),
     Situation(
+        "a node selector that fits nothing",
         "no-node-selector",
         "correct nodeSelector",
         no_node(
@@ -353,16 +444,19 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "a volume in another zone",
         "no-node-volume",
         "kubectl -n web get pvc",
         no_node("0/4 nodes are available: 1 Insufficient memory, 3 node(s) had volume node affinity conflict."),
     ),
     Situation(
+        "a claim that is not bound",
         "no-node-claim",
         "get storageclass",
         no_node("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
     ),
     Situation(
+        "limits that the network cannot keep",
         "no-node-max-cost",
         "kubectl netaware costs",
         no_node(
@@ -370,22 +464,28 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
     ),
     Situation(
+        "no bandwidth left",
         "no-node-bandwidth",
         "kubectl netaware bandwidth",
         no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
     ),
     Situation(
+        "host ports that are taken",
         "no-node-ports",
         "get pod front-1",
         no_node("0/4 nodes are available: 4 node(s) didn't have free ports for the requested pod ports."),
     ),
     Situation(
+        "anti-affinity with more replicas than nodes",
         "no-node-spread",
         "get pod front-1",
         no_node("0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."),
     ),
     Situation(
-        "agent-version-skew", "rollout status daemonset/netaware-agent", facts(agents=agents(n2={"version": "0.0.9"}))
+        "agents of two versions",
+        "agent-version-skew",
+        "rollout status daemonset/netaware-agent",
+        facts(agents=agents(n2={"version": "0.0.9"})),
     ),
 )
 BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
