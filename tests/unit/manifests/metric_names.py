@@ -12,15 +12,13 @@ ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "manifests" / "prometheus"
 
 
-PAIR = "origin_zone, destination_zone, origin_region, destination_region"
-
-
 def labels_by_metric() -> dict[str, set[str]]:
     """Series of the generated reference, with the suffixes of histograms, and their labels."""
     found: dict[str, set[str]] = {}
     reference = (ROOT / "docs" / "metrics.md").read_text()
+    groups = dict(re.findall(r"\*(\w+)\* is `([^`]+)`", reference))
     for name, kind, text in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| ([^|]*) \|", reference, re.MULTILINE):
-        labels = set(re.findall(r"\w+", text.replace("*pair*", PAIR)))
+        labels = set(re.findall(r"\w+", re.sub(r"\*(\w+)\*", lambda group: groups[group[1]], text)))
         suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         found |= {f"{name}{suffix}": labels | ({"le"} if suffix == "_bucket" else set()) for suffix in suffixes}
     return found
