@@ -50,6 +50,10 @@ apiVersion: netaware.io/v1alpha1
 kind: ControllerConfiguration
 ```
 """
+AGENT_FLAGS = """\
+Flags of `python -m agent run`. Each overrides an environment variable: `NETAWARE_` and its name in capitals, such as `NETAWARE_LOG_LEVEL`;
+`NODE_NAME` for `--node-name`, `POD_NAMESPACE` for `--namespace`.
+"""
 CAPACITIES = """\
 Capacities, in bits per second, of nodes whose hardware does not report its speed, such as virtual machines. The first selector that matches a
 node's labels counts, then its instance type.
@@ -127,7 +131,7 @@ def type_name(kind: Any) -> str:
         bounds = [re.sub(rf"(\S+) to {YEAR_S}$", r"≥ \1", str(m)) for m in parts[1:] if isinstance(m, Range)] + [
             f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None
         ]
-        return type_name(parts[0]) + (f" ({', '.join(bounds)})" if bounds else "")
+        return ", ".join([*([type_name(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
     if origin in {typing.Union, types.UnionType}:
@@ -147,6 +151,8 @@ _PLAIN: dict[Any, str] = {
     type(None): "null",
     Any: "anything",
 }
+_HEADER = ("api_version", "kind")
+"""Shown in the examples."""
 _BOUNDS = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"), ("min_length", "length ≥"), ("max_length", "length ≤"))
 
 
@@ -167,6 +173,8 @@ def rows_of(struct: type, path: str = "") -> Iterator[tuple[str, str, str, str]]
     """Field, type, default and meaning, sections flattened into dotted paths."""
     texts = attributes_of(struct)
     for field in msgspec.structs.fields(struct):
+        if field.name in _HEADER and not path:
+            continue
         name = f"{path}{field.encode_name}"
         inner = element_of(field.type)
         if is_struct(field.type):
@@ -200,12 +208,13 @@ def section_rows(struct: type) -> Iterator[tuple[str, str, str]]:
         else:
             texts = attributes_of(struct)
             row = (f"`{field.encode_name}`", type_name(field.type), default_text(field), texts.get(field.name, ""))
-            plain.append(row)
+            if field.name not in _HEADER:
+                plain.append(row)
     yield "", "", table(("field", "type", "default", "meaning"), plain)
 
 
-def flag_rows() -> list[tuple[str, str, str, str]]:
-    """The agent's flags: name, environment variable, default, meaning."""
+def flag_rows() -> list[tuple[str, str, str]]:
+    """The agent's flags: name, default, meaning."""
     from agent.config import add_run_flags
 
     parser = argparse.ArgumentParser()
@@ -215,10 +224,9 @@ def flag_rows() -> list[tuple[str, str, str, str]]:
         if action.dest == "help":
             continue
         help_ = (action.help or "").replace("%%", "%")
-        variable = re.search(r"\(\$([A-Z_]+)", help_)
         meaning = re.sub(r"\s*\(\$[^()]*(\([^()]*\)[^()]*)*\)$", "", help_)
         default = "" if action.default in {None, ""} else f"`{action.default}`".replace("%%", "%")
-        rows.append((f"`{action.option_strings[0]}`", f"`{variable[1]}`" if variable else "", default, meaning))
+        rows.append((f"`{action.option_strings[0]}`", default, meaning))
     return rows
 
 
@@ -244,8 +252,8 @@ def configuration() -> str:
         f"{inspect.cleandoc(CostPolicy.__doc__ or '').split(chr(10) * 2)[0].replace('``', '`')}\n",
         table(("field", "type", "default", "meaning"), list(rows_of(CostPolicy))),
         "## Agent\n",
-        "Flags of `python -m agent run`, or the environment variables of the same meaning; a flag wins.\n",
-        table(("flag", "environment", "default", "meaning"), flag_rows()),
+        AGENT_FLAGS,
+        table(("flag", "default", "meaning"), flag_rows()),
         "### The file of `--config`\n",
         CAPACITIES,
         table(("field", "type", "default", "meaning"), list(rows_of(_File))),
