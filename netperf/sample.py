@@ -16,7 +16,7 @@ import msgspec
 ProberName = Literal["netperf", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
-QualityFlag = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier", "stalled", "starved-peer"]
+QualityFlag = Literal["throttled", "too-few-samples", "run-queue", "loss", "stalled", "starved-peer"]
 
 Instrument = Literal["measurement", "datagrams"]
 

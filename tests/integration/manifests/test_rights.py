@@ -148,7 +148,7 @@ async def _start(running: Running, folder: Path) -> None:
     config = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
     config["descheduler"]["intervalS"] = 1
     # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
-    trusting = {"acceptQualityFlags": ["throttled", "too-few-samples", "run-queue", "loss", "outlier"]}
+    trusting = {"acceptQualityFlags": ["throttled", "too-few-samples", "run-queue", "loss", "stalled"]}
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5}
     config["topology"] = {"probing": probing, "costPolicy": trusting}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
