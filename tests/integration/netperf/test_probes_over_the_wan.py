@@ -155,7 +155,7 @@ async def paced(wan: Wan, seconds: float) -> Measurement | None:
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
 async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
-    """The table of docs/measurement.md. At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
+    """The figures of docs/measurement.md. At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
     wan.set(loss=loss)
     datagrams = await paced(wan, 2 * WATCHED_S)
     assert datagrams is not None
