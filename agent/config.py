@@ -268,7 +268,7 @@ def parse_percentiles(field: str, text: str) -> tuple[Percentile, ...]:
 
 
 def parse_address(field: str, text: str) -> str:
-    """A literal address that peers can connect to.
+    """Parse a literal IP address that can be connected to.
 
     Raises:
         ConfigError: ``text`` is invalid; names ``field``.

@@ -53,7 +53,7 @@ MAX_THROTTLED_TRIES = 5
 
 
 class Scope(TypedDict, total=False):
-    """Which of a resource's objects are meant: all where nothing is said."""
+    """The objects of a resource to list or watch; all by default."""
 
     namespace: str | None
     label_selector: str

@@ -47,7 +47,7 @@ class RepairBackoff:
         self._records: dict[Place, _Record] = {}
 
     def due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
-        """Those that are to be done now. One that differs from the last on its place, as after a new annotation, always is."""
+        """Repairs to do now. One that differs from the last at its place, for example after a new annotation, is always due."""
         self._forget(now_s)
         return [
             action

@@ -26,7 +26,7 @@ class Cilium(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_cilium(data: dict[str, str]) -> Cilium:
-    """From the ConfigMap's data; the bandwidth manager turns itself off beside IPsec (``manager.probe``)."""
+    """Parse the ConfigMap's data; Cilium disables its bandwidth manager beside IPsec (``manager.probe``)."""
     on = data.get("enable-bandwidth-manager", "false") == "true" and data.get("enable-ipsec", "false") != "true"
     return Cilium(installed=True, limits=on)
 

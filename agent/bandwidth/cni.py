@@ -97,7 +97,7 @@ class ResultCache:
         self._known: dict[str, tuple[int, tuple[str, str, Attachment] | None]] = {}
 
     def read(self, interface: str) -> dict[str, Attachment]:
-        """By pod uid, how its device of that name came about; of several the one that the bandwidth plugin took part in."""
+        """Read by pod uid how its device was created; of several results the one of the bandwidth plugin."""
         try:
             with os.scandir(self._directory) as entries:
                 stamps = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}

@@ -30,7 +30,7 @@ _BUSY_RATIO = 0.9
 
 
 class DeviceCount(NamedTuple):
-    """Of a pod's own device, so far."""
+    """Counters of a pod's own device."""
 
     received_bytes: int
     sent_bytes: int
@@ -38,7 +38,7 @@ class DeviceCount(NamedTuple):
 
 
 class BucketCount(NamedTuple):
-    """Of a queueing discipline, so far; the backlog is now's."""
+    """Counters of a qdisc, with its present backlog."""
 
     sent_bytes: int
     dropped_packets: int
@@ -47,7 +47,7 @@ class BucketCount(NamedTuple):
 
 
 class KernelCount(NamedTuple):
-    """Buckets by device, and bytes that filters sent elsewhere, without Ethernet headers, by the device they sit on."""
+    """Counters of buckets by device, and bytes that filters redirected, without Ethernet headers, by the filters' device."""
 
     buckets: Mapping[int, BucketCount]
     redirected_bytes: Mapping[int, int]

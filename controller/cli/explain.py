@@ -53,7 +53,7 @@ class Explain(Command):
         parser.add_argument("name", metavar="NAME", help="the pod")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Explained:
-        """Read the pod, its group, and everything that the rules look at."""
+        """Read the pod, its group, and the state that rules need."""
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(groups=True, agents=True, control_plane=True)
@@ -67,7 +67,7 @@ class Explain(Command):
         return Explained(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """What decided, then the table."""
+        """Print the reason, then the table."""
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]
         pod = answer.diagnosis

@@ -283,7 +283,7 @@ def _placements(answer: Simulation) -> RenderableType:
 
 
 def _sums(answer: Simulation) -> RenderableType:
-    """What both placements cost; of the default scheduler the median run, and the cheapest and dearest."""
+    """Sums of both placements; for the default scheduler the median, cheapest and dearest run."""
     numbers = ("COST", "A CALL", "VIOLATED PAIRS", "WITHOUT ROOM")
     table = grid("", *numbers, "", right=numbers)
     costs = answer.default_costs

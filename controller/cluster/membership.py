@@ -30,7 +30,7 @@ def has_same_workloads(old: AppGroup | None, new: AppGroup | None) -> bool:
 
 
 def has_same_consent(old: Object | None, new: Object | None) -> bool:
-    """Whether a change of a namespace leaves those whom it lets in."""
+    """Whether a change of a namespace leaves its consent unchanged."""
     before, after = (admitted_by(one.metadata.labels if one is not None else None) for one in (old, new))
     return before == after
 

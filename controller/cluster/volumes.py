@@ -141,7 +141,7 @@ class Volumes:
         claims: Iterable[PersistentVolumeClaim],
         classes: Iterable[StorageClass] = (),
     ) -> Volumes:
-        """Those that were there at one moment."""
+        """Build from volumes, claims and classes."""
         made = cls()
         for volume in volumes:
             made.take_volume(volume.metadata.key, None, volume)
@@ -152,7 +152,7 @@ class Volumes:
         return made
 
     def copy(self) -> Volumes:
-        """As they are now, for a thread: nothing that is taken later changes them."""
+        """A copy for a thread."""
         made = Volumes()
         made.version = self.version
         made._volumes, made._claims, made._classes = self._volumes.copy(), self._claims.copy(), self._classes.copy()
@@ -197,11 +197,11 @@ class Volumes:
             self._offers.clear()
 
     def demands_of(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
-        """What the volumes of its claims demand of a node; every one must hold."""
+        """Node selectors of the volumes of a pod's claims; every one must match."""
         return self.demands(pod.metadata.namespace, claims_of(pod))
 
     def demands_of_next(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
-        """The same of one more replica: a claim that is named after its pod is followed by one that is bound to nothing."""
+        """The same for one more replica, whose claims named after the pod are unbound."""
         found: list[NodeSelector] = []
         for name in claims_of(pod):
             claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
@@ -213,7 +213,7 @@ class Volumes:
         return tuple(found)
 
     def demands(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
-        """The same of claims by name."""
+        """The same for claims by name."""
         found: list[NodeSelector] = []
         for name in claims:
             key = f"{namespace}/{name}"
@@ -227,7 +227,7 @@ class Volumes:
         return tuple(found)
 
     def _offers_to(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
-        """What a claim that is bound to nothing demands; one that waits for no consumer is bound before its pod is placed."""
+        """Node selector of an unbound claim; without WaitForFirstConsumer it is bound before its pod is placed."""
         name = _class_of(claim)
         class_ = self._classes.get(name)
         if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
@@ -310,7 +310,7 @@ def _reach_of(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
 
 
 def _places_of(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
-    """The same of a volume that the class is to provide."""
+    """Places of a volume that the class will provision."""
     if not class_.allowed_topologies:
         return None
     return [

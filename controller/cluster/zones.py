@@ -78,7 +78,7 @@ class AgentPods(NamedTuple):
 
 
 def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
-    """What the plan needs to know of a node.
+    """A node as probe planning reads it.
 
     Args:
         node: the node.

@@ -33,7 +33,7 @@ class Finished(NamedTuple):
 
 
 class ChildLimits(NamedTuple):
-    """What a child that serves other hosts may take. It is never root: netserver chmods and unlinks what root would let it."""
+    """Resource limits of a child that serves other hosts. It is never root, because netserver chmods and unlinks what root may."""
 
     memory_bytes: int
     cpu_s: int

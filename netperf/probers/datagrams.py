@@ -36,14 +36,14 @@ _BATCH = 64
 
 
 class DatagramTarget(NamedTuple):
-    """Where datagrams go: a literal address and the responder's port."""
+    """Destination of datagrams: a literal address and the responder's port."""
 
     address: str
     port: int
 
 
 class Window:
-    """What came back from one destination since the window was opened."""
+    """Answers of one destination since the window was opened."""
 
     def __init__(self, opened_s: float) -> None:
         self.opened_s = opened_s
@@ -128,7 +128,7 @@ class DatagramStream:
         self.paused = False
 
     def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
-        """Send to exactly these from now on; windows of those that stay go on.
+        """Set all targets; windows of unchanged ones continue.
 
         Args:
             targets: destinations.
@@ -147,7 +147,7 @@ class DatagramStream:
         return min(MAX_PER_S, len(self._order) * each)
 
     def peek(self, target: DatagramTarget) -> Window | None:
-        """The window of a destination, which goes on."""
+        """The window of a destination, without closing it."""
         self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
@@ -217,7 +217,7 @@ class DatagramStream:
             window.record(rtt_us, responder_delay_ns / 1000)
 
     def _expire(self, monotonic_ns: int) -> None:
-        """What has been under way for too long is lost."""
+        """Count datagrams without an answer as lost after a while."""
         while self._under_way:
             number, sent = next(iter(self._under_way.items()))
             if monotonic_ns - sent.monotonic_ns < LOST_AFTER_S * 1e9:

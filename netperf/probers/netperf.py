@@ -81,7 +81,7 @@ def keys_for(test: Test) -> tuple[str, ...]:
 
 
 def transactions_for(duration_s: float, rtt_s: float) -> int | None:
-    """How many round trips a run must make; None where its length holds twice as many as a p90 needs, and time can end it.
+    """Round trips that a run must make; None if its duration suffices for twice those that a p90 needs.
 
     A run that counts waits for each loss to be mended, so only slow paths are counted.
     """
@@ -311,7 +311,7 @@ def _last_line(text: str) -> str:
 
 
 class _PeerState(NamedTuple):
-    """How the control port behaves: ``patient`` waits for a whole request, as netserver does; ``closing`` does not."""
+    """Behaviour of the control port: ``patient`` waits for a whole request, as netserver does; ``closing`` does not."""
 
     state: Literal["patient", "closing"] | FailureName
     connect_s: float = 0.0

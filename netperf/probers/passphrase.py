@@ -41,6 +41,6 @@ def derive_passphrase(secret: bytes, epoch: int) -> str:
 
 
 def epochs_to_try(wall_s: float) -> tuple[int, int]:
-    """The current epoch, and the neighbour that a peer with a slightly different clock may be in."""
+    """The current epoch, and the neighbouring one for peers whose clock differs slightly."""
     epoch = epoch_at(wall_s)
     return epoch, epoch - 1 if wall_s / EPOCH_S - epoch < 0.5 else epoch + 1

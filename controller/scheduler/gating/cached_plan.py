@@ -21,7 +21,7 @@ UNPLACED_FOR_S = 5.0
 
 
 class CachedPlan(NamedTuple):
-    """A plan with what it was made for.
+    """A plan with its inputs.
 
     Attributes:
         plan: the plan.
