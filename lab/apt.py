@@ -43,7 +43,7 @@ def read_sources(etc_apt: Path) -> list[Source]:
 
 
 def widen(sources: Iterable[Source], components: tuple[str, ...]) -> list[Source]:
-    """The same mirrors, suites and keyrings, with every component that may hold netperf."""
+    """Add the components that may hold netperf to the same mirrors, suites and keyrings."""
     return [Source(s.uri, s.suites, components, s.signed_by) for s in sources]
 
 
@@ -134,7 +134,7 @@ def run(argv: list[str], home: Path, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in apt's own words where it has said something."""
+    """The failure, in apt's own words if it printed any."""
     if isinstance(error, subprocess.CalledProcessError):
         said = [line for line in str(error.stderr).splitlines() if line.startswith("E:")] or [str(error)]
         return f"{error.cmd[0]} says {said[0]!r}"

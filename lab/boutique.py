@@ -65,7 +65,7 @@ def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
 
 
 def made_to_run(application: Application, image: str) -> Application:
-    """The same graph with containers of ``lab/app``: each answers after it has called its dependencies, through their Services."""
+    """The graph with containers of ``lab/app``, which answer after calling their dependencies through Services."""
     deployments = {}
     for name, original in application.deployments.items():
         deployment = copy.deepcopy(original)
@@ -85,7 +85,7 @@ def made_to_run(application: Application, image: str) -> Application:
 
 
 def in_order_of(application: Application, seed: int) -> Application:
-    """The same, created in another order: Deployments come by chance, as ``seed`` has it."""
+    """The objects in another order, by ``seed``."""
     names = sorted(application.deployments)
     random.Random(seed).shuffle(names)
     return replace(application, deployments={name: application.deployments[name] for name in names})

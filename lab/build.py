@@ -60,7 +60,7 @@ class Module:
 
     @property
     def version(self) -> str:
-        """What go.mod pins, such as ``v1.37.2``."""
+        """The version that go.mod pins, such as ``v1.37.2``."""
         return _required(rf"^\s*(?:require )?{re.escape(self.pins)} (v\S+)", self.folder)
 
     @property
@@ -159,7 +159,7 @@ OLDEST_CONTROL_PLANE = Module(
 
 @dataclass(frozen=True)
 class Binaries:
-    """Where each program is.
+    """Paths of the programs.
 
     Attributes:
         version: version that the module pins: of Kubernetes, for example ``v1.37.2``.
@@ -247,7 +247,7 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
 
 
 def _executable(name: str, package: str) -> str:
-    """How `go build` calls the program of a package: by the last word of its path that is no major version."""
+    """The name that `go build` gives to a package's program: the last word of its path that is no major version."""
     words = [word for word in package.split("/") if not re.fullmatch(r"v[0-9]+", word)]
     return name if words[-1] == "." else words[-1]
 

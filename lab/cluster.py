@@ -179,7 +179,7 @@ class Lab:
             await asyncio.sleep(_LOOK_S)
 
     def describe(self) -> dict[str, Any]:
-        """What `up --json` prints: plain data."""
+        """The output of `up --json`, as plain data."""
         nodes = [
             {
                 "name": network.node.name,
@@ -285,7 +285,7 @@ async def _boot(
 
 
 def find_node_programs(topology: Topology | None) -> NodePrograms | None:
-    """What the topology's real nodes run, from the cache or built; ``None`` when it has none. Blocks; raises as the builds."""
+    """Programs of the topology's real nodes, from the cache or built; ``None`` without any. Blocks; raises as the builds."""
     real = topology.real_nodes if topology is not None else ()
     return find_or_build_node_programs(node.cni_plugins for node in real) if real else None
 

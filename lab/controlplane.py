@@ -149,7 +149,7 @@ class ControlPlane:
         return self.state_dir / "kubeconfig"
 
     def kubeconfig_of(self, name: str) -> Path:
-        """Where a kubeconfig of this name is, or is to be."""
+        """Path of a kubeconfig."""
         return self.state_dir / f"{name}.kubeconfig"
 
     @property

@@ -29,7 +29,7 @@ _PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
 
 @dataclass(frozen=True)
 class Missing:
-    """What cannot be had here; ``reason`` says why, in a sentence a user can act on."""
+    """A package that cannot be had here; ``reason`` explains why."""
 
     reason: str
 
@@ -67,7 +67,7 @@ class Unpacked:
 
 
 def missing_tool() -> str | None:
-    """The first command that is needed to fetch packages and is not there."""
+    """The first missing command that fetching packages needs."""
     return next((tool for tool in _TOOLS if shutil.which(tool) is None), None)
 
 

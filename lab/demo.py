@@ -286,7 +286,7 @@ def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int)
 
 
 def pod_cpu(lab: Lab) -> str:
-    """What each pod of the application asks for."""
+    """CPU request of each pod of the application."""
     if not lab.real.nodes:
         return POD_CPU
     sizes = [quantity.parse_milli(real.network.node.cpu) for real in lab.real.nodes.values()]

@@ -14,7 +14,7 @@ class BuildError(LabError):
 
 
 class BootError(LabError):
-    """A program of the lab did not start, or ended although nobody asked it to."""
+    """A program of the lab did not start, or ended unexpectedly."""
 
 
 class UnsupportedError(LabError):

@@ -65,7 +65,7 @@ class Recipe:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What the build copies, below the folder: the words of its COPY lines but the last of each."""
+        """Files that the build copies: the sources of its COPY lines."""
         lines = [line.split() for line in (self.folder / self.dockerfile).read_text().splitlines()]
         copies = [words[1:-1] for words in lines if words[:1] == ["COPY"] and not words[1].startswith("--from")]
         return tuple(source.rstrip("/") for sources in copies for source in sources)
@@ -203,7 +203,7 @@ def _mirror() -> list[str]:
 
 
 def _take_over_settings(tree: Path) -> None:
-    """What this machine needs to reach package indexes from inside a build."""
+    """Settings that this machine needs to reach package indexes from inside a build."""
     for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         # The image that this one stands in for has a Python that pip may install into.
         marker.unlink()

@@ -154,7 +154,7 @@ async def _what(lab: Lab, overlay: Path) -> Sequence[str | Path]:
 
 
 def that_run_nothing(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same objects, whose pods have images that nobody has.
+    """The objects with images that do not exist, so that pods run nothing.
 
     A second kube-scheduler of the same name, without an extender, would bind every other pod of the lab's elsewhere than planned.
     """
@@ -168,7 +168,7 @@ def that_run_nothing(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
-    """The probe secret, and each node's capacity: the topology file says what card the node's virtual device stands for."""
+    """Create the probe secret and set each node's capacity from the topology file."""
     body = {
         "apiVersion": "v1",
         "kind": "Secret",

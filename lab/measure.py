@@ -75,7 +75,7 @@ async def probe(args: argparse.Namespace, secret: bytes) -> None:
 
 
 async def exchange_datagrams(address: str, secret: bytes) -> Measurement:
-    """What datagrams read of the path within `DATAGRAMS_S`.
+    """Measure the path by datagrams for `DATAGRAMS_S`.
 
     Raises:
         ProbeFailedError: fewer than two came back.

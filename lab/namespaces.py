@@ -83,7 +83,7 @@ def names() -> list[str]:
 
 
 def _prepare_folder() -> None:
-    """As `ip netns add` does: a shared mount, so that namespaces made here are seen in other mount namespaces."""
+    """Make a shared mount as `ip netns add` does, so that other mount namespaces see namespaces made here."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     if _mount("none", FOLDER, _MS_SHARED | _MS_REC) != 0:
         _check(_mount(FOLDER, FOLDER, _MS_BIND | _MS_REC), "mount")

@@ -23,7 +23,7 @@ _PROGRAMS = ("netperf", "netserver")
 
 @dataclass(frozen=True)
 class Netperf:
-    """Where netperf is.
+    """Paths of netperf and netserver.
 
     Attributes:
         netperf: the client.
@@ -76,7 +76,7 @@ def _on_path() -> Netperf | None:
 
 
 def _unpacked(root: Path) -> Netperf | None:
-    """What a fetch left in a folder, if it runs here."""
+    """The unpacked netperf in a folder, if it runs here."""
     tree = Unpacked(root)
     client, server = (root / "usr" / "bin" / name for name in _PROGRAMS)
     return Netperf(client, server, tree.libraries) if tree.runs(client, server) else None

@@ -57,7 +57,7 @@ class NodeNetwork:
 
     @property
     def pod_addresses(self) -> int:
-        """How many pods there are addresses for, less those of the network, the bridge and broadcast."""
+        """Number of addresses for pods, less those of network, bridge and broadcast."""
         return int(2**POD_BITS - 3)
 
 
@@ -102,7 +102,7 @@ def pod_ranges(slot: int) -> tuple[str, ...]:
 
 
 def missing_privileges() -> list[str]:
-    """What this process lacks to make namespaces and TUN devices; empty when it may."""
+    """Privileges that this process lacks to create namespaces and TUN devices; empty if none."""
     missing = []
     effective = _effective_capabilities()
     if not effective >> _CAP_NET_ADMIN & 1 or not effective >> _CAP_SYS_ADMIN & 1:

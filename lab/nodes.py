@@ -43,13 +43,13 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
 
 
 def place_labels(node: LabNode, lab: str) -> dict[str, str]:
-    """Where the node is."""
+    """Labels of the node's zone and region."""
     zone = {ZONE_LABEL: node.zone} if node.zone else {}
     return {REGION_LABEL: node.region, **zone, "netaware.io/lab": lab}
 
 
 def role_labels(node: LabNode) -> dict[str, str]:
-    """What it is for, which no kubelet may say of its own node."""
+    """Label of the node's role, which no kubelet may set."""
     return {CONTROL_PLANE: ""} if node.control_plane else {}
 
 
@@ -61,7 +61,7 @@ async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab:
 
 
 async def await_usable(client: Client) -> None:
-    """Wait until all nodes are Ready and rid of the taints that nodes are born with.
+    """Wait until all nodes are Ready and without initial taints.
 
     Raises:
         BootError: some are not after 30 s.

@@ -37,7 +37,7 @@ _SHOW_OWN_SYSFS = (
 
 
 def agent_program(node: str) -> str:
-    """What a node's agent is called among the lab's programs."""
+    """Name of a node's agent among the lab's programs."""
     return f"agent-{node}"
 
 
@@ -84,7 +84,7 @@ class Program:
 
     @property
     def failed(self) -> bool:
-        """It ended and nobody asked it to."""
+        """Whether it ended unexpectedly."""
         return not self._stopping and self.poll() is not None
 
     def log_tail(self) -> str:
@@ -95,12 +95,12 @@ class Program:
 
     @property
     def told(self) -> str:
-        """The same as the second half of an error."""
+        """Its end, as the second half of an error."""
         return f"the log of {self.name} ends:\n{self.log_tail()}"
 
     @property
     def end(self) -> str:
-        """How it ended, as an error."""
+        """Its end, as an error."""
         return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
 
     async def wait(self, patience_s: float = math.inf) -> int | None:

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 
 @dataclass(frozen=True)
 class LabPlace:
-    """Where a lab of one name keeps its files.
+    """Paths of a lab's files.
 
     Attributes:
         name: of the lab.
@@ -45,12 +45,12 @@ class LabPlace:
 
     @property
     def description(self) -> Path:
-        """What `up --json` prints, written when the lab is up."""
+        """File with the output of `up --json`, written when the lab is up."""
         return self.state_dir / "lab.json"
 
     @property
     def logs(self) -> Path:
-        """Of its programs, each ``NAME.log``."""
+        """Folder of its programs' logs, each ``NAME.log``."""
         return self.state_dir / LOGS
 
     @property
@@ -75,7 +75,7 @@ class LabPlace:
 
 
 def place_of(name: str, folder: Path | None = None) -> LabPlace:
-    """Where the lab of this name lives.
+    """Paths of the lab of this name.
 
     Raises:
         ConfigError: the name cannot be one.

@@ -55,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class ControlPlaneInfo(msgspec.Struct, frozen=True):
-    """Which control plane it ran on."""
+    """The control plane that the demo ran on."""
 
     version: str
 
@@ -68,7 +68,7 @@ class Placements(msgspec.Struct, frozen=True):
 
 
 class RequestLatency(msgspec.Struct, frozen=True):
-    """What a user of the application feels: requests to its frontend at a set rate. Percentiles of those answered, ms."""
+    """Latency of requests to the application's frontend at a set rate. Percentiles of answered ones, ms."""
 
     p50_ms: float
     p99_ms: float

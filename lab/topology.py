@@ -31,7 +31,7 @@ _MAX_RTT_S = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """How packets travel between two places, the same in both directions.
+    """Delay, jitter and loss between two places, the same in both directions.
 
     Attributes:
         rtt_us: shortest round trip in microseconds; each direction takes half.
@@ -77,7 +77,7 @@ class LabNode:
 
     @property
     def site(self) -> str:
-        """Where it hangs in the wide-area network: its zone, or itself."""
+        """The node's site in the wide-area network: its zone, or itself."""
         return self.zone or self.name
 
     @property
@@ -109,11 +109,11 @@ class Topology:
 
     @property
     def real_nodes(self) -> tuple[LabNode, ...]:
-        """Those with a real kubelet."""
+        """Nodes with a real kubelet."""
         return tuple(node for node in self.nodes if node.kubelet == REAL)
 
     def with_kubelets(self, kubelet: str) -> Topology:
-        """The same with kubelets of one kind on all nodes."""
+        """The topology with kubelets of one kind on all nodes."""
         return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
     def link(self, site: str, other: str) -> Link:

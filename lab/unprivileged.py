@@ -28,7 +28,7 @@ _CHUNK = 65536
 
 @dataclass
 class Launch:
-    """How to start the process that is to hold a lab with nodes.
+    """A command that starts the process that holds a lab.
 
     Attributes:
         argv: the command, wrapped when it needs namespaces of its own.
@@ -46,9 +46,7 @@ class Launch:
         return () if self.relay is None else (self.relay.fileno(),)
 
     def enter(self) -> None:
-        """Return at once on the host's own network; else turn the calling process into the planned one, inside its
-        namespaces. There is no Internet inside: fetch what is needed before.
-        """
+        """Return at once on the host's own network; else re-run the process in namespaces of its own, without Internet: fetch what is needed before."""
         if self.relay is None:
             return
         for descriptor in self.pass_fds:
@@ -57,7 +55,7 @@ class Launch:
 
 
 def plan_this_command(module: str = "lab") -> Launch:
-    """How to run the very command that this process was started with. Raises UnsupportedError as `plan_launch`."""
+    """Plan to run this process's command again. Raises UnsupportedError as `plan_launch`."""
     return plan_launch([sys.executable, "-m", module, *sys.argv[1:]], dict(os.environ))
 
 

@@ -30,7 +30,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: object) -> None:
-    """What ``--json`` asks for: one object on stdout."""
+    """Print one JSON object on stdout."""
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
@@ -66,7 +66,7 @@ def told_since_now() -> Say:
 
 
 def running(name: str, start: str = "up") -> LabPlace:
-    """Where the lab of this name has its files; ``start`` is the command that would start it. Raises LabError when it does not run."""
+    """The files of a running lab; ``start`` is the command that would start it. Raises LabError if it does not run."""
     place = place_of(name)
     if holder(place) is None:
         raise LabError(f"no lab named {name} is running; `python -m lab {start}` starts one")
@@ -74,12 +74,12 @@ def running(name: str, start: str = "up") -> LabPlace:
 
 
 def name_again(name: str) -> str:
-    """What a command that is shown to somebody needs to mean the same lab."""
+    """The ``--name`` that a printed command needs to mean the same lab."""
     return "" if name == _NAME else f" --name {name}"
 
 
 def read_topology(text: str, kubelets: str | None = None) -> Topology | None:
-    """What ``--topology`` and ``--nodes`` ask for. Raises ConfigError when it is not valid."""
+    """Read the topology of ``--topology`` and ``--nodes``. Raises ConfigError if it is invalid."""
     if text == "none":
         if kubelets == REAL:
             raise ConfigError("--nodes", "there are no nodes in this topology", "leave out `--topology none`")

@@ -85,7 +85,7 @@ def _without_outside_fonts() -> str:
 
 
 def print_all(console: Console, found: report.DemoReport, topology: Topology) -> None:
-    """Everything a person gets to see of the demo."""
+    """Print the demo's tables."""
     report.print_matrix(console, found.matrix)
     report.print_placements(console, found, {node.name: node.zone for node in topology.nodes})
     if found.application is not None:

@@ -91,7 +91,7 @@ def _find_running(place: LabPlace, topology: Topology | None, *, programs: bool)
 
 
 def read_description(place: LabPlace) -> dict[str, Any]:
-    """What a running lab says about itself. Raises LabError when it is not, or no longer, up."""
+    """Read a running lab's description. Raises LabError if the lab is not up."""
     try:
         return msgspec.json.decode(place.description.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _print_page(console: Console, lab: dict[str, Any]) -> None:
-    """How to look at what our programs do: the command, and the page in a browser."""
+    """Print the command and the address that show our programs."""
     program = Path(sys.executable).with_name("kubectl-netaware")
     command = str(program) if program.exists() else "kubectl netaware"
     console.print(f"{command} status   # or {command} --help", soft_wrap=True)

@@ -125,9 +125,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
 
 
 def written_by_others(network: NodeNetwork) -> dict[str, Any]:
-    """What a kubelet may not write of its own node: ranges, as from a controller manager that hands them out, and its role, as from
-    whoever installed the node.
-    """
+    """Fields of a node that its kubelet may not write: address ranges, and its role."""
     ranges = {"podCIDR": network.pod_ranges[0], "podCIDRs": list(network.pod_ranges)}
     return {"metadata": {"labels": role_labels(network.node)}, "spec": ranges}
 

@@ -48,14 +48,14 @@ class ImageStore:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
 
     def blob(self, digest: str) -> Path:
-        """Where a blob is, or is to be. Raises ValueError when it is no digest."""
+        """Path of a blob. Raises ValueError for an invalid digest."""
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
             raise ValueError(f"{digest!r} is no sha256 digest")
         return self.folder / "blobs" / value
 
     def tag(self, reference: ImageReference) -> Path:
-        """Where the digest of a name's manifest is, or is to be."""
+        """Path of the digest of a name's manifest."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
     def add_program(self, name: str, program: Path) -> None:

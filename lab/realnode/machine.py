@@ -124,7 +124,7 @@ def _has_overlay(folder: Path) -> bool:
 
 
 def _fails(argv: list[str], environment: Mapping[str, str], text: str) -> str:
-    """What a command said when it failed; empty when it worked."""
+    """The output of a failed command; empty if it succeeded."""
     try:
         done = subprocess.run(
             argv,

@@ -87,7 +87,7 @@ class RealNode:
 
     @property
     def name(self) -> str:
-        """Of the Node object."""
+        """Name of the Node object."""
         return self.network.node.name
 
     @property
@@ -126,7 +126,7 @@ class RealNode:
         )
 
     def start_proxy(self) -> None:
-        """Start kube-proxy, which wants its Node object to be there."""
+        """Start kube-proxy, which needs its Node object."""
         libraries = ":".join(f"/opt/debian{p}" for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"))
         self._start(
             "kube-proxy",
@@ -217,9 +217,7 @@ class RealNode:
 
 
 def reserved(cpu: str, memory: str) -> dict[str, str]:
-    """What the machine has beyond a node's size, so that its allocatable is the topology's; a node is never larger than the
-    machine.
-    """
+    """The machine's resources beyond the node's size, so that allocatable is the topology's."""
     cpus = os.cpu_count() or 1
     spare_millicores = int(cpus * 1000 - quantity.parse(cpu) * 1000)
     spare_bytes = int(psutil.virtual_memory().total - quantity.parse(memory))

@@ -71,7 +71,7 @@ _PACKAGES = ("runc", "nftables")
 
 @dataclass(frozen=True)
 class NodePrograms:
-    """Where a real node's programs are.
+    """Paths of a real node's programs.
 
     Attributes:
         node: folder of kubelet, kube-proxy, coredns and pause.
@@ -102,7 +102,7 @@ def cni_module(version: str) -> UpstreamModule:
 
 
 def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) -> NodePrograms:
-    """Everything that a real node runs, from the cache, built, or fetched.
+    """Find, build or fetch all programs of a real node.
 
     Raises:
         BuildError: a build failed.

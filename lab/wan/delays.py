@@ -26,7 +26,7 @@ class OneWay:
 
 @dataclass
 class Counters:
-    """What happened to packets. ``late_s`` is by how much the latest release missed its time, at worst."""
+    """Counts of packets. ``late_s`` is the longest delay of a release after its time."""
 
     forwarded: int = 0
     lost: int = 0

@@ -97,7 +97,7 @@ class Forwarder:
 
 
 class Routes:
-    """Which node a packet is for.
+    """Finds the node that a packet is for.
 
     Args:
         ranges: of each node by its index: its addresses and those that are reached through it, single or in CIDR notation.
@@ -149,7 +149,7 @@ def _set_speed(device: str, speed_mbps: int) -> None:
 
 
 def be_punctual() -> None:
-    """Ask the kernel for exact timers and to be run first; what it refuses costs accuracy, nothing else."""
+    """Ask the kernel for exact timers and high priority; a refusal costs only accuracy."""
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -39,7 +39,7 @@ class WanLink(msgspec.Struct, frozen=True):
 
 
 class WanPlan(msgspec.Struct, frozen=True):
-    """Everything the network's process needs. ``device`` is the name of the device in every node's namespace."""
+    """Configuration of the network's process. ``device`` is the device's name in every node's namespace."""
 
     device: str
     seed: int

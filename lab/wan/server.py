@@ -18,13 +18,13 @@ _COMMAND_BYTES = 4096
 
 
 class Network(Protocol):
-    """What carries the packets."""
+    """The interface of the running network."""
 
     def change(self, link: WanLink) -> None:
         """Replace a link, both directions, while packets flow."""
 
     def counters(self) -> Answer:
-        """What happened to packets so far."""
+        """Counts of packets so far."""
 
 
 class Control:
@@ -35,7 +35,7 @@ class Control:
         self._links = {(link.origin, link.destination): link for link in plan.links}
 
     def fileno(self) -> int:
-        """Descriptor to wait on."""
+        """Descriptor for polling."""
         return self._listener.fileno()
 
     def serve(self) -> None:
