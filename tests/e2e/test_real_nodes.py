@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 
 from lab.realnode.programs import NodePrograms
 from tests.e2e.leftovers import leftovers_of
+from tests.e2e.real_cluster import Cluster, wait_until
 
 Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
@@ -29,7 +27,6 @@ links:
   - {between: [z1, z2], rtt: 20ms}
 nodeDefaults: {kubelet: real, cpu: 1, memory: 2Gi}
 """
-PATIENCE_S = 120.0
 
 pytestmark = pytest.mark.timeout(360, func_only=True)
 
@@ -42,20 +39,8 @@ def mixed(tmp_path: Path, lab_command: Command, node_programs: NodePrograms) -> 
     return up
 
 
-def kubectl(lab: dict[str, Any], *args: str) -> str:
-    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], *args]
-    return subprocess.run(argv, check=True, capture_output=True, timeout=60, text=True).stdout
-
-
-def wait_until(check: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.5)
-
-
-def pods(lab: dict[str, Any], *args: str) -> list[dict[str, Any]]:
-    return list(json.loads(kubectl(lab, "get", "pods", "-A", "-o", "json", *args))["items"])
+def pods(lab: Cluster, *args: str) -> list[dict[str, Any]]:
+    return list(lab.get("pods", "-A", *args)["items"])
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
@@ -89,17 +74,18 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
         "e2e-fake": "kwok",
         "e2e-real-b": "real",
     }
-    nodes = {n["metadata"]["name"]: n for n in json.loads(kubectl(mixed, "get", "nodes", "-o", "json"))["items"]}
+    cluster = Cluster(mixed)
+    nodes = {n["metadata"]["name"]: n for n in cluster.get("nodes")["items"]}
     assert nodes["e2e-real-a"]["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
     assert nodes["e2e-real-a"]["status"]["allocatable"]["cpu"] == "1"
-    wait_until(lambda: len(pods(mixed)) == 3 and all(map(is_ready, pods(mixed))), "DNS and metrics-server")
-    servers = {p["spec"]["nodeName"]: p["status"]["podIP"] for p in pods(mixed, "-l", "k8s-app=kube-dns")}
+    wait_until(lambda: len(pods(cluster)) == 3 and all(map(is_ready, pods(cluster))), "DNS and metrics-server")
+    servers = {p["spec"]["nodeName"]: p["status"]["podIP"] for p in pods(cluster, "-l", "k8s-app=kube-dns")}
     # The node's own pod answers at once; from the other zone's takes the link's round trip, by its address or the Service's.
     assert dns_round_trip_s(mixed, "e2e-real-a", servers["e2e-real-b"]) >= 0.02
     assert dns_round_trip_s(mixed, "e2e-real-a", "10.96.0.10") > 0
-    wait_until(lambda: "e2e-real-a" in kubectl(mixed, "top", "nodes"), "metrics of the nodes")
-    name = next(p["metadata"]["name"] for p in pods(mixed, "-l", "k8s-app=kube-dns"))
-    assert "CoreDNS" in kubectl(mixed, "logs", "-n", "kube-system", name)
+    wait_until(lambda: "e2e-real-a" in cluster.run("top", "nodes"), "metrics of the nodes")
+    name = next(p["metadata"]["name"] for p in pods(cluster, "-l", "k8s-app=kube-dns"))
+    assert "CoreDNS" in cluster.run("logs", "-n", "kube-system", name)
     as_node = ["--as=system:node:e2e-real-a", "--as-group=system:nodes", "label", "node", "e2e-real-a"]
     argv = [mixed["kubectl"], "--kubeconfig", mixed["kubeconfig"], *as_node, "node-restriction.kubernetes.io/mine=1"]
     denied = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)

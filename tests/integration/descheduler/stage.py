@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kubekit.client import Client
 from kubekit.reflector import Reflector
@@ -101,15 +102,13 @@ async def serve_usage(client: Client, namespace: str) -> AsyncIterator[Kubelets]
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", kubelets.port).start()
-    try:
-        await asyncio.wait_for(kubelets.pods.synced.wait(), 20)
-        yield kubelets
-    finally:
-        store.cancel()
-        await runner.cleanup()
+    async with TestServer(app, port=kubelets.port):
+        try:
+            await asyncio.wait_for(kubelets.pods.synced.wait(), 20)
+            yield kubelets
+        finally:
+            store.cancel()
+            await asyncio.gather(store, return_exceptions=True)
 
 
 def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:

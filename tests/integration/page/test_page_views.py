@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod
 from controller.page.document import document, security_policy
@@ -82,13 +83,8 @@ async def serving() -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/{name}/", show)
     app.router.add_get("/{name}/api/v1/overview", overview)
-    runner = web.AppRunner(app, shutdown_timeout=0.5)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
 
 
 async def show(tab: Tab, url: str, name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.flows import WorkloadId
@@ -221,13 +222,6 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", never)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, LOOPBACK, port)
-    await site.start()
-    try:
-        async with PrometheusClient(f"http://{LOOPBACK}:{port}", timeout_s=0.2) as slow:
-            with pytest.raises(PrometheusError, match="no answer in"):
-                await choose_among(slow)
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server, PrometheusClient(str(server.make_url("")), timeout_s=0.2) as slow:
+        with pytest.raises(PrometheusError, match="no answer in"):
+            await choose_among(slow)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane, credentials_of, free_ports
@@ -107,14 +108,8 @@ async def refusing(zone_of: dict[str, str]) -> AsyncIterator[tuple[str, list[str
 
     app = web.Application()
     app.router.add_post("/filter", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_ports(1)[0]
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        yield f"http://127.0.0.1:{port}", asked
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/"), asked
 
 
 @pytest.mark.usefixtures("gate_policy")
