@@ -160,7 +160,7 @@ class Manager:
             scheduler=config.scheduler,
             client=client,
         )
-        self._event_reporter = EventReporter(lambda: self._page.sources.look(time.time()), self._recorder)
+        self._event_reporter = EventReporter(lambda: self._page.sources.read_snapshot(time.time()), self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(

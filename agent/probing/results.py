@@ -102,7 +102,7 @@ class ResultsWriter:
             self._target = _Target(name)
             self._queue.forget_written()
         keys = {key for probe in self._plans.own_probes for key in keys_of(plan, probe)} if plan is not None else set()
-        self._queue.keep(keys, plan.interval_s if plan is not None else 0.0)
+        self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
 
     async def run(self) -> None:
         """Write until cancelled."""

@@ -23,7 +23,7 @@ TAIL_RATIO = 0.25
 LOSS_FLOOR = 0.005
 
 
-def says_the_same(new: Sample, old: Sample) -> bool:
+def is_equivalent(new: Sample, old: Sample) -> bool:
     """Whether a reader would draw the same conclusions: same quality flags and instrument, and nothing that prices moved by more than
     3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
     """
@@ -100,7 +100,7 @@ class ResultsQueue:
         self._pairs: dict[str, _Pair] = {}
         self._interval_s = 0.0
 
-    def keep(self, keys: Collection[str], interval_s: float) -> None:
+    def set_pairs(self, keys: Collection[str], interval_s: float) -> None:
         """Forget all pairs but these, by the keys of their samples; a round now lasts ``interval_s``."""
         self._pairs = {key: pair for key, pair in self._pairs.items() if key in keys}
         self._interval_s = interval_s
@@ -126,7 +126,7 @@ class ResultsQueue:
             and written is not None
             and self._now_s() - pair.written_at_s < refresh_s(self._interval_s)
             and pair.times >= CONFIRMATIONS
-            and says_the_same(sample, written)
+            and is_equivalent(sample, written)
         )
         pair.sample, pair.is_urgent = sample, not waits
         self._wake()
@@ -166,7 +166,7 @@ class ResultsQueue:
                 continue
             pair.failed_at_s, pair.is_over = None, False
             if entry.sample is not None:
-                again = pair.written is not None and says_the_same(entry.sample, pair.written)
+                again = pair.written is not None and is_equivalent(entry.sample, pair.written)
                 pair.written, pair.written_at_s, pair.times = entry.sample, now_s, pair.times + 1 if again else 1
                 if pair.sample is entry.sample:
                     pair.sample, pair.is_urgent = None, False

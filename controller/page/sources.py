@@ -62,7 +62,7 @@ class Sources:
             await asyncio.sleep(READING_INTERVAL_S)
             if not self._wanted.is_set():
                 self._known.clear()
-                self._results.want("page", ())
+                self._results.set_wanted("page", ())
 
     async def snapshot(self, now_s: float) -> ClusterSnapshot:
         """The present snapshot for a viewer; objects that cannot be read within seconds are missing."""
@@ -71,10 +71,10 @@ class Sources:
             async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
                 await self._known.wait()
                 await self._caches.pods.ready.wait()
-        self._results.want("page", self._shown_results(await self._plans()))
+        self._results.set_wanted("page", self._shown_results(await self._plans()))
         return await self._snapshot(now_s, self._status)
 
-    async def look(self, now_s: float) -> ClusterSnapshot:
+    async def read_snapshot(self, now_s: float) -> ClusterSnapshot:
         """The present snapshot, also without viewers."""
         return await self._snapshot(now_s, await self.read_status())
 

@@ -167,7 +167,7 @@ class ProbePlanner:
         previous, self._liveness, plan, keys = await asyncio.to_thread(
             self._evaluate, objects, nodes, pods, data, (self._clock(), self._wall())
         )
-        self._tell_silent()
+        self._report_silent()
         self._expect(keys)
         changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
@@ -236,7 +236,7 @@ class ProbePlanner:
         kept = {key: until for key, until in (self._expected or {}).items() if until > now_s}
         self._expected = kept | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
 
-    def _tell_silent(self) -> None:
+    def _report_silent(self) -> None:
         silent = sorted(self._liveness.quarantine)
         self._silent.set(len(silent))
         shown = ", ".join(silent[:5])

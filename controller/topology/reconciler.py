@@ -138,7 +138,7 @@ class TopologyController:
                 }
             )
         finally:
-            self._results.want("topology", ())
+            self._results.set_wanted("topology", ())
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
@@ -205,7 +205,7 @@ class TopologyController:
         for topology in self._caches.topologies:
             if self._is_ours(topology):
                 wanted.update(self._named_by(topology))
-        self._results.want("topology", wanted)
+        self._results.set_wanted("topology", wanted)
 
     def _named_by(self, topology: NetworkTopology) -> list[ObjectName]:
         return results_named_by(topology, self._home, self.planner.zone_count)

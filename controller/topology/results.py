@@ -87,7 +87,7 @@ class ResultsStore:
         """The store of netaware's own namespace."""
         return self._home
 
-    def want(self, who: str, names: Iterable[ObjectName]) -> None:
+    def set_wanted(self, who: str, names: Iterable[ObjectName]) -> None:
         """Set the ConfigMaps that ``who`` reads."""
         self._wanted_by[who] = frozenset(names)
         wanted = frozenset().union(*self._wanted_by.values())
@@ -95,9 +95,9 @@ class ResultsStore:
             return
         fresh, gone, self._wanted = wanted - self._wanted, self._wanted - wanted, wanted
         for name in gone:
-            self._weigh(name, None)
+            self._record_size(name, None)
         for name in fresh:
-            self._weigh(name, self._found(name))
+            self._record_size(name, self._found(name))
         self._rewanted.set()
 
     def is_known(self, name: ObjectName) -> bool:
@@ -120,7 +120,7 @@ class ResultsStore:
         """Keep the store current until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._home.run())
-            group.create_task(self._tell_when_listed(self._home, lambda: self._wanted))
+            group.create_task(self._notify_when_listed(self._home, lambda: self._wanted))
             while True:
                 self._rewanted.clear()
                 wanted = self._watchable
@@ -156,7 +156,7 @@ class ResultsStore:
     def _take(self, key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
         name = ObjectName(*key.split("/", 1))
         if name in self._wanted:
-            self._weigh(name, new)
+            self._record_size(name, new)
             self._notify(name)
 
     def _notify(self, name: ObjectName) -> None:
@@ -166,9 +166,9 @@ class ResultsStore:
     async def _watch(self, name: ObjectName, reflector: Reflector[ConfigMap]) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(reflector.run())
-            await self._tell_when_listed(reflector, lambda: {name})
+            await self._notify_when_listed(reflector, lambda: {name})
 
-    async def _tell_when_listed(
+    async def _notify_when_listed(
         self, reflector: Reflector[ConfigMap], names: Callable[[], Iterable[ObjectName]]
     ) -> None:
         """Notify also about objects that do not exist."""
@@ -176,7 +176,7 @@ class ResultsStore:
         for name in names():
             self._notify(name)
 
-    def _weigh(self, name: ObjectName, found: ConfigMap | None) -> None:
+    def _record_size(self, name: ObjectName, found: ConfigMap | None) -> None:
         if found is None:
             if self._sizes.pop(name, None) is not None:
                 self._shown.remove(*name)

@@ -168,7 +168,7 @@ class TrafficController:
         self._read_at = time.time()
         for group in groups:
             key = group.metadata.key
-            self._say(key, self._seen.drift[key], is_seen=bool(self._seen.weights[key]))
+            self._log_drift(key, self._seen.drift[key], is_seen=bool(self._seen.weights[key]))
             if self._config.keep_weights:
                 await self._keep(group, self._seen.weights[key])
 
@@ -181,7 +181,7 @@ class TrafficController:
                 self._notify(key)
             self._conditions = {}
 
-    def _say(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
+    def _log_drift(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
         said = describe(drift) if drift or is_seen else None
         if said is None:
             # None of its workloads was seen: no news, unless they were seen before.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.probing.results_queue import CONFIRMATIONS, says_the_same
+from agent.probing.results_queue import CONFIRMATIONS, is_equivalent
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import Latencies, ZonePair, hold_latencies
 from netperf.memory import CostState, update_state
@@ -138,7 +138,7 @@ class SimulatedNetwork:
             taken_at=self.now_s + self._later_s,
         )
         before, at_s, times = self._written.get(key, (sample, 0.0, 0))
-        same = says_the_same(sample, before)
+        same = is_equivalent(sample, before)
         if (
             not anew
             and key in self._data

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.probing.results_queue import says_the_same
+from agent.probing.results_queue import is_equivalent
 from agent.probing.secret import SecretSource
 from netperf.sample import Measurement, Place, Sample
 
@@ -25,23 +25,23 @@ def with_(**changes: object) -> Sample:
 
 @pytest.mark.parametrize("changes", [{}, {"p50_us": 2050.0}, {"p99_us": 3900.0}, {"mean_us": 1.0}])
 def test_noise_is_not_worth_a_write(changes: dict[str, object]) -> None:
-    assert says_the_same(with_(**changes), BASE)
+    assert is_equivalent(with_(**changes), BASE)
 
 
 @pytest.mark.parametrize(
     "changes", [{"p50_us": 2200.0}, {"p90_us": 2300.0}, {"p99_us": None}, {"loss_ratio": 0.05}, {"prober": "datagrams"}]
 )
 def test_a_change_that_a_reader_would_act_on_is(changes: dict[str, object]) -> None:
-    assert not says_the_same(with_(**changes), BASE)
+    assert not is_equivalent(with_(**changes), BASE)
 
 
 def test_a_doubt_that_comes_or_goes_is_worth_a_write() -> None:
-    assert not says_the_same(msgspec.structs.replace(BASE, quality_flags=("throttled",)), BASE)
+    assert not is_equivalent(msgspec.structs.replace(BASE, quality_flags=("throttled",)), BASE)
 
 
 def test_small_latencies_may_move_by_their_clocks_noise() -> None:
     small = with_(p50_us=30.0, p90_us=40.0, p99_us=60.0)
-    assert says_the_same(with_(p50_us=55.0, p90_us=65.0, p99_us=120.0), small)
+    assert is_equivalent(with_(p50_us=55.0, p90_us=65.0, p99_us=120.0), small)
 
 
 SECRET = b"0123456789abcdef"
