@@ -82,7 +82,7 @@ class SingleZoneWorkloads:
             return frozenset()
         return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
 
-    def weigh(self, score_table: ScoreTable) -> ScoreTable:
+    def score(self, score_table: ScoreTable) -> ScoreTable:
         """Score places; all are equal for a pod without dependencies."""
         return ScoreTable("", [PlaceScore()] * len(self._network.places)) if score_table.neutral else score_table
 
@@ -175,7 +175,7 @@ class MisplacementRound(TargetFinder):
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, self._base.snapshot, pod.requests)
         if self._single_zone.zone_of_all(pod):
-            score_table = self._single_zone.weigh(score_table)
+            score_table = self._single_zone.score(score_table)
             self._now[pod.uid] = score_table.place_score(pod.node, place), score_table
             candidate = Candidate(pod, "ZoneSurvival", self, used)
             if self._best(candidate) is not None:

@@ -144,7 +144,7 @@ class LoadSnapshot:
         """The pod's scores everywhere by the scheduler's rules; None for a neutral answer."""
         group, workload = pod.labels.get(APPGROUP_LABEL, ""), pod.labels.get(WORKLOAD_LABEL, "")
         try:
-            return self.network.weigh(pod.namespace, group, workload)
+            return self.network.score(pod.namespace, group, workload)
         except DeletedNodeError:
             return None
 

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, LimitCheck
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, weigh
+from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_places
 from controller.scheduler.state import State
 
 SHOWN = 5
@@ -121,7 +121,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     metadata = pod.metadata
     target = target_of(pod)
     key = state.group_of(metadata.namespace, pod.group) if pod.group else ""
-    score_table = state.weigh(metadata.namespace, pod.group, pod.workload)
+    score_table = state.score(metadata.namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else None
     peers: list[tuple[PeerWorkload, bool]] = []
     if key:
@@ -169,7 +169,7 @@ class _Table:
         self._state, self._target, self._bonds, self._costs = state, target, peers, costs
         self._node = pod.spec.node_name
         # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
-        self._weighed = [weigh((bond,), (), state.places, state.place_of, costs) for bond, _ in peers]
+        self._scored = [score_places((bond,), (), state.places, state.place_of, costs) for bond, _ in peers]
 
     def lines(self, score_table: ScoreTable, ineligible: Mapping[str, str]) -> tuple[CandidateLine, ...]:
         nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -214,7 +214,7 @@ class _Table:
     def _cell(self, place: int, node: str, number: int) -> Cell:
         bond, depends = self._bonds[number]
         if depends:
-            place_score = self._weighed[number].place_score(node, place)
+            place_score = self._scored[number].place_score(node, place)
             return Cell(place_score.cost, place_score.satisfied, place_score.violated, place_score.unknown)
         here, cost = self._state.places[place], 0
         verdicts: Counter[LimitCheck] = Counter()

@@ -81,7 +81,7 @@ class ScoreTable(msgspec.Struct, frozen=True):
         return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_class[place]
 
 
-def weigh(
+def score_places(
     dependencies: Iterable[PeerWorkload],
     dependants: Iterable[PeerWorkload],
     places: Sequence[Location],

@@ -20,7 +20,7 @@ from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placem
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.rules import PeerWorkload, ScoreTable, weigh
+from controller.scheduler.rules import PeerWorkload, ScoreTable, score_places
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Object, ObjectMeta
 
@@ -82,7 +82,7 @@ class State:
         self.cost_index = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         self._placed: dict[str, Placed] = {}
-        self._weighed: dict[tuple[str, str], ScoreTable] = {}
+        self._scored: dict[tuple[str, str], ScoreTable] = {}
         self._weighed_at = -1
         self.services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
@@ -102,7 +102,7 @@ class State:
             cost_index=self.cost_index.copy(),
             _pods=defaultdict(dict, {group: _copied(pods) for group, pods in self._pods.items()}),
             _placed=self._placed.copy(),
-            _weighed=self._weighed.copy(),
+            _weighed=self._scored.copy(),
             services=self.services.copy(),
             _models=defaultdict(dict, {key: models.copy() for key, models in self._models.items()}),
         )
@@ -286,7 +286,7 @@ class State:
         """The costs for groups of a namespace."""
         return self.cost_index.of(group_namespace)
 
-    def weigh(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
+    def score(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
         """Weigh every place for a pod with these labels.
 
         Raises:
@@ -298,20 +298,20 @@ class State:
         if not key:
             return ScoreTable(NO_GROUP)
         if self._weighed_at != self.version:
-            self._weighed.clear()
+            self._scored.clear()
             self._weighed_at = self.version
-        if (key, workload) not in self._weighed:
-            self._weighed[key, workload] = self._weigh(key, workload)
-        return self._weighed[key, workload]
+        if (key, workload) not in self._scored:
+            self._scored[key, workload] = self._score(key, workload)
+        return self._scored[key, workload]
 
     def score_table_of(self, pod: GroupPod) -> ScoreTable:
         """The scores for a pod; where deleted nodes block, a neutral answer says so."""
         try:
-            return self.weigh(pod.metadata.namespace, pod.group, pod.workload)
+            return self.score(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
             return ScoreTable(str(error))
 
-    def weigh_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
+    def score_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
         """Weigh every place as if these placed pods were gone already; those of other groups make no difference.
 
         Raises:
@@ -320,13 +320,13 @@ class State:
         key = self.group_of(namespace, group_name) if group_name else ""
         ours = [placed for placed in gone if key and self.group_of(placed.namespace, placed.group) == key]
         if not ours:
-            return self.weigh(namespace, group_name, workload)
+            return self.score(namespace, group_name, workload)
         left = {selector: Counter(nodes) for selector, nodes in self.members(key).items()}
         for placed in ours:
             left[placed.workload][placed.node] -= 1
-        return self._weigh(key, workload, {selector: +nodes for selector, nodes in left.items()})
+        return self._score(key, workload, {selector: +nodes for selector, nodes in left.items()})
 
-    def _weigh(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
+    def _score(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
         costs = self.costs(self.groups[key].metadata.namespace)
         if not costs.topology:
             return ScoreTable(NO_TOPOLOGY)
@@ -337,7 +337,7 @@ class State:
         dependants = [bond for bond in dependants if bond.pods]
         if not dependencies and not dependants:
             return ScoreTable(NOTHING_PLACED)
-        return weigh(
+        return score_places(
             dependencies,
             dependants,
             self.places,

@@ -112,7 +112,7 @@ class Extender:
             BadRequestError: the arguments cannot be read.
         """
         question = _question(body)
-        score_table = self._weigh(question.pod)
+        score_table = self._score(question.pod)
         if isinstance(score_table, DeletedNodeError):
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(score_table)})
@@ -155,7 +155,7 @@ class Extender:
             BadRequestError: the arguments cannot be read.
         """
         question = _question(body)
-        score_table = self._weigh(question.pod)
+        score_table = self._score(question.pod)
         if isinstance(score_table, DeletedNodeError):
             raise BadRequestError(str(score_table), 500)
         names = self._nodes_of(question)
@@ -181,7 +181,7 @@ class Extender:
         if question.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
-        score_table = self._weigh(question.pod)
+        score_table = self._score(question.pod)
         if isinstance(score_table, DeletedNodeError):
             raise BadRequestError(str(score_table), 500)
         if score_table.neutral:
@@ -195,7 +195,7 @@ class Extender:
         self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
-    def _weigh(self, pod: ExtenderPod) -> ScoreTable | DeletedNodeError:
+    def _score(self, pod: ExtenderPod) -> ScoreTable | DeletedNodeError:
         scheduler = pod.spec.scheduler_name
         if scheduler and not serves(scheduler, self._names):
             return ScoreTable(NOT_OURS)
@@ -205,7 +205,7 @@ class Extender:
         if group and mode != "extender":
             return ScoreTable(BY_POD)
         try:
-            return self._state.weigh(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
+            return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
         except DeletedNodeError as error:
             return error
 
@@ -292,7 +292,7 @@ def passing(
     for node, victims in nodes.items():
         kept = victims or MetaVictims()
         gone = [placed for victim in kept.pods or () if (placed := state.placed(victim.uid)) is not None]
-        score_table = state.weigh_without(namespace, group, workload, gone)
+        score_table = state.score_without(namespace, group, workload, gone)
         if score_table.place_score(node, state.place_of.get(node, 0)).passes:
             remaining[node] = kept
     return PreemptionAnswer(remaining)

@@ -142,7 +142,7 @@ class GroupPlans:
         if cached is None:
             return self._ask(group)
         now = self._clock()
-        self._stands(group, cached.plan, pods)
+        self._record_progress(group, cached.plan, pods)
         coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
         check = check_plan(cached.plan, group, pods, self.assumed, coming)
         if self._is_stalled(group, pods, check):
@@ -153,7 +153,7 @@ class GroupPlans:
         room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         if same and check.followed and check.has_room and not stale:
-            self.assumed.promise(group, check.uncounted, coming.leaving)
+            self.assumed.reserve(group, check.uncounted, coming.leaving)
             return PlanState(cached.plan, crowded=check.crowded)
         asked = self._ask(group)
         usable = check.followed and check.has_room and asked.pending
@@ -175,9 +175,9 @@ class GroupPlans:
         self._cached.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.pop(group, None)
-        self.assumed.stands(group, begun=False, whole=True)
+        self.assumed.record_progress(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._node_cache.assigned_node(p.metadata.key)]
-        self.assumed.promise(group, bound)
+        self.assumed.reserve(group, bound)
         if group not in self._state.groups:
             self._reports.pop(group, None)
             self._expected.forget(group)
@@ -200,7 +200,7 @@ class GroupPlans:
         namespace = group.partition("/")[0]
         began, freed = self._clock(), self.assumed.freed
         before = self._cached.get(group)
-        self._stands(group, before.plan if before is not None else None, pods)
+        self._record_progress(group, before.plan if before is not None else None, pods)
         try:
             _check_size(pods, replicas)
             inputs = self._inputs.key(group, pods)
@@ -287,9 +287,9 @@ class GroupPlans:
     def _drop_expired(self) -> None:
         self.assumed.promises_ended += self._expected.drop_expired(self._clock())
 
-    def _promised_to_others(self, group: str) -> dict[str, Amounts]:
+    def _reserved_by_others(self, group: str) -> dict[str, Amounts]:
         """Host -> what pods of other groups were promised there, those that have yet to be made among them."""
-        found = self.assumed.promised_to_others(group)
+        found = self.assumed.reserved_by_others(group)
         self._drop_expired()
         self._expected.add_promises_to_others(found, group, self._pods_of)
         return found
@@ -302,9 +302,9 @@ class GroupPlans:
 
     def _promise(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)
-        self._stands(group, plan, pods)
+        self._record_progress(group, plan, pods)
         uncounted, _ = compare_with_pods(plan, pods, self.assumed)
-        self.assumed.promise(group, uncounted, self._leaving(pods))
+        self.assumed.reserve(group, uncounted, self._leaving(pods))
 
     def _is_stalled(self, group: str, pods: Sequence[GroupPod], check: PlanCheck) -> bool:
         """Whether pods wait for room that a rollout is to free, and nothing has come of it for a while."""
@@ -336,15 +336,15 @@ class GroupPlans:
                 add(found.setdefault(info.node, {}), info.asks)
         return found
 
-    def _stands(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
+    def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         begun = any(pod.bound for pod in pods)
-        self.assumed.stands(group, begun=begun, whole=plan is None or not plan.unplaced)
+        self.assumed.record_progress(group, begun=begun, whole=plan is None or not plan.unplaced)
 
     def _snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
         return msgspec.structs.replace(
             self._inputs.snapshot(group, pods),
             previous=self._previous(group, pods),
-            promised=self._promised_to_others(group),
+            promised=self._reserved_by_others(group),
             refused=self.assumed.refused(pods),
         )
 
@@ -352,8 +352,8 @@ class GroupPlans:
         _, times = self._failed.get(group, (0.0, 0))
         self._failed[group] = (self._clock(), times + 1)
         self._cached.pop(group, None)
-        self.assumed.promise(group, ())
-        self.assumed.stands(group, begun=False, whole=True)
+        self.assumed.reserve(group, ())
+        self.assumed.record_progress(group, begun=False, whole=True)
         self._metrics.plans.labels("refused").inc()
         log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         self._report(group, known, error.reason, f"{error}; its pods are placed by the plain rule")

@@ -67,7 +67,7 @@ class ReservationCache:
         for pod in pods:
             self.asks_of(pod)
 
-    def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
+    def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations: hosts of its pods that are not counted there yet.
 
         Args:
@@ -105,7 +105,7 @@ class ReservationCache:
         if node is not None:
             self._on[node][key] = msgspec.structs.replace(self._on[node][key], gated=False)
 
-    def stands(self, group: str, *, begun: bool, whole: bool) -> None:
+    def record_progress(self, group: str, *, begun: bool, whole: bool) -> None:
         """Record a group's progress. Groups that have not started and cannot start whole give up their reservations to groups that have.
 
         Args:
@@ -133,7 +133,7 @@ class ReservationCache:
         if not there:
             self._on.pop(node, None)
 
-    def promised_to_others(self, group: str) -> dict[str, Amounts]:
+    def reserved_by_others(self, group: str) -> dict[str, Amounts]:
         """Host -> what pods of all other groups were promised there, beyond what the hosts count already."""
         return {node: taken for node in self._on if (taken := self.others_on(group, node))}
 

@@ -168,7 +168,7 @@ async def test_room_of_a_deleted_group_is_free_for_others(
         )
 
         async def reserved() -> bool:
-            return bool(controller.plans.assumed.promised_to_others(""))
+            return bool(controller.plans.assumed.reserved_by_others(""))
 
         await until(lambda: _open(client, guest, "theirs"))
         assert await reserved()

@@ -186,7 +186,7 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
     world.volumes.take_claim("default/c", None, claim)
     service = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"app": "db"}}}
     world.network.take_service("default/db", None, msgspec.convert(service, Service))
-    world.network.weigh("default", "shop", "web")
+    world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
     assert "web-0" in moved(before)
     group = msgspec.structs.replace(world.network.groups["default/shop"], metadata=ObjectMeta(name="x", namespace="y"))

@@ -91,7 +91,7 @@ async def test_a_plan_alone_would_have_counted_on_the_same_room() -> None:
         world.add_pod(group, f"{group[2:]}-0", "P1", 2)
         world.add_pod(group, f"{group[2:]}-1", "P2", 2)
         await world.plans.make(group)
-        world.plans.assumed.promise(group, ())
+        world.plans.assumed.reserve(group, ())
     assert world.overbooked() != []
 
 

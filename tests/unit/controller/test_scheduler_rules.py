@@ -29,7 +29,7 @@ from controller.scheduler.rules import (
     normalise_allocatable,
     raw_score,
     refusal,
-    weigh,
+    score_places,
 )
 from controller.scheduler.state import State
 from kubekit.wire import Node, Object, ObjectMeta
@@ -127,7 +127,7 @@ def test_costs_of_the_worked_example() -> None:
     state = state_of(
         UPSTREAM, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
     )
-    score_table = state.weigh("default", "a1", "P1")
+    score_table = state.score("default", "a1", "P1")
     costs = [score_table.place_score(n.metadata.name, state.place_of[n.metadata.name]).cost for n in SEED_NODES]
     assert costs == [0, 1, 5, 5, 20, 20, 20, 20]
 
@@ -264,7 +264,7 @@ def test_score_dependents_in_the_direction_of_their_calls() -> None:
     """A caller in z2 pays z2 -> z1 for a dependency in z1, whatever z1 -> z2 costs."""
     costs = CostTable(msgspec.convert(weight({("z2", "z1"): 7, ("z1", "z2"): 90}, {}), WeightInfo))
     places = [Location(), Location("r", "z1"), Location("r", "z2")]
-    found = weigh([], [PeerWorkload("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
+    found = score_places([], [PeerWorkload("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
     assert [t.cost for t in found.by_class[1:]] == [14, 2]
     assert found.by_node["n2"].cost == 0
     assert all(place_score.passes for place_score in found.by_class)
@@ -278,7 +278,7 @@ def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> Non
 
     def passes(min_bandwidth_bps: int, *, on: bool) -> list[bool]:
         bond = PeerWorkload("peer", 10, min_bandwidth_bps, {"n2": 1})
-        return [t.passes for t in weigh([bond], [], places, {"n2": 2}, costs, bandwidth=on).by_class[1:]]
+        return [t.passes for t in score_places([bond], [], places, {"n2": 2}, costs, bandwidth=on).by_class[1:]]
 
     assert passes(200_000_000, on=True) == [False, True, True]
     assert passes(100_000_000, on=True) == [True, True, True]
@@ -296,7 +296,7 @@ def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
         group({"P1": [("P2", 15)], "P2": []}),
         topology(SEED_COSTS),
     )
-    assert state.weigh("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral
     answer = ask(extender_of(state, config), "filter", "P1", ["N1", "N8"])
     assert answer["nodenames"] == ["N1", "N8"]
 
@@ -313,12 +313,12 @@ def test_counts_follow_pods_as_they_come_move_and_go() -> None:
     state = state_of(SchedulerConfig(), *SEED_NODES, group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS))
     waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
     state.take_pod("default/p2", None, waiting)
-    assert state.weigh("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral
     state.take_pod("default/p2", waiting, bound)
     assert state.members("default/a1") == {"P2": Counter({"N1": 1})}
-    assert not state.weigh("default", "a1", "P1").neutral
+    assert not state.score("default", "a1", "P1").neutral
     state.take_pod("default/p2", bound, None)
-    assert state.weigh("default", "a1", "P1").neutral
+    assert state.score("default", "a1", "P1").neutral
 
 
 def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
@@ -329,9 +329,9 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
         group({"P1": [("P2", 15)], "P2": []}),
         topology(SEED_COSTS),
     )
-    assert state.weigh("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
+    assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
     state.take_node("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
-    assert state.weigh("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
+    assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_a_dependency_is_judged_by_the_replica_that_answers() -> None:
     costs = CostTable(msgspec.convert(weight(far, {}), WeightInfo))
 
     def judged(routing: Routing) -> dict[str, tuple[int, int, int]]:
-        found = weigh([PeerWorkload("b", 5, 0, pods, routing)], [], places, zones, costs)
+        found = score_places([PeerWorkload("b", 5, 0, pods, routing)], [], places, zones, costs)
         return {name: tuple(found.place_score(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
 
     assert judged(Routing.ANY)["m1"] == (1, 2, 1 + 9 + 9)
@@ -474,11 +474,11 @@ def test_a_node_without_a_zone_is_answered_from_anywhere_or_by_its_own_replica()
     zones = {"bare": 0, "other": 0, "n1": 1}
     costs = CostTable(None)
     pods = {"bare": 1, "n1": 1}
-    by_zone = weigh([PeerWorkload("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
-    assert by_zone.place_score("other", 0) == weigh(
+    by_zone = score_places([PeerWorkload("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
+    assert by_zone.place_score("other", 0) == score_places(
         [PeerWorkload("b", 5, 0, pods)], [], places, zones, costs
     ).place_score("other", 0)
-    by_node = weigh([PeerWorkload("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
+    by_node = score_places([PeerWorkload("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
     assert by_node.place_score("bare", 0)[:3] == (1, 0, 0)
 
 
@@ -538,7 +538,7 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
         dependencies = [bond() for _ in range(chance.randint(0, 2))]
         dependants = [bond() for _ in range(chance.randint(0, 2))]
         place_of = {name: HERE.index(place) for name, place in where.items()}
-        found = weigh(dependencies, dependants, HERE, place_of, costs)
+        found = score_places(dependencies, dependants, HERE, place_of, costs)
         for name, place in place_of.items():
             place_score = found.place_score(name, place)
             wanted = expected_tally(name, where, dependencies, dependants, costs)
@@ -571,6 +571,8 @@ def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() 
     places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
     bond = PeerWorkload("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
     zones = {"n1": 1, "n2": 2}
-    starved = [t.starved for t in weigh([bond], [], places, zones, costs, bandwidth=True).by_class]
+    starved = [t.starved for t in score_places([bond], [], places, zones, costs, bandwidth=True).by_class]
     assert starved == [False, False, False, True]
-    assert not any(t.starved for t in weigh([bond], [], places, zones, costs).by_class), "only where it is asked for"
+    assert not any(t.starved for t in score_places([bond], [], places, zones, costs).by_class), (
+        "only where it is asked for"
+    )
