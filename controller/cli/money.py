@@ -54,7 +54,7 @@ class MoneyOf(Command):
         if options.namespace:
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(mine, graph.left_out)
-        namespaces = await session.list_all(NAMESPACES, Object)
+        namespaces = await session.list_objects(NAMESPACES, Object)
         membership = Membership.from_objects(traffic.groups, namespaces, traffic.snapshot.rules)
         bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import get_args
 
@@ -14,12 +15,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
+from controller.cli.shared import read_inputs
+from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
 from controller.cli.style import BAD, FAINT, STRONG, grid, rate
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic, add_traffic_arguments, read_traffic
-from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
+from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.scheduler.placement.problem_builder import Spread
 from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
@@ -29,6 +31,14 @@ from kubekit.text import command, counted, mask_controls
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """The pods of one proposal as they are placed, and as one plan would place all of them."""
+
+    group: str
+    now: Outcome
+    planned: Outcome
 
 
 class Proposed(msgspec.Struct, frozen=True):
@@ -152,6 +162,36 @@ async def _propose(session: Session, namespace: str, options: argparse.Namespace
         tuple(o for o in traffic.graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
         gains=tuple(gains),
     )
+
+
+async def gain_of(session: Session, proposal: Proposal, traffic: Traffic, existing: AppGroup | None = None) -> Gain:
+    """Plan the group for the cluster as it is; ``existing`` is the group as it stands.
+
+    Raises:
+        KubekitError: no answer.
+    """
+    group = msgspec.convert(proposal.manifest, AppGroup)
+    if existing is not None:
+        # Applying leaves them as they are, and they say how its pods are spread.
+        annotations = (existing.metadata.annotations or {}) | (group.metadata.annotations or {})
+        metadata = msgspec.structs.replace(group.metadata, annotations=annotations)
+        group = msgspec.structs.replace(group, metadata=metadata)
+    namespace = proposal.namespace
+    selectors = {
+        f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
+    }
+    made = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.controllers(namespace)}
+    templates = {selector: made[key] for key, selector in selectors.items() if key in made}
+    inputs, _ = await read_inputs(session, traffic.snapshot)
+    nodes_now = defaultdict(list)
+    for pod in inputs.node_cache.bound:
+        if pod.workload in selectors:
+            nodes_now[selectors[pod.workload]].append(pod.node)
+    inputs.node_cache.drop(lambda pod: pod.workload in selectors)
+    start = empty_group(inputs, group, templates)
+    now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in start.pods]
+    planned = await asyncio.to_thread(planned_outcome, inputs, start)
+    return Gain(proposal.name, outcome_of(start, now), planned)
 
 
 def _placing(traffic: Traffic, namespace: str) -> Placing:

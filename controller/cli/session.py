@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from controller.cli.running_config import read_running_config
 from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
@@ -30,13 +29,13 @@ from controller.cluster.resources import (
 )
 from controller.cluster.services import Service
 from controller.cluster.zones import build_zone_map
-from controller.config import ControllerConfiguration
+from controller.config import ControllerConfiguration, parse_config
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.topology.results import ObjectName, results_named_by, results_of_agents
 from kubekit.client import Client
-from kubekit.errors import ApiError, KubekitError, UnreachableError
+from kubekit.errors import ApiError, ConfigError, KubekitError, UnreachableError
 from kubekit.wire import (
     CONFIGMAPS,
     DECODE_ERRORS,
@@ -50,15 +49,20 @@ from kubekit.wire import (
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
 UNFINISHED_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 PROXY_TIMEOUT_S = 5.0
+CONFIG_FILE = "config.yaml"
 VERDICTS = "netaware_pod_bandwidth_verdict == 1"
 
 T = TypeVar("T", bound=Object)
+
+
+class _Deployment(Object, frozen=True):
+    spec: dict[str, Any] = {}
 
 
 @dataclass
@@ -115,17 +119,17 @@ class Session:
         config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
             self.configuration(),
             self.client.list(NODES, Node),
-            self._list(NAMESPACES, Object, None, wanted=groups),
-            self._list(NETWORK_TOPOLOGIES, NetworkTopology, None),
+            self.list_objects(NAMESPACES, Object, None, wanted=groups),
+            self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology, None),
             self._plans(wanted=measurements),
-            self._list(SERVICES, Service, None, wanted=groups),
+            self.list_objects(SERVICES, Service, None, wanted=groups),
         )
         zones, base = len(build_zone_map(nodes).zones), RESULTS_NAME
         names = results_of_agents(self.home, base, zones, plans)
         names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._app_groups(wanted=groups),
-            self._list(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
+            self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
             self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
             self._results(names if measurements else ()),
@@ -152,18 +156,31 @@ class Session:
         )
 
     async def configuration(self) -> ControllerConfiguration:
-        """The running controller's; the defaults, with a note, where it cannot be read."""
-        found, note = await read_running_config(self.client, self.home)
-        if note:
-            self.notes["configuration"] = note
-        return found
+        """The running controller's, as its Deployment mounts it; the defaults, with a note, where it cannot be read."""
+        note = f"the controller's was not found in {self.home}; defaults are used"
+        try:
+            found = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.home)
+            volumes = found.spec.get("template", {}).get("spec", {}).get("volumes", ())
+            maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
+            name = next((mounted["name"] for mounted in maps if "name" in mounted), "")
+            if name:
+                data = (await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=self.home)).data or {}
+                if CONFIG_FILE in data:
+                    return parse_config(data[CONFIG_FILE], f"ConfigMap {self.home}/{name}")
+        except ApiError as error:
+            if not (error.forbidden or error.not_found):
+                raise
+        except ConfigError as error:
+            note = f"{error}; defaults are used"
+        self.notes["configuration"] = note
+        return ControllerConfiguration()
 
     async def _app_groups(self, *, wanted: bool) -> list[AppGroup]:
         """AppGroups of all namespaces; if that is forbidden, of the requested one, with a note."""
-        found = await self._list(APPGROUPS, AppGroup, None, wanted=wanted)
+        found = await self.list_objects(APPGROUPS, AppGroup, None, wanted=wanted)
         if self.namespace and "not allowed" in self.notes.get(APPGROUPS.plural, ""):
             self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
-            found = await self._list(APPGROUPS, AppGroup, self.namespace)
+            found = await self.list_objects(APPGROUPS, AppGroup, self.namespace)
         return found
 
     async def pod(self, name: str) -> GroupPod:
@@ -187,7 +204,7 @@ class Session:
         They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
         """
         self.complaints.clear()
-        pods = await self._list(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
+        pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
         # Together: each of those that hang would be waited for in turn.
         for remark, complaints in await asyncio.gather(*(self._ask_controller(pod) for pod in pods)):
             self.remarks += [remark] if remark else []
@@ -228,14 +245,11 @@ class Session:
             msg = f"{resource.plural}: {why}"
             raise NotFoundError(msg)
 
-    async def list_all(self, resource: Resource, type_: type[T], namespace: str | None = None) -> list[T]:
-        """Objects of a namespace, or of all; with a note where that is not allowed."""
-        return await self._list(resource, type_, namespace)
-
     async def controllers(self, namespace: str) -> list[Controller]:
         """Deployments and StatefulSets of a namespace."""
         found = await asyncio.gather(
-            self._list(DEPLOYMENTS, Controller, namespace), self._list(STATEFUL_SETS, Controller, namespace)
+            self.list_objects(DEPLOYMENTS, Controller, namespace),
+            self.list_objects(STATEFUL_SETS, Controller, namespace),
         )
         kinds = DEPLOYMENTS.kind, STATEFUL_SETS.kind
         return [
@@ -250,21 +264,22 @@ class Session:
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True
     ) -> list[PodInfo]:
         reader = PodReader()
-        found = await self._list(
+        found = await self.list_objects(
             PODS, GroupPod, namespace, label_selector, field_selector=field_selector, wanted=wanted
         )
         return [reader.read(pod) for pod in found]
 
-    async def _list(
+    async def list_objects(
         self,
         resource: Resource,
         type_: type[T],
-        namespace: str | None,
+        namespace: str | None = None,
         label_selector: str = "",
         *,
         field_selector: str = "",
         wanted: bool = True,
     ) -> list[T]:
+        """Objects of a namespace, or of all; with a note where that is not allowed."""
         found: list[T] = []
         if not wanted:
             return found
@@ -290,7 +305,7 @@ class Session:
 
     async def _plans(self, *, wanted: bool) -> list[ZonePlan]:
         plans = []
-        for found in await self._list(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR, wanted=wanted):
+        for found in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR, wanted=wanted):
             try:
                 plans.append(decode_plan(found.data).plan)
             except PlanRefusedError as error:

@@ -99,9 +99,9 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
     """Read the planner's inputs and all pods that have not finished."""
     pods, volumes, claims, classes = await asyncio.gather(
         session.unfinished_pods(),
-        session.list_all(VOLUMES, PersistentVolume),
-        session.list_all(CLAIMS, PersistentVolumeClaim),
-        session.list_all(CLASSES, StorageClass),
+        session.list_objects(VOLUMES, PersistentVolume),
+        session.list_objects(CLAIMS, PersistentVolumeClaim),
+        session.list_objects(CLASSES, StorageClass),
     )
     return inputs_of(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
 

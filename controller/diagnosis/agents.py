@@ -49,7 +49,6 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
         reason=reason,
         version=note.version if note is not None else "",
         prober=note.prober if note is not None else "",
-        address=facts.address,
         probes=probes[facts.name],
         newest_at=newest.get(facts.name),
     )

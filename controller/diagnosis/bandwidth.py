@@ -17,7 +17,7 @@ from controller.diagnosis.zones import rate_of
 from kubekit.errors import QuantityError
 from kubekit.text import counted
 from kubekit.wire import Node
-from netperf.contract import BANDWIDTH, SOURCE_ANNOTATION, ZONE_LABEL
+from netperf.contract import BANDWIDTH, ZONE_LABEL
 from netperf.limits import UnreasonableLimitError, read_limit
 
 
@@ -104,7 +104,6 @@ def _node(node: Node, booked: list[int]) -> NodeBandwidthView:
         zone=node.metadata.label(ZONE_LABEL),
         capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH)),
         allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH)),
-        source=node.metadata.annotation(SOURCE_ANNOTATION),
         allocated_bps=sum(booked),
         pods=len(booked),
     )

@@ -31,7 +31,6 @@ _SAID_BY_CONDITIONS = ("topology-", "spec-", "pairs-stale", "dependency-cycle", 
 _OF_PODS = (
     "unknown-workload",
     "other-scheduler",
-    "foreign-gate",
     "no-scheduler",
     "gated-too-long",
     "no-node-",

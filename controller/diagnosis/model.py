@@ -113,7 +113,6 @@ class AgentView(View, frozen=True):
     reason: str = ""
     version: str = ""
     prober: str = ""
-    address: str = ""
     probes: int = 0
     newest_at: float | None = None
 
@@ -159,7 +158,6 @@ class NodeBandwidthView(View, frozen=True):
     zone: str
     capacity_bps: int | None
     allocatable_bps: int | None
-    source: str
     allocated_bps: int
     pods: int
 

@@ -190,12 +190,6 @@ def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Findin
     # Costs between other zones are inferred over these paths, so they are old with them.
     if not silent_zones and not dead:
         yield from _old(facts, pairs)
-    doubted = {(min(_zones(p)), max(_zones(p))): ", ".join(p.quality_flags) for p in pairs if p.quality_flags}
-    if doubted:
-        summary = f"the newest sample of {counted(len(doubted), 'pair')} of zones is not trusted"
-        fix = ("kubectl netaware costs", "look for load or a full uplink on their nodes")
-        names = tuple(f"{one} to {other} ({why})" for (one, other), why in sorted(doubted.items()))
-        yield Finding("samples-doubted", "info", summary, (), None, names[:MAX_AFFECTED], fix, "NetawareProbesDoubted")
 
 
 def _zones(pair: PairView) -> tuple[str, str]:

@@ -190,7 +190,6 @@ def find_pods(facts: Facts) -> Iterator[Finding]:
     """Findings about pods, one for all that wait for the same cause."""
     yield from _unknown_workloads(facts)
     yield from _other_schedulers(facts)
-    yield from _at_foreign_gates(facts)
     stuck = list(_unschedulable(facts))
     yield from stuck
     yield from _unanswered(facts)
@@ -263,18 +262,6 @@ def _other_schedulers(facts: Facts) -> Iterator[Finding]:
             by = ", ".join(sorted({pod.scheduler_name for pod in others}))
             summary = f"{_counted(others)} of AppGroup {key}: schedulerName {by} names a scheduler that does not ask us"
             yield Finding("other-scheduler", "warning", summary, affects=_names(others), fix=(_use_ours(facts),))
-
-
-def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
-    by_gates: dict[tuple[str, ...], list[PodFact]] = defaultdict(list)
-    for pod in facts.pods:
-        foreign = _foreign_gates(pod)
-        if pod.is_pending and foreign and pod.created is not None and facts.now - pod.created > SOON_S:
-            by_gates[foreign].append(pod)
-    for gates, pods in sorted(by_gates.items()):
-        summary = f"{_counted(pods)}: the gate {', '.join(gates)} is shut, and another controller opens it"
-        fix = (command("kubectl -n {} describe pod {}", pods[0].namespace, pods[0].name), "ask the owner of this gate")
-        yield Finding("foreign-gate", "warning", summary, (), _oldest(pods), _names(pods), fix)
 
 
 def _unschedulable(facts: Facts) -> Iterator[Finding]:

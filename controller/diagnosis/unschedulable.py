@@ -127,9 +127,6 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         "its host ports are taken on the nodes",
         (_OF_POD, "add nodes, or lower its replicas to one for each node"),
     ),
-    UnschedulableReason(
-        "no-nodes", r"no nodes available", "the cluster has no nodes", ("kubectl get nodes", "add nodes")
-    ),
 )
 _BY_CHOICE = next(place for place, reason in enumerate(_TABLE) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(

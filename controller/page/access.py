@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from aiohttp import hdrs, web
 
@@ -41,29 +41,8 @@ _REFUSALS: Mapping[Decision, tuple[int, str]] = {
 }
 
 
-class _User(Wire, frozen=True):
-    username: str = ""
-    uid: str = ""
-    groups: list[str] | None = None
-    extra: dict[str, list[str]] | None = None
-
-
-class _TokenStatus(Wire, frozen=True):
-    authenticated: bool = False
-    user: _User = _User()
-    audiences: list[str] | None = None
-
-
-class _TokenReview(Wire, frozen=True):
-    status: _TokenStatus = _TokenStatus()
-
-
-class _AccessStatus(Wire, frozen=True):
-    allowed: bool = False
-
-
-class _AccessReview(Wire, frozen=True):
-    status: _AccessStatus = _AccessStatus()
+class _Review(Wire, frozen=True):
+    status: dict[str, Any] = {}
 
 
 class Access:
@@ -124,11 +103,11 @@ class Access:
 
     async def _review(self, token: str) -> Decision:
         body = {**TOKEN_REVIEWS.type_meta, "spec": {"token": token, "audiences": [PAGE_AUDIENCE]}}
-        review = (await self._client.create(TOKEN_REVIEWS, body, _TokenReview)).status
+        review = (await self._client.create(TOKEN_REVIEWS, body, _Review)).status
         # An authenticator without audiences leaves them out: its tokens were not issued for us.
-        if not review.authenticated or PAGE_AUDIENCE not in (review.audiences or ()):
+        if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             return "unauthenticated"
-        user = review.user
+        user = review.get("user") or {}
         what = {
             "namespace": self._namespace,
             "verb": "get",
@@ -136,12 +115,7 @@ class Access:
             "subresource": "proxy",
             "name": CONTROLLER,
         }
-        asked = {
-            "user": user.username,
-            "uid": user.uid,
-            "groups": user.groups or [],
-            "extra": user.extra or {},
-            "resourceAttributes": what,
-        }
-        access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": asked}, _AccessReview)
-        return "allowed" if access.status.allowed else "forbidden"
+        asked = {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
+        asked |= {"user": user.get("username", ""), "resourceAttributes": what}
+        access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": asked}, _Review)
+        return "allowed" if access.status.get("allowed") is True else "forbidden"

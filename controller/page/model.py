@@ -43,7 +43,7 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
 """Columns of the matrix; latencies in whole microseconds, times in unix seconds."""
 
 
-def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
+def encode(overview: Overview) -> dict[str, Any]:
     """The page of an overview, without the time. Pure.
 
     Keys:
@@ -51,7 +51,6 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
         matrix: `COLUMNS` over all ordered pairs: origin by origin, and for each the destinations in order.
         agents, bandwidth: totals.
         groups, findings: as `GroupView` and `Finding`.
-        runbook: where each alert has a section of its name.
     """
     network = msgspec.to_builtins(overview.network)
     network.pop("pairs")
@@ -70,7 +69,6 @@ def encode(overview: Overview, runbook: str = "") -> dict[str, Any]:
             "allocatedBps": sum(n.allocated_bps for n in nodes),
         },
         "findings": overview.findings,
-        "runbook": runbook,
     }
 
 

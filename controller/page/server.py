@@ -127,14 +127,14 @@ class Page:
         snapshot = await self.sources.snapshot(self._clock())
         began = time.monotonic()
         # In a thread, so that the loop goes on answering health checks.
-        self._data = await asyncio.to_thread(_compute, snapshot, self._data, self._config.runbook_url)
+        self._data = await asyncio.to_thread(_compute, snapshot, self._data)
         ended = time.monotonic()
         self._fresh_until = ended + max(REFRESH_S, LEAST_REST * (ended - began))
 
 
-def _compute(snapshot: ClusterSnapshot, before: Data | None, runbook: str) -> Data:
+def _compute(snapshot: ClusterSnapshot, before: Data | None) -> Data:
     """The answer for a snapshot; the one before if it says the same."""
-    content = escape_controls(msgspec.json.encode(encode(build(snapshot), runbook)).decode()).encode()
+    content = escape_controls(msgspec.json.encode(encode(build(snapshot))).decode()).encode()
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     if before is not None and before.tag == tag:
         return before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -48,7 +48,6 @@ class Sources:
     ) -> None:
         self._caches, self._results, self._namespace = caches, results, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
-        self._decoded: dict[str, tuple[str, ZonePlan | None]] = {}
         self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._status: ControlPlaneStatus | None = None
 
@@ -71,12 +70,13 @@ class Sources:
             async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
                 await self._known.wait()
                 await self._caches.pods.ready.wait()
-        self._results.set_wanted("page", self._shown_results(await self._plans()))
-        return await self._snapshot(now_s, self._status)
+        plans = await self._plans()
+        self._results.set_wanted("page", self._shown_results(plans))
+        return self._snapshot(now_s, plans, self._status)
 
     async def read_snapshot(self, now_s: float) -> ClusterSnapshot:
         """The present snapshot, also without viewers."""
-        return await self._snapshot(now_s, await self.read_status())
+        return self._snapshot(now_s, await self._plans(), await self.read_status())
 
     async def read_status(self) -> ControlPlaneStatus:
         """The state of our own programs now."""
@@ -96,16 +96,12 @@ class Sources:
         return frozenset((*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
 
     async def _plans(self) -> tuple[ZonePlan, ...]:
-        """The current plans. Those of a hundred zones take a tenth of a second to decode: once each, and in a thread."""
-        objects = tuple(self._caches.plans)
-        versions = {found.metadata.name: found.metadata.resource_version for found in objects}
-        known = self._decoded
-        if versions != {name: version for name, (version, _) in known.items()}:
-            known = self._decoded = await asyncio.to_thread(_decode, objects, known)
-        return tuple(plan for _, plan in known.values() if plan is not None)
+        """The current plans. Those of a hundred zones take a tenth of a second to decode, so in a thread."""
+        return await asyncio.to_thread(_decode, tuple(self._caches.plans))
 
-    async def _snapshot(self, now_s: float, status: ControlPlaneStatus | None) -> ClusterSnapshot:
-        plans = await self._plans()
+    def _snapshot(
+        self, now_s: float, plans: tuple[ZonePlan, ...], status: ControlPlaneStatus | None
+    ) -> ClusterSnapshot:
         caches, results = self._caches, self._results
         return ClusterSnapshot(
             now_s=now_s,
@@ -126,19 +122,10 @@ class Sources:
         )
 
 
-def _decode(
-    objects: Iterable[ConfigMap], known: Mapping[str, tuple[str, ZonePlan | None]]
-) -> dict[str, tuple[str, ZonePlan | None]]:
-    """Plans by the object's name, with its version; None for one that cannot be read, which its writer reports."""
-    plans: dict[str, tuple[str, ZonePlan | None]] = {}
+def _decode(objects: Iterable[ConfigMap]) -> tuple[ZonePlan, ...]:
+    """Plans; one that cannot be read is left out, and its writer reports it."""
+    plans = []
     for found in objects:
-        name, version = found.metadata.name, found.metadata.resource_version
-        before = known.get(name)
-        if before is not None and before[0] == version:
-            plans[name] = before
-            continue
-        try:
-            plans[name] = version, decode_plan(found.data).plan
-        except PlanRefusedError:
-            plans[name] = version, None
-    return plans
+        with contextlib.suppress(PlanRefusedError):
+            plans.append(decode_plan(found.data).plan)
+    return tuple(plans)

@@ -117,7 +117,6 @@ def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
         name=pod.metadata.name,
         node=pod.spec.node_name,
         zone=locations.get(pod.spec.node_name, NOWHERE).zone,
-        phase="Terminating" if pod.metadata.deletion_timestamp else pod.status.phase or "Pending",
         gated=bool(pod.spec.scheduling_gates),
     )
 

@@ -19,7 +19,6 @@ class PodView(View, frozen=True):
     name: str
     node: str
     zone: str
-    phase: str
     gated: bool
 
 

@@ -2,11 +2,6 @@
 
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
-function runbook(alert) {
-  const base = state.page.runbook;
-  return base && alert ? h("a", { href: `${base}#${alert.toLowerCase()}`, target: "_blank", rel: "noopener noreferrer" }, alert) : h("span", { class: "soft" }, alert);
-}
-
 function copied(text) {
   const button = h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, "Copy");
   button.addEventListener("click", async () => {
@@ -24,7 +19,7 @@ function findingBox(finding) {
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
     affected ? h("p", { class: "soft" }, `Affects ${affected}${more}`) : null,
     ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copied(line))),
-    finding.alert ? h("p", {}, "Runbook: ", runbook(finding.alert)) : null);
+    finding.alert ? h("p", { class: "soft" }, `Alert and section of the runbook: ${finding.alert}`) : null);
 }
 
 function drawNow() {

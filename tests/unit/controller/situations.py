@@ -395,12 +395,6 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
     ),
     Situation(
-        "a gate that somebody else opens",
-        "foreign-gate",
-        "describe pod p0",
-        facts(pods=tuple(pod(f"p{i}", gates=(FOREIGN, GATE), created=NOW_S - 300) for i in range(3))),
-    ),
-    Situation(
         "pods that wait at our gate for ten minutes",
         "gated-too-long",
         "describe appgroup shop",

@@ -300,8 +300,6 @@ def without_a_node(message: str) -> Facts:
         # Written at creation, it stays until the scheduler's first attempt.
         (facts(pods=(pod(scheduled=GATED, created=NOW_S - 2),)), []),
         (facts(pods=(pod(scheduled=GATED, created=NOW_S - 300),)), ["no-scheduler"]),
-        (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 19),)), []),
-        (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 21),)), ["foreign-gate"]),
         (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
         *(
             (without_a_node(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])

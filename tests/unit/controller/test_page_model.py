@@ -7,14 +7,11 @@ import re
 from typing import Any
 
 import msgspec
-import pytest
 
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
 from controller.page.model import encode
 from controller.views.overview import build
-from kubekit.errors import ConfigError
 from tests.unit.controller.made_up import make_snapshot
 
 
@@ -72,15 +69,3 @@ def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
     assert policy["frame-ancestors"] == "'none'"
     # An inline handler or style attribute would be blocked by it.
     assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", document().decode().partition("<script>")[0])
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"runbook_url": "runbook"}, "page.runbookUrl"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_by_name(change: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        PageConfig(**change).validate("page")
-    assert caught.value.field == field

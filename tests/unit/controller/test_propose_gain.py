@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from controller.cli.propose_gain import Gain, gain_of
+from controller.cli.propose import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic
@@ -79,7 +79,7 @@ class Cluster:
     async def controllers(self, _: str) -> list[Controller]:
         return self.templates
 
-    async def list_all(self, _: Resource, __: type[Service]) -> list[Service]:
+    async def list_objects(self, _: Resource, __: type[Service]) -> list[Service]:
         return []
 
     async def unfinished_pods(self) -> list[PodInfo]:
