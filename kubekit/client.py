@@ -67,9 +67,16 @@ class Client:
     the answer does not have the asked type.
     """
 
-    def __init__(self, config: ClusterConfig, *, user_agent: str = "netaware", timeout_s: float = DEFAULT_TIMEOUT_S):
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        user_agent: str = "netaware",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        list_timeout_s: float = LIST_TIMEOUT_S,
+    ):
         self.config, self.has_answer = config, False
-        self._user_agent, self._timeout_s = user_agent, timeout_s
+        self._user_agent, self._timeout_s, self._list_timeout_s = user_agent, timeout_s, list_timeout_s
         self._pools = ConnectionPools(config, user_agent)
         self._pool: ConnectionPool | None = None
         self._guard: WriteGuard | None = None
@@ -90,7 +97,8 @@ class Client:
         return self._twin(self._guard, ConnectionPool.URGENT)
 
     def _twin(self, guard: WriteGuard | None, pool: ConnectionPool | None) -> Client:
-        twin = Client(self.config, user_agent=self._user_agent, timeout_s=self._timeout_s)
+        patience = {"timeout_s": self._timeout_s, "list_timeout_s": self._list_timeout_s}
+        twin = Client(self.config, user_agent=self._user_agent, **patience)
         twin._pools, twin._guard, twin._pool = self._pools, guard, pool
         return twin
 
@@ -115,7 +123,7 @@ class Client:
             params["resourceVersion"] = "0"
         while True:
             body = await self.request(
-                "GET", resource.path(scope.get("namespace")), params=params, timeout_s=LIST_TIMEOUT_S
+                "GET", resource.path(scope.get("namespace")), params=params, timeout_s=self._list_timeout_s
             )
             page = decode_answer(body, RawPage)
             yield page

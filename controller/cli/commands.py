@@ -30,7 +30,7 @@ SUMMARIES: Sequence[Summary] = (
     Summary("page", "open the page in the browser: findings, costs, placement, live", "page", "OpenPage"),
     Summary("costs", "costs, or latencies, between zones", "costs", "ShowCosts"),
     Summary("latency", "the newest sample between two zones, both ways", "latency", "Latency"),
-    Summary("graph", "an AppGroup as a tree: order, placement, cost of each dependency", "graph", "GraphOf"),
+    Summary("graph", "an AppGroup: order, placement, cost of each dependency", "graph", "GraphOf"),
     Summary(
         "explain", "the places that a pod could be on, with the cost of each dependency there", "explain", "Explain"
     ),

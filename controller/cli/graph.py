@@ -1,4 +1,4 @@
-"""`graph APPGROUP`: dependencies as a tree, with order, placement, and the cost of each."""
+"""`graph APPGROUP`: dependencies, with order, placement, and the cost of each."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class GraphOf(Command):
         ("graph online-boutique -n shop", "one of them"),
     )
     description = (
-        "The workloads of an AppGroup under the ones that depend on them. COST is the worst over all pairs of placed pods, "
-        "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. A workload "
-        "that several others need is unfolded once; further mentions have an ↑. Below it: what would route calls better, and what the loss "
-        "of a zone would stop."
+        "The workloads of an AppGroup, each with what it depends on. COST is the worst over all pairs of placed pods, "
+        "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. "
+        "Below them: what would route calls better, and what the loss of a zone would stop."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -62,12 +61,12 @@ class GraphOf(Command):
         ]
 
     def show(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Trees, one after the other."""
+        """Groups, one after the other."""
         if not answer:
             return Text("no AppGroups", style=FAINT)
         parts: list[RenderableType] = []
         for group in answer:
-            parts += [*([Text()] if parts else []), _headline(group), Text(), _tree(group), *_remarks(group)]
+            parts += [*([Text()] if parts else []), _headline(group), Text(), _table(group), *_remarks(group)]
         return Group(*parts)
 
     def is_bad(self, answer: list[GroupView]) -> bool:
@@ -84,67 +83,32 @@ def _headline(group: GroupView) -> Text:
     text.append(f"  total cost {group.total_cost}")
     if group.violated:
         text.append(f"  {group.violated} of {len(group.edges)} dependencies violated", style=BAD)
-    elif any(edge.verdict == "met" for edge in group.edges):
+    elif any(edge.state == "met" for edge in group.edges):
         text.append("  no dependency violated", style=GOOD)
     return text
 
 
-def _tree(group: GroupView) -> RenderableType:
-    table = grid(
-        "WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=("ORDER", "PODS", "COST", "MAX", "P50")
-    )
-    by_name = {workload.selector: workload for workload in group.workloads}
+def _table(group: GroupView) -> RenderableType:
+    """Each workload, and below it what it depends on."""
+    numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
+    table = grid("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
     below: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
         below[edge.dependant].append(edge)
-    for branch, selector, reached_by, again in _walk(group, below):
-        workload = by_name[selector]
-        name = Text.assemble((branch, FAINT), (selector, "" if reached_by is not None else STRONG))
-        if workload.name and workload.name != selector:
+    for workload in group.workloads:
+        name = Text.assemble((workload.selector, STRONG))
+        if workload.name != workload.selector:
             name.append(f" {workload.name}", style=FAINT)
-        if again:
-            name.append(" ↑", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
-        where = Text("") if again else _where(workload.pods)
-        table.add_row(name, order, str(len(workload.pods)), where, *_edge_cells(reached_by))
+        table.add_row(name, order, str(len(workload.pods)), _where(workload.pods))
+        for edge in below[workload.selector]:
+            table.add_row(f"  → {edge.dependency}", "", "", "", *_edge_cells(edge))
     return table
 
 
-def _walk(group: GroupView, below: dict[str, list[EdgeView]]) -> Iterator[tuple[str, str, EdgeView | None, bool]]:
-    """Lines of the tree: branch, workload, edge, and whether the workload was printed before.
-
-    Starts are workloads that nobody needs; of a group where everybody is needed (a cycle), the first.
-    """
-    needed = {edge.dependency for edge in group.edges}
-    seen: set[str] = set()
-
-    def visit(
-        selector: str, edge: EdgeView | None, lead: str, branch: str
-    ) -> Iterator[tuple[str, str, EdgeView | None, bool]]:
-        again = selector in seen
-        yield lead + branch, selector, edge, again and bool(below[selector])
-        if again:
-            return
-        seen.add(selector)
-        inner = lead + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-        edges = below[selector]
-        for position, child in enumerate(edges):
-            last = position == len(edges) - 1
-            yield from visit(child.dependency, child, inner, "└─ " if last else "├─ ")
-
-    for workload in group.workloads:
-        if workload.selector not in needed:
-            yield from visit(workload.selector, None, "", "")
-    for workload in group.workloads:
-        if workload.selector not in seen:
-            yield from visit(workload.selector, None, "", "")
-
-
-def _edge_cells(edge: EdgeView | None) -> tuple[Text | str, ...]:
-    if edge is None:
-        return "", "", "", ""
-    sign, style = SIGNS[edge.verdict]
-    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
+def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
+    sign, style = SIGNS[edge.state]
+    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.state == "violated" else "")
     return (
         cost,
         str(edge.max_cost),

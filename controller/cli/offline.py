@@ -150,17 +150,12 @@ def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
     return [costs.problem] if costs.problem else []
 
 
-def _rows(answer: OfflinePlan) -> list[tuple[str, str, str]]:
-    """One row per waiting pod."""
-    placed = [(pod, node, "") for pod, node in answer.placements.items()]
-    return sorted([*placed, *((pod, "", why) for pod, why in answer.unplaced.items())])
-
-
 def show_offline(answer: OfflinePlan) -> RenderableType:
     """Print the place of every waiting pod, then the costs."""
     table = grid("POD", "NODE")
-    for pod, node, why in _rows(answer):
-        table.add_row(pod, node or Text(why, style=BAD))
+    reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
+    for pod, where in sorted((answer.placements | reasons).items()):
+        table.add_row(pod, where)
     text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
     text.append(counted(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:

@@ -67,12 +67,8 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """A note about what the answer lacks, on standard error."""
+        """A line on standard error, such as what the answer lacks."""
         self._errors.print(f"note: {printable(text)}", style="dim", highlight=False, markup=False)
-
-    def say(self, text: str) -> None:
-        """A line on standard error."""
-        self._errors.print(printable(text), highlight=False, markup=False)
 
 
 def _one_line_each(value: Any) -> Any:

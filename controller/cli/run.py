@@ -95,7 +95,8 @@ async def _connect(command: Command, options: argparse.Namespace, stack: AsyncEx
     cluster = ClusterConfig("http://offline.invalid")
     if command.asks_cluster(options):
         cluster = await asyncio.to_thread(connect, options.kubeconfig or None, options.context or None)
-    client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout))
+    patience = {"timeout_s": options.timeout, "list_timeout_s": options.timeout}
+    client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", **patience))
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
     prometheus = None
     if address:
@@ -117,4 +118,4 @@ def _print_notes(screen: Screen, session: Session) -> None:
     for what, why in session.notes.items():
         screen.note(f"{what}: {why}")
     for remark in session.remarks:
-        screen.say(remark)
+        screen.note(remark)

@@ -1,7 +1,7 @@
 """Colours, tables and numbers in a terminal. Each colour comes with a sign, for colour-blind readers and logs.
 
 Blues are amounts (darker is more); orange is wrong; dim is secondary. The blues are ColorBrewer's sequential Blues and the
-orange is from the Okabe-Ito palette: both keep apart for every common kind of colour blindness.
+orange is from the Okabe-Ito palette: both remain distinguishable for every common kind of colour blindness.
 """
 
 from __future__ import annotations

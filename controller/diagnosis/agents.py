@@ -44,7 +44,6 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
     return AgentView(
         node=facts.name,
         zone=facts.zone,
-        region=facts.region,
         state=state,
         reason=reason,
         version=note.version if note is not None else "",

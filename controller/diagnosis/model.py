@@ -108,7 +108,6 @@ class AgentView(View, frozen=True):
 
     node: str
     zone: str
-    region: str = ""
     state: Literal["up", "down", "away"] = "up"
     reason: str = ""
     version: str = ""

@@ -101,8 +101,7 @@ def _not_pending(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
 
 
 def _use_ours(facts: Facts) -> str:
-    name = next(iter(facts.our_schedulers), "NAME of a scheduler that runs")
-    return f"set schedulerName: {name} in its template"
+    return command("set schedulerName: {} in its template", next(iter(facts.our_schedulers), "NAME"))
 
 
 def _gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
@@ -297,7 +296,7 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
             by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
         summary = f"{_counted(pods)}: no scheduler named {name} has answered"
-        fix: tuple[str, ...] = (f"{_use_ours(facts)}, if you run no scheduler {name}",)
+        fix: tuple[str, ...] = (f"{_use_ours(facts)}, if you run no scheduler of that name",)
         if name in facts.our_schedulers:
             fix = (
                 command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),

@@ -33,10 +33,10 @@ class WorkloadView(View, frozen=True):
 
 
 class EdgeView(View, frozen=True):
-    """A dependency and its verdict now, by the worst pair of its placed pods.
+    """A dependency and its state now, by the worst pair of its placed pods.
 
     Attributes:
-        verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
+        state: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
         cost: of that pair; 1 within a zone, null when none is known.
         origin, destination: the zones of that pair, empty when idle.
         p50_us: round trip between these zones; null within a zone or when unknown.
@@ -46,7 +46,7 @@ class EdgeView(View, frozen=True):
     dependency: str
     max_cost: int
     min_bandwidth_bps: int
-    verdict: DependencyState
+    state: DependencyState
     cost: int | None
     origin: str
     destination: str
@@ -59,7 +59,7 @@ class GroupView(View, frozen=True):
     Attributes:
         order: selectors in the order in which they are to be scheduled.
         total_cost: sum of its dependencies' costs, as far as known.
-        violated: how many dependencies have that verdict.
+        violated: how many dependencies are.
         survival: what the loss of each zone would take.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
     """

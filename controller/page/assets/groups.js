@@ -15,8 +15,8 @@ function drawGroups() {
 
 function groupBox(group, open) {
   const key = `${group.namespace}/${group.name}`;
-  const placed = group.edges.filter((edge) => edge.verdict !== "idle").length;
-  const verdict = group.violated
+  const placed = group.edges.filter((edge) => edge.state !== "idle").length;
+  const summary = group.violated
     ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
     : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
   const facts = [`${group.running} of ${group.members} members running`, group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
@@ -31,7 +31,7 @@ function groupBox(group, open) {
     remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
   }
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
-    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
+    h("div", { class: "grouphead" }, h("h2", {}, key), summary, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
     group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
@@ -87,15 +87,15 @@ function dag(group) {
     const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
     const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
     const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-    lines.push(s("path", { class: edge.verdict, d },
-      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `}${VERDICTS[edge.verdict][2]}`)));
+    lines.push(s("path", { class: edge.state, d },
+      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `}${EDGE_STATES[edge.state][2]}`)));
     if (edge.cost === null) return;
     // Costs stand by the box that they lead to, one below the other where several do.
     const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
     const position = leading.indexOf(edge) - (leading.length - 1) / 2;
     const offset = leading.length > 1 ? position * Math.min(13, 44 / leading.length) : 0;
-    costs.push(s("text", { class: `cost ${edge.verdict}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
-      leading.length > 3 && edge.verdict !== "violated" ? "" : `${edge.verdict === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.verdict === "violated" ? ">" : "≤")));
+    costs.push(s("text", { class: `cost ${edge.state}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
+      leading.length > 3 && edge.state !== "violated" ? "" : `${edge.state === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.state === "violated" ? ">" : "≤")));
   });
   const boxes = group.workloads.map((workload) => {
     const { x, y } = at.get(workload.selector);
@@ -123,7 +123,7 @@ function placement(workload) {
   return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
 }
 
-const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
+const EDGE_STATES = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
 
 // A pair leads to what its cost rests on.
 function worstPair(edge) {
@@ -134,9 +134,9 @@ function worstPair(edge) {
 
 function edgeTable(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` }, h("table", {},
-    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
+    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "State"))),
     h("tbody", {}, ...group.edges.map((edge) => {
-      const [sign, style, text] = VERDICTS[edge.verdict];
+      const [sign, style, text] = EDGE_STATES[edge.state];
       return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, worstPair(edge)),
         h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
         h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));

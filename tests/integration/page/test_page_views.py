@@ -95,7 +95,7 @@ async def text_of(tab: Tab, selector: str) -> str:
     return str(await tab.evaluate(f"document.querySelector({selector!r}).innerText"))
 
 
-async def test_now_says_what_is_wrong_with_commands_and_links(chromium: Chromium) -> None:
+async def test_now_says_what_is_wrong_with_commands(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await show(tab, url, "broken")
         text = await text_of(tab, "#panel-now")
@@ -150,7 +150,7 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width_and_nothing_
         assert await tab.evaluate(SERIOUS) != [], "axe does not see a button without a name"
 
 
-async def test_an_address_leads_to_a_pair_a_zone_and_a_group_and_follows_what_is_chosen(chromium: Chromium) -> None:
+async def test_an_address_leads_to_a_pair_of_the_matrix_and_follows_what_is_chosen(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await tab.open(f"{url}/data/#matrix/eu-west-5/ap-south-1")
         await tab.wait_for("state.page !== null && state.from >= 0 && !painting")
@@ -177,90 +177,6 @@ async def test_an_address_leads_to_a_pair_a_zone_and_a_group_and_follows_what_is
         await tab.open(f"{url}/data/#matrix/%E0%A4/nowhere")
         await tab.wait_for("state.page !== null && !byId('panel-matrix').hidden")
         assert not tab.problems
-
-
-async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
-        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
-        drawn = (
-            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title')?.textContent || '',"
-            " getComputedStyle(path).strokeWidth])"
-        )
-        widths = {title: float(width.removesuffix("px")) for title, width in await tab.evaluate(drawn)}
-        by_edge = {title.partition(":")[0]: (title, width) for title, width in widths.items()}
-        (about, wide), (_, thin) = by_edge["P1 → P2"], by_edge["P1 → P3"]
-        assert wide > thin
-        assert "P1 → P2: 1 Mbit/s" in about
-        assert " of it across zones" in about
-        assert " EUR a month" in about
-        assert "no traffic was measured" in by_edge["P1 → P4"][0]
-        assert not tab.problems
-
-
-async def test_the_time_between_zones_is_the_colour_of_a_dependency(chromium: Chromium) -> None:
-    edges = {(e["dependant"], e["dependency"]): e for e in PAGES["traffic"]["groups"][0]["edges"]}
-    timed = {ends: e["p50Us"] for ends, e in edges.items() if e["p50Us"] is not None}
-    slowest, fastest = max(timed, key=timed.__getitem__), min(timed, key=timed.__getitem__)
-    # What is violated is orange, whatever it takes: a colour of the scale would hide it.
-    assert (edges[slowest]["verdict"], edges[fastest]["verdict"]) == ("violated", "met")
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
-        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
-        drawn = (
-            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title').textContent,"
-            " path.getAttribute('class').split(' '), getComputedStyle(path).stroke])"
-        )
-        looks = {title.partition(":")[0]: (words, colour) for title, words, colour in await tab.evaluate(drawn)}
-        ramp = await tab.evaluate("colours().ramp")
-        assert "late7" in looks[" → ".join(slowest)][0]
-        words, colour = looks[" → ".join(fastest)]
-        assert ("late1" in words, colour) == (True, _rgb(ramp[2]))
-        assert looks[" → ".join(slowest)][1] == _rgb(await tab.evaluate("colours().bad"))
-        assert "Colour: time between zones" in await tab.evaluate("byId('panel-groups').textContent")
-
-
-def _rgb(text: str) -> str:
-    return f"rgb({', '.join(str(int(text[i : i + 2], 16)) for i in (1, 3, 5))})"
-
-
-async def test_the_matrix_shows_bytes_between_zones_and_their_price(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#matrix'")
-        await tab.wait_for("!byId('panel-matrix').hidden")
-        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
-        assert "Mbit/s" in await tab.evaluate("byId('matrix-legend').textContent")
-        await tab.evaluate("choosePair(0, 1)")
-        told = await tab.evaluate("byId('cell-text').textContent")
-        assert "traffic 8 Mbit/s" in told
-        assert "EUR a month" in told
-        await tab.evaluate("document.querySelector('[data-measure=month]').click()")
-        assert "cost of a month, EUR" in await tab.evaluate("byId('matrix-legend').textContent")
-        await show(tab, url, "data")
-        await tab.evaluate("location.hash = '#matrix'")
-        await tab.wait_for("!byId('panel-matrix').hidden")
-        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
-        assert "nobody measures it" in await tab.evaluate("byId('matrix-legend').textContent")
-        assert not tab.problems
-
-
-async def test_the_search_finds_zones_nodes_groups_and_pods(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "data")
-        pod = PAGES["data"]["groups"][0]["workloads"][0]["pods"][0]["name"]
-        for text, view in (
-            ("eu-central-4", "map"),
-            ("ap-south-1-n1", "agents"),
-            ("online-bou", "groups"),
-            (pod, "groups"),
-        ):
-            await tab.evaluate(f"byId('search').value = {text!r}; search()")
-            await tab.wait_for(f"!byId('panel-{view}').hidden")
-        await tab.evaluate("byId('search').value = 'nowhere'; search()")
-        assert await tab.evaluate("byId('search').getAttribute('aria-invalid')") == "true"
 
 
 async def test_news_are_seen_without_a_reload(chromium: Chromium, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
         proposed = _costs(await session.snapshot(measurements=False), "x")(("west", "z1"), ("west", "z2"))
     assert proposed == 7
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
-    assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
+    assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
     assert isinstance(explained, Explained)
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")

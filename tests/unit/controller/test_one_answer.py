@@ -328,7 +328,7 @@ async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> Non
         5,
     )
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
+    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     found = {
         "rules": state.score("default", "g", "a").place_score("n1", state.place_of["n1"]).violated == 0,
         "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.verdict == "met",
-        "graph": shown.edges[0].verdict == "met",
+        "page": page.state == "met",
+        "graph": shown.edges[0].state == "met",
         "explain": not any(line.violated for line in explained.candidates if line.chosen),
         "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
@@ -416,8 +416,8 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     assert tallies == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
     found = {
         "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
-        "page": page.verdict == "met",
-        "graph": shown.edges[0].verdict == "met",
+        "page": page.state == "met",
+        "graph": shown.edges[0].state == "met",
     }
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
@@ -537,7 +537,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     state = world.scheduler()
     assert state.score("x", "g", "a").place_score("bare", state.place_of["bare"]).passes
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
+    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
 
 
 async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> None:
@@ -546,7 +546,7 @@ async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> No
     state = world.scheduler()
     assert state.score("x", "g", "a").place_score("n1", state.place_of["n1"]).violated == 1
     assert condition(await world.status("x/g"), "CostsMet") == ("False", "CostsExceeded")
-    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("violated", 9)]
+    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("violated", 9)]
 
 
 async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> None:
@@ -556,7 +556,7 @@ async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> No
     state = world.scheduler()
     assert state.score("x", "g", "a").place_score("n1", state.place_of["n1"]).cost == 5
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
+    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
 def test_latencies_come_along_with_the_measured_costs_alone_and_across_regions() -> None:

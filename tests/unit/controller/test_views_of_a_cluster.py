@@ -208,8 +208,8 @@ def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency(
         assert (edge.origin, edge.destination) == (zones[edge.dependant], zones[edge.dependency])
         assert edge.cost is not None
         within = edge.cost <= edge.max_cost or edge.origin == edge.destination
-        assert edge.verdict == ("met" if within else "violated")
-    assert group.violated == sum(edge.verdict == "violated" for edge in group.edges)
+        assert edge.state == ("met" if within else "violated")
+    assert group.violated == sum(edge.state == "violated" for edge in group.edges)
     assert group.running == 11
 
 
@@ -222,7 +222,7 @@ def test_finished_pods_do_not_count_and_unplaced_ones_leave_their_dependencies_i
     changed = msgspec.structs.replace(snapshot, pods=tuple(pods))
     (group,) = build_groups(changed, build_network(changed))
     assert group.running == 10
-    assert {e.verdict for e in group.edges if e.dependant == "P1"} == {"idle"}
+    assert {e.state for e in group.edges if e.dependant == "P1"} == {"idle"}
 
 
 # --- bandwidth -------------------------------------------------------------------------------------------------------
