@@ -49,7 +49,7 @@ class TrafficConfig(Section, frozen=True):
 
     Attributes:
         prometheus_url: Prometheus with traffic metrics; empty to do nothing.
-        source: as for ``kubectl netaware propose --source``; empty for the first that Prometheus has.
+        source: as for the flag ``--source`` of ``kubectl netaware propose``; empty for the first that Prometheus has.
         window_s: range of rates.
         interval_s: between readings.
         keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
