@@ -40,10 +40,10 @@ class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        membership, costs: kept up to date by somebody who is told of changes first.
-        services: the same; None where every pair counts, and not the replica that answers, as in upstream parity.
+        membership, costs: indexes that are updated before this controller's handlers run.
+        services: likewise; None in upstream parity, where every pair of replicas counts.
         pods_of: the pods of a group, by its key.
-        more: what other packages know of a group, by its key: conditions that are written beside its own.
+        more: further conditions of a group, by its key, from other packages.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AppGroupController:
         caches.services.subscribe(lambda _, old, new: None if has_same_routing(old, new) else self._soon(ALL))
 
     def enqueue(self, key: str) -> None:
-        """There is news for a group's status that its stores do not tell."""
+        """Queue a group because of something that its stores do not show."""
         self._soon(key)
 
     def _soon(self, key: str) -> None:
@@ -88,12 +88,12 @@ class AppGroupController:
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self._soon(key)
         if not has_same_workloads(old, new):
-            for other in self._membership.named(key.rpartition("/")[2]):  # pods may change hands between them
+            for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between them.
                 self._soon(other)
 
     def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         for pod in (old, new):
-            # Of the group alone whose pod it is: hundreds may have one name, each in its own namespace.
+            # Only the pod's own group, because hundreds may have one name.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self._soon(group)
 
@@ -107,7 +107,7 @@ class AppGroupController:
         self._soon(ALL)
 
     async def run(self) -> None:
-        """Keep the groups until cancelled."""
+        """Reconcile groups until cancelled."""
         self._own.forget()
         self._queue.add(ALL)
         try:
@@ -128,22 +128,22 @@ class AppGroupController:
         costs = self._costs.of(group.metadata.namespace).table
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
-        # All that is read of the stores is read here: after the first wait the group may be gone from them.
+        # Read the stores before the first await, after which the group may be gone.
         let_in = admitted(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)
         try:
             await self._write_status(key, group, facts, let_in)
         except ApiError as error:
-            if error.not_found:  # deleted while we were at it
+            if error.not_found:  # Deleted meanwhile.
                 return None
-            if error.conflict:  # somebody wrote it since: the store will have the new version in a moment
+            if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
                 return NOT_YET_S
             raise
         return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, let_in: Condition | None) -> None:
         kept = await self._capabilities.has_status(APPGROUPS)
-        if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
+        if not kept:  # Upstream's CRD drops conditions and observedGeneration.
             remembered = msgspec.structs.replace(
                 group.status,
                 conditions=self._last_conditions.get(key),
@@ -166,12 +166,12 @@ class AppGroupController:
 
 
 def _is_bad(found: Condition) -> bool:
-    """Whether a person should look; a group that is not complete yet is on its way, and advice is no alarm."""
+    """Whether a condition needs a person; incomplete groups and advice do not."""
     return found.status == "False" and found.type not in {COMPLETE, ROUTED_NEAR}
 
 
 class AppGroupMetrics(Collector):
-    """Gauges of all groups, read from the last look at each, and a counter of writes."""
+    """Gauges of all groups, from their last reconciliation, and a counter of writes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
@@ -179,23 +179,23 @@ class AppGroupMetrics(Collector):
         registry.register(self)
 
     def show(self, key: str, group: AppGroup, facts: GroupFacts) -> None:
-        """Show this from now on for ``namespace/name``."""
+        """Set the values of ``namespace/name``."""
         self._facts[key] = group, facts
 
     def drop(self, key: str) -> None:
-        """Show nothing for it any more."""
+        """Remove the values of ``namespace/name``."""
         self._facts.pop(key, None)
 
     def clear(self) -> None:
-        """Show nothing: this replica does not lead."""
+        """Remove all values, because this replica does not lead."""
         self._facts.clear()
 
     def describe(self) -> Iterator[Metric]:
-        """No names in advance: registering must not collect."""
+        """Empty, so that registering does not collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other, over all groups."""
+        """The metric families of all groups."""
         pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
         edges = GaugeMetricFamily(
             "netaware_appgroup_dependencies",

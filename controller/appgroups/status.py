@@ -1,7 +1,7 @@
 """Computes the status of an AppGroup: order, running pods, and whether dependencies keep their maxNetworkCost.
 
-Costs are judged by NetworkOverhead's own rule (docs/contracts, section 4), between callers and the replicas that may answer
-them, in upstream parity all: a dependency is within its maxNetworkCost when every such pair of pods is.
+Dependencies are checked by NetworkOverhead's rule (docs/contracts, section 4), between callers and the replicas that may answer them (in
+upstream parity all): a dependency is met if every such pair of pods is within its maxNetworkCost.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def gather(
         pods: pods with the AppGroup label, of whatever group and namespace.
         locations: node name -> location; pods on nodes that are gone count nowhere.
         costs: the costs that dependencies are checked against.
-        membership: tells which of the pods belong to the group.
-        services: tell who answers calls; without them, as in upstream parity, every replica may.
+        membership: which pods belong to the group.
+        services: which replica answers calls; None if every replica may, as in upstream parity.
     """
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
@@ -101,7 +101,7 @@ def gather(
         if position is not None and pod.spec.node_name in locations:
             members[position][pod.spec.node_name] += 1
             if services is not None:
-                # Of pods in several namespaces, the Service that keeps least near: who calls by which is not known.
+                # With pods in several namespaces, the least local routing: the caller's Service is unknown.
                 found = services.routing_to(meta.namespace, meta.labels or {})
                 routings[position] = min(found, routings.get(position, found))
     hosts = [hosts_by_location(nodes, locations) for nodes in members]
@@ -131,8 +131,8 @@ def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -
 def check_dependency(
     edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY
 ) -> DependencyCheck:
-    """Judge a dependency by the worst pair of a caller and a replica that may answer it: violated before unknown before met,
-    then by cost.
+    """The state of the worst pair of a caller and a replica that may answer it: violated before unknown before met, then by
+    cost.
     """
     worst = DependencyCheck(edge, "idle")
     hinted = has_zone_hints(routing, (location.zone for location in called))
@@ -170,7 +170,7 @@ def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequenc
         group: the AppGroup, whose status is the old one.
         facts: from `gather`.
         now: wall clock, seconds since 1970.
-        more: conditions from elsewhere: `admitted`, and what the scheduler says of its plan.
+        more: further conditions: `admitted`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
     index = {position: place for place, position in enumerate(facts.order.sequence, start=1)}
@@ -195,7 +195,7 @@ def consent_command(namespace: str, home: str) -> str:
 
 
 def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
-    """Whether the namespaces that a group's workloads name let it have their pods; None where it names no other.
+    """The condition Admitted: whether other namespaces consent to the group; None if it names none.
 
     Args:
         group: the AppGroup.

@@ -1,8 +1,8 @@
 """Bandwidth between zones: allocated by placed pods, and capacity.
 
 Each placed pod of a workload asks ``minBandwidth`` of each dependency in total, spread evenly over the dependency's placed
-pods, as a Service spreads its calls. Nothing is added or taken away on events: the sum over all groups is computed again from
-the caches, so it is right after restarts, deletions, moves, relabellings and events that came twice or in another order.
+pods, as a Service spreads its calls. The sum over all groups is computed again from the caches
+instead of being updated by events, so it is right after restarts and repeated or reordered events.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def allocated_bps(membership: Membership, placed: Mapping[PodKey, Counter[str]])
     members: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for (namespace, name, selector), zones in placed.items():
         members[membership.group_of(namespace, name), selector].update(zones)
-    # By the replicas that calls are spread over, so that fractions are added once for each number of them.
+    # Grouped by the number of replicas, so that fractions are added once for each number.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:
         graph = membership.graph(key)
@@ -88,7 +88,7 @@ def declared_capacities(
 ) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
     """Capacities that the user wrote into any weight but ``ours``, by zone pair and by region pair, spelled as written.
 
-    What is no quantity is left out: it would be refused when we copy it.
+    Invalid quantities are omitted, because the API server would refuse them.
     """
     found: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
     for weight in topology.spec.weights or ():
@@ -109,7 +109,7 @@ def _is_quantity(value: Quantity) -> bool:
 def measured_capacities(samples: Iterable[Sample]) -> dict[ZonePair, int]:
     """Directed pair of zones -> bits per second of its fastest trusted stream, to two significant figures.
 
-    The path carries at least that much; runs that met other traffic read less, hence the fastest.
+    The fastest counts, because runs beside other traffic read less.
     """
     fastest: dict[ZonePair, float] = {}
     for sample in samples:
@@ -120,7 +120,7 @@ def measured_capacities(samples: Iterable[Sample]) -> dict[ZonePair, int]:
 
 
 def region_capacities(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
-    """Measured capacity between regions: that of the best zone pair, since zone pairs may share the way."""
+    """Measured capacity between regions: that of the best zone pair, because zone pairs may share the path."""
     best: dict[ZonePair, int] = {}
     for regions, rate_bps in _joining(by_zone, zones):
         best[regions] = max(rate_bps, best.get(regions, 0))
@@ -130,7 +130,7 @@ def region_capacities(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str])
 def remembered_capacities(
     written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], zones: Container[str]
 ) -> dict[ZonePair, int]:
-    """Measured capacities; for pairs whose nodes were rotated and have run no stream yet, what was written of them."""
+    """Measured capacities; the written ones for pairs whose new nodes have run no stream yet."""
     kept = {
         pair: quantity.parse_int(rate)
         for pair, rate in written.items()
@@ -140,7 +140,7 @@ def remembered_capacities(
 
 
 def spell(rate_bps: Quantity) -> Quantity:
-    """A rate in bits per second, as short as it can be said exactly: there are 9,900 of them at 100 zones."""
+    """The shortest exact quantity of a rate in bits per second; 100 zones have 9,900 of them."""
     if not isinstance(rate_bps, int) or rate_bps == 0:
         return rate_bps
     for suffix, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
@@ -152,7 +152,7 @@ def spell(rate_bps: Quantity) -> Quantity:
 def held_capacities(
     written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], hysteresis: float
 ) -> dict[ZonePair, Quantity]:
-    """Measured capacities, but the written value where the new one is within ``hysteresis`` (a share) of it."""
+    """Measured capacities; the written value while the new one is within ``hysteresis`` (a share) of it."""
     held: dict[ZonePair, Quantity] = {}
     for pair, rate_bps in measured.items():
         before = written.get(pair)

@@ -20,7 +20,7 @@ from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 
 CAPACITY_HYSTERESIS = 0.25
-"""A measured bandwidth capacity is written again when it moved by more than this share."""
+"""A measured capacity is rewritten when it moved by more than this share."""
 
 
 class TopologySnapshot(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
         missing: names of those that do not exist.
         sizes: bytes of each of those that do.
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
-        expected: keys that agents are meant to write; None where no plan is known.
-        quarantine: nodes that are left out of the plan because nobody can measure them.
-        streams: agents measure bandwidth now and then, so that a capacity without a sample is only not measured yet.
+        expected: planned keys; None without a plan.
+        quarantine: nodes left out of the plan because no node can measure them.
+        streams: the plan contains stream tests, so a capacity without a sample is not yet measured.
     """
 
     topology: NetworkTopology
@@ -75,9 +75,9 @@ def decide(
         snapshot: what was read.
         state: from the last decision; None after a restart, and when a leadership begins.
         defaults: the controller's policy, which the object's own overrides field by field.
-        now_s: a clock that nobody sets.
+        now_s: monotonic clock.
         wall_s: wall clock, seconds since 1970.
-        earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
+        earlier: if ``state`` is None, the state of an earlier leadership of this process, by the same clock.
     """
     topology, zones = snapshot.topology, snapshot.zone_map.zones
     policy, policy_fault = policy_of(topology, defaults)
@@ -133,7 +133,7 @@ def decide(
 
 
 def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
-    """The object's policy over the defaults, and what is wrong with it (then the defaults alone are used)."""
+    """The object's policy over the defaults; if it is invalid, the defaults and the error."""
     fields = topology.spec.cost_policy
     if fields is None:
         return defaults, ""
@@ -155,5 +155,5 @@ def _writers(results: Results) -> dict[str, tuple[str, ...]]:
 
 
 def _failing(results: Results) -> dict[ZonePair, str]:
-    """Directed zone pairs that could not be measured last, and the name of the failure."""
+    """Directed zone pairs whose last run failed, with the failure."""
     return {(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()}

@@ -34,7 +34,7 @@ class MetricsView(msgspec.Struct, frozen=True):
 
 
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""Labels behind the topology's, and the value."""
+"""Further labels, and the value."""
 
 
 def _costs(view: MetricsView) -> Values:
@@ -78,7 +78,7 @@ def _allocations(view: MetricsView) -> Values:
 
 
 def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
-    """Objects have bits per second, as users write them; metrics have bytes, Prometheus' base unit."""
+    """Convert bits per second, as in objects, to bytes, Prometheus' base unit."""
     return (((level, *pair), float(quantity.parse(value)) / 8) for pair, value in rates.items())
 
 
@@ -125,24 +125,24 @@ class TopologyMetrics(Collector):
         registry.register(self)
 
     def show(self, key: str, view: MetricsView) -> None:
-        """Show this from now on for ``namespace/name``."""
+        """Set the values of ``namespace/name``."""
         self._views[key] = view
 
     def drop(self, key: str) -> None:
-        """Show nothing for it any more."""
+        """Remove the values of ``namespace/name``."""
         self._views.pop(key, None)
 
     def clear(self) -> None:
-        """Show nothing: this replica does not lead."""
+        """Remove all values, because this replica does not lead."""
         self._views.clear()
 
     def describe(self) -> Iterator[Metric]:
-        """No names in advance: registering must not collect."""
+        """Empty, so that registering does not collect."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other, over all topologies."""
-        views = tuple(self._views.items())  # a copy, since metrics are collected in a thread; views do not change
+        """The metric families of all topologies."""
+        views = tuple(self._views.items())  # A copy, because metrics are collected in a thread.
         for name, text, labels, values_of in _FAMILIES:
             family = GaugeMetricFamily(name, text, labels=["topology", *labels])
             for key, view in views:

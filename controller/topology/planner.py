@@ -35,7 +35,7 @@ log = logs.get("controller.topology.planner")
 PLAN = "plan"
 REPLAN_S = 60.0
 DEBOUNCE_S = 1.0
-"""Nodes change in bursts; the plan is made once per this time at most."""
+"""Least time between plans, because nodes change in bursts."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -46,11 +46,11 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapping[str, ConfigMap]) -> Changes:
-    """Compare a plan with the objects that hold the previous one; empty when they say the same.
+    """Changes of plan objects that the plan needs.
 
     Args:
-        plan: what should be.
-        previous: plans that could be read, by zone.
+        plan: the new plan.
+        previous: readable plans by zone.
         objects: all plan objects by name.
     """
     write = {
@@ -63,10 +63,10 @@ def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapp
 
 
 class ProbePlanner:
-    """Makes the plan from the node store and writes it; removes results that nobody will write again.
+    """Plans probes from the node store and writes the plan; removes results of pairs that are gone.
 
     Attributes:
-        interval_s: length of a round of the plan in force.
+        interval_s: length of a round of the current plan.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class ProbePlanner:
 
     @property
     def quarantine(self) -> Collection[str]:
-        """Nodes that are left out because nobody can measure them."""
+        """Nodes that are left out because no node can measure them."""
         return self._liveness.quarantine.keys()
 
     @property
     def expected_keys(self) -> Collection[str] | None:
-        """Keys that agents are meant to write, those of the plan before included for a while; None before the first plan."""
+        """Planned keys, for a while also those of the previous plan; None before the first plan."""
         return self._expected.keys() if self._expected is not None else None
 
     async def _reconcile(self, _: str) -> float:
@@ -175,7 +175,7 @@ class ProbePlanner:
         for name, zone_plan in changes.write.items():
             try:
                 await self._write(name, zone_plan, objects.get(name))
-            except TooLargeError as error:  # the other zones' plans are not to blame
+            except TooLargeError as error:  # The other zones' plans are written nevertheless.
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
         for name in changes.delete:
@@ -187,7 +187,7 @@ class ProbePlanner:
         return min(REPLAN_S, self.interval_s)
 
     async def _make(self, results: ObjectName) -> None:
-        """Create results that agents are told to write to: they may fill an object that is there, and make none."""
+        """Create the planned results ConfigMaps, because agents may only update them."""
         if self._results.data(results) is not None:
             return
         metadata = {"name": results.name, "labels": PART_OF}
@@ -209,7 +209,7 @@ class ProbePlanner:
         data: Mapping[ObjectName, Mapping[str, str]],
         clocks: tuple[float, float],
     ) -> tuple[dict[str, ZonePlan], Liveness, PairPlan, Collection[str]]:
-        """Find the nodes that nobody can measure, and plan without them. Reads nothing but its arguments and the configuration."""
+        """Find the nodes that cannot be measured, and plan without them. Pure."""
         now_s, wall_s = clocks
         previous = _decode(objects)
         places = build_zone_map(nodes).places
@@ -226,7 +226,7 @@ class ProbePlanner:
         facts = without_suspects((facts_of(node, agents) for node in nodes), liveness.quarantine)
         options = self._config.probing
         plan = plan_pairs(facts, options, previous, wall_s, additional_pairs=liveness.additional_pairs)
-        # What stood until now as well: a new leader that plans anew at once has not asked for it, but somebody has.
+        # Also the previous plan's keys, which a former leader planned.
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
         return previous, liveness, plan, keys
 
@@ -279,7 +279,7 @@ class ProbePlanner:
         )
 
     async def _sweep(self) -> None:
-        """Remove keys that nobody will write again, so that objects do not grow for ever, and keys that cannot be read."""
+        """Remove unreadable keys, and keys of pairs that are gone, so that objects do not grow for ever."""
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
         for name in self.result_objects:

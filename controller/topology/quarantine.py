@@ -31,7 +31,7 @@ NodePair = tuple[str, str]
 
 
 class LastResult(msgspec.Struct, frozen=True, gc=False):
-    """The newest result of a pair, by its writer's count and clock, and since when (our clock) there is no newer one."""
+    """The newest result of a pair, by its writer's sequence and time, and since when (our clock) it is the newest."""
 
     mark: tuple[int, float] | None
     since_s: float

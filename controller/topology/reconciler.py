@@ -98,7 +98,7 @@ class TopologyController:
         caches.group_pods.subscribe(self._pod_changed)
 
     def _soon(self, key: str) -> None:
-        # Samples of many zones arrive all the time, but none twice in a round: long rounds are not priced every second.
+        # Samples arrive all the time, but each pair's only once in a round, so long rounds are priced less often.
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
@@ -123,7 +123,7 @@ class TopologyController:
                 self._soon(key)
 
     async def run(self) -> None:
-        """Keep topologies and the plan until cancelled; of an earlier leadership only the age of costs is remembered."""
+        """Reconcile topologies and the plan until cancelled; keeps only the age of costs from an earlier leadership."""
         self._earlier |= self._states
         self._states.clear()
         self._own.forget()
@@ -152,7 +152,7 @@ class TopologyController:
             self._forget(key)
             return None
         objects = self._objects_of(topology)
-        # Before there is a plan nobody can tell who was asked: what anybody wrote would be believed for a moment.
+        # Wait for the plan, because without it results of unplanned pairs would be trusted.
         if self.planner.expected_keys is None or not all(self._results.is_known(name) for name in objects):
             return NOT_YET_S
         snapshot = await self._read(topology, objects)
@@ -164,17 +164,17 @@ class TopologyController:
         try:
             await self._execute(key, snapshot, decision, pending)
         except ApiError as error:
-            if error.not_found:  # deleted while we were at it
+            if error.not_found:  # Deleted meanwhile.
                 return None
-            if error.conflict:  # somebody wrote it since: the store will have the new version in a moment
+            if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
                 return NOT_YET_S
             raise
-        return min(RESYNC_S, self.planner.interval_s / 4)  # measurements age without any event
+        return min(RESYNC_S, self.planner.interval_s / 4)  # Measurements age without any event.
 
     def _evaluate(
         self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
     ) -> tuple[TopologyDecision, PendingWrites]:
-        """Decide, and what to write. Reads nothing but its arguments and the configuration."""
+        """Decide, and compute the writes. Pure."""
         decision = decide(
             snapshot,
             state,
@@ -231,7 +231,7 @@ class TopologyController:
         moves, maybe_yield = self._pod_moves, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
-                self._membership.graph(key)  # kept, so that the copy has it
+                self._membership.graph(key)  # Cached before copying.
             await maybe_yield()
         groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
         allocated = await asyncio.to_thread(
@@ -289,7 +289,7 @@ class TopologyController:
         await self._write_status(key, topology, fresh)
 
     async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
-        """Write what is worth it; a number of nodes that waits is written by a later look."""
+        """Write the status if it is worth a write; a changed node count alone may wait."""
         kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
         if not kept:

@@ -22,22 +22,22 @@ MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "I
 UNREACHABLE, OUTLIER_NODES = "Unreachable", "OutlierNodes"
 SHOWN_PAIRS = 3
 COUNT_S = 60.0
-"""So often at most a status is written for the number of nodes alone."""
+"""Least time between writes for the number of nodes alone."""
 
 
 class InputFaults(msgspec.Struct, frozen=True):
     """Faults of the inputs.
 
     Attributes:
-        policy: why the object's costPolicy is not used; empty when it is.
+        policy: why the object's costPolicy is not used; empty if it is used.
         missing: results ConfigMaps that do not exist.
-        large: sizes in bytes of results ConfigMaps that are near what the API server stores.
+        large: sizes in bytes of results ConfigMaps near the API server's limit.
         refused: malformed keys by reason.
         writers: nodes whose keys were refused, by reason.
-        quarantine: nodes that nobody can measure.
-        failing: how pairs failed that could not be measured last.
-        netperf_failing: how netperf fails again and again on pairs where datagrams pass.
-        disagreeing: pairs whose two instruments read different latencies of a path without loss.
+        quarantine: nodes that cannot be measured.
+        failing: pairs whose last run failed, with the failure.
+        netperf_failing: pairs on which netperf keeps failing while datagrams pass, with the failure.
+        disagreeing: pairs without loss on which netperf and datagrams disagree.
         zone_map: zones of the cluster, with unlabelled nodes and conflicting regions.
     """
 
@@ -54,7 +54,7 @@ class InputFaults(msgspec.Struct, frozen=True):
 
 
 class PairsByBasis(msgspec.Struct, frozen=True):
-    """Directed zone pairs by what their cost rests on; each in one list, worst first."""
+    """Directed zone pairs by the basis of their cost, worst first."""
 
     measured: tuple[ZonePair, ...]
     stale: tuple[ZonePair, ...]
@@ -70,8 +70,8 @@ class PairsByBasis(msgspec.Struct, frozen=True):
 
 
 def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
-    """Sort pairs by basis. A last good value counts as measured until it is old: a pair that moved to another node misses a
-    round, which is no news.
+    """Group pairs by basis. A last good value counts as measured until it is old, because a pair that moves to another node
+    misses a round.
     """
     limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
 
@@ -228,11 +228,11 @@ def plan_status(
     """The status to write; equal to ``before`` when nothing changed.
 
     Args:
-        before: as it stands.
+        before: the present status.
         conditions: from `conditions_of`.
         node_count: nodes of the cluster.
         generation: of the spec that was read.
-        weights_changed: NetperfCosts was rewritten just now; only then weightCalculationTime moves.
+        weights_changed: NetperfCosts was rewritten, so weightCalculationTime changes.
         now: wall clock, seconds since 1970.
     """
     return NetworkTopologyStatus(

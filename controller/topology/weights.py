@@ -58,7 +58,7 @@ def _level(
                 destination=destination,
                 network_cost=costs[pair],
                 bandwidth_capacity=spell(capacity[pair]) if pair in capacity else None,
-                # Absent means 0 to every reader, and most pairs of a large cluster carry nothing that was asked for.
+                # Absent means 0, which most pairs of a large cluster have.
                 bandwidth_allocated=str(allocated[pair]) if allocated.get(pair) else None,
             )
         )
@@ -100,9 +100,9 @@ def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[O
 
 
 def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
-    """Put ``weight`` in the place of the one of the same name; nothing when it is there already.
+    """Replace the weight of the same name, if it differs.
 
-    An object without such a weight is left without one while there is nothing to say.
+    An empty weight is not added.
     """
     weights = topology.spec.weights
     names = [w.name for w in weights or ()]
