@@ -16,7 +16,7 @@ import msgspec
 
 from netperf.consensus import Consensus, Link, NodePairReading, find_consensus, link_of
 from netperf.histogram import rank_of
-from netperf.latencies import Latencies, ZonePair, two_figures
+from netperf.latencies import Latencies, ZonePair, infer_us, two_figures
 from netperf.memory import (
     INFERRED_ERROR,
     CostState,
@@ -89,9 +89,6 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# --- latencies to costs -----------------------------------------------------------------------------------------------
-
-
 class _Known(msgspec.Struct, frozen=True):
     latency_us: float
     deviation_us: float
@@ -115,44 +112,20 @@ def price(
         interval_s: length of a probing round; nothing is stale before three of them.
     """
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
-    expire_s = max(policy.expire_after_s, stale_s)
-    names = sorted(zones)
-    pairs = [(a, b) for a in names for b in names if a != b]
+    oldest_s = now_s - max(policy.expire_after_s, stale_s)
+    pairs = [(a, b) for a in sorted(zones) for b in sorted(zones) if a != b]
     fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
     consensus = _compare_readings(fresh, state, dead)
     good = {p: found for p in pairs if (found := _measured(p, fresh, consensus)) is not None}
-    alive = [p for p in pairs if link_of(*p) not in dead]
-    known = {
-        p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, now_s - expire_s)) is not None
-    }
-    if len(known) < len(alive):
-        inferred = infer_us(names, {pair: entry.latency_us for pair, entry in known.items()})
-        known |= {
-            pair: _Known(us, 0.0, "inferred", now_s, INFERRED_ERROR * us)
-            for pair, us in inferred.items()
-            if link_of(*pair) not in dead
-        }
-    unverified = {p: _last_good(p, state, fresh, now_s - expire_s, unverified=True) for p in alive if p not in known}
-    known |= {p: found for p, found in unverified.items() if found is not None}
+    known = _known_latencies([p for p in pairs if link_of(*p) not in dead], good, state, fresh, oldest_s)
+    known |= {p: _last_known(state.get(p, PairState()), now_s) for p in pairs if link_of(*p) in dead}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
     for pair in pairs:
-        old = state.get(pair, PairState())
-        is_dead = link_of(*pair) in dead
-        entry, own = known.get(pair), good.get(pair)
-        # Hysteresis must not keep an inferred cost, or one of the first few runs.
-        full_window = own is not None and own.full_window
-        current_cost = (
-            None if (old.is_inferred and own is not None) or (full_window and not old.full_window) else old.cost
-        )
-        cost = None if entry is None else held_cost(current_cost, entry.latency_us, entry.deviation_us, policy)
-        if is_dead:
-            age_s = max(0.0, now_s - old.last_good_s) if old.last_good_us is not None else 0.0
-            table[pair] = ZoneCost(
-                cost=policy.unreachable_cost, latency_us=old.last_good_us or 0.0, basis="unreachable", age_s=age_s
-            )
-        elif entry is not None and cost is not None:
+        old, entry, own = state.get(pair, PairState()), known.get(pair), good.get(pair)
+        cost = None if entry is None else _cost(entry, own, old, policy)
+        if entry is not None and cost is not None:
             table[pair] = ZoneCost(
                 cost=cost,
                 latency_us=entry.latency_us,
@@ -162,39 +135,89 @@ def price(
                 readings=entry.readings,
             )
         after[pair] = msgspec.structs.replace(
-            old,
+            _remember(old, entry, own, cost),
             streams=_mark_ignored(old.streams, consensus, now_s),
-            cost=old.cost if is_dead else cost,
-            last_good_us=old.last_good_us if own is None else own.latency_us,
-            last_good_s=old.last_good_s if own is None else own.seen_s,
-            error_us=old.error_us if own is None else own.error_us,
-            unreachable=is_dead,
             disputed=link_of(*pair) in consensus.disputed,
-            unverified=old.unverified and own is None,
-            full_window=old.full_window or full_window,
-            is_inferred=entry is not None and (entry.basis == "inferred" or (old.is_inferred and own is None)),
         )
+    outliers_us, disputed = _lasting(consensus, after, now_s - LASTING * interval_s)
     absent = tuple(pair for pair in pairs if pair not in table)
-    # Nodes write at different times, so those that have not seen a change yet contradict those that have.
-    aside = {
-        pair: [
-            s
-            for s in entry.streams
-            if s.ignored_since_s is not None and now_s - s.ignored_since_s > LASTING * interval_s
-        ]
-        for pair, entry in after.items()
-    }
-    lasting = {node for found in aside.values() for s in found for node in (s.origin.node, s.destination.node)}
-    return (
-        ZoneCosts(
-            zones=table,
-            regions=region_costs(table, zones),
-            absent=absent,
-            outliers_us={node: us for node, us in consensus.outliers_us.items() if node in lasting},
-            disputed=consensus.disputed & {link_of(*pair) for pair, found in aside.items() if found},
-        ),
-        after,
+    regions = region_costs(table, zones)
+    return ZoneCosts(zones=table, regions=regions, absent=absent, outliers_us=outliers_us, disputed=disputed), after
+
+
+def _known_latencies(
+    alive: Sequence[ZonePair],
+    good: Mapping[ZonePair, _Known],
+    state: CostState,
+    fresh: Mapping[ZonePair, tuple[Stream, ...]],
+    oldest_s: float,
+) -> dict[ZonePair, _Known]:
+    """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
+    known = {p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, oldest_s)) is not None}
+    if len(known) < len(alive):
+        zones = sorted({zone for pair in alive for zone in pair})
+        inferred = infer_us(zones, {pair: entry.latency_us for pair, entry in known.items()})
+        known |= {
+            p: _Known(inferred[p], 0.0, "inferred", math.inf, INFERRED_ERROR * inferred[p])
+            for p in alive
+            if p in inferred
+        }
+    for pair in (p for p in alive if p not in known):
+        if (found := _last_good(pair, state, fresh, oldest_s, unverified=True)) is not None:
+            known[pair] = found
+    return known
+
+
+def _last_known(old: PairState, now_s: float) -> _Known:
+    """The entry of a pair whose path is dead."""
+    if old.last_good_us is None:
+        return _Known(0.0, 0.0, "unreachable", now_s)
+    return _Known(old.last_good_us, 0.0, "unreachable", old.last_good_s)
+
+
+def _cost(entry: _Known, own: _Known | None, old: PairState, policy: CostPolicy) -> int:
+    """The cost of a latency; hysteresis holds no inferred cost, and none of the first few runs."""
+    if entry.basis == "unreachable":
+        return policy.unreachable_cost
+    first = own is not None and (old.is_inferred or (own.full_window and not old.full_window))
+    return held_cost(None if first else old.cost, entry.latency_us, entry.deviation_us, policy)
+
+
+def _remember(old: PairState, entry: _Known | None, own: _Known | None, cost: int | None) -> PairState:
+    """The pair's state with its cost and with what was measured."""
+    dead = entry is not None and entry.basis == "unreachable"
+    still_inferred = (entry is not None and entry.basis == "inferred") or (old.is_inferred and own is None)
+    if own is not None:
+        old = msgspec.structs.replace(
+            old,
+            last_good_us=own.latency_us,
+            last_good_s=own.seen_s,
+            error_us=own.error_us,
+            unverified=False,
+            full_window=old.full_window or own.full_window,
+        )
+    return msgspec.structs.replace(
+        old,
+        cost=old.cost if dead else cost,
+        unreachable=dead,
+        is_inferred=still_inferred and entry is not None and not dead,
     )
+
+
+def _lasting(consensus: Consensus, state: CostState, since_s: float) -> tuple[dict[str, float], frozenset[Link]]:
+    """The outliers and the disputed links whose readings are ignored since before a time.
+
+    Nodes write at different times, so those that have not seen a change yet contradict those that have.
+    """
+    ignored = [
+        (link_of(*pair), {s.origin.node, s.destination.node})
+        for pair, entry in state.items()
+        for s in entry.streams
+        if s.ignored_since_s is not None and s.ignored_since_s < since_s
+    ]
+    nodes = {node for _, ends in ignored for node in ends}
+    outliers_us = {node: us for node, us in consensus.outliers_us.items() if node in nodes}
+    return outliers_us, consensus.disputed & {link for link, _ in ignored}
 
 
 def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> tuple[Stream, ...]:
@@ -353,46 +376,3 @@ def region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -
         if all(regions) and regions[0] != regions[1]:
             between[regions].append(entry.cost)
     return {pair: sorted(costs)[rank_of(50.0, len(costs)) - 1] for pair, costs in sorted(between.items())}
-
-
-# --- pairs that nobody measured ---------------------------------------------------------------------------------------
-
-
-def infer_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
-    """Latencies of the directed pairs that are missing from ``measured_us`` but can be reached over it.
-
-    Dijkstra without a heap, which is the faster form for the dense graphs we have, and only from zones that have a hole.
-
-    Args:
-        zones: all zones.
-        measured_us: directed pair -> microseconds, above 0.
-
-    Returns:
-        Missing pair -> microseconds of the shortest path. Real traffic takes the direct way, which may be slower or
-        faster; it is an estimate, and to be marked as one.
-    """
-    edges = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
-    inferred: dict[ZonePair, float] = {}
-    for i, origin in enumerate(zones):
-        holes = [j for j, us in enumerate(edges[i]) if j != i and us == math.inf]
-        if not holes:
-            continue
-        reached = _shortest_from(i, edges)
-        inferred |= {(origin, zones[j]): reached[j] for j in holes if reached[j] < math.inf}
-    return inferred
-
-
-def _shortest_from(start: int, edges: Sequence[Sequence[float]]) -> list[float]:
-    best = [math.inf] * len(edges)
-    best[start] = 0.0
-    open_zones = set(range(len(edges)))
-    while open_zones:
-        near = min(open_zones, key=best.__getitem__)
-        here = best[near]
-        if here == math.inf:
-            break
-        open_zones.remove(near)
-        row = edges[near]
-        for j in open_zones:
-            best[j] = min(best[j], here + row[j])
-    return best

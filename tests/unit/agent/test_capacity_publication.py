@@ -45,13 +45,51 @@ def settled(**changes: object) -> OwnNode:
     return node(**{**full, **changes})  # type: ignore[arg-type]
 
 
-def test_a_node_that_says_so_already_is_not_written() -> None:
-    assert not plan_writes(settled(), OFFER, NOW)
+def owner(name: str) -> dict[str, str]:
+    return {"netaware.io/bandwidth-owner": name}
+
+
+ADD = {"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"}
+ADD_MAP = {"op": "add", "path": "/status/capacity", "value": {BANDWIDTH: "10000000000"}}
+REMOVE = {"op": "remove", "path": f"/status/capacity/{KEY}"}
+ZEROED = {"cpu": "8", BANDWIDTH: "0"}
+
+
+@pytest.mark.parametrize(
+    ("found", "offer", "written", "reason"),
+    [
+        (settled(), OFFER, [], None),
+        (node(), OFFER, [ADD_MAP], "Hardware"),
+        # What a kubelet zeroed or dropped is written again, and nothing else.
+        (settled(capacity=ZEROED), OFFER, [ADD], None),
+        (settled(capacity={"cpu": "8"}), OFFER, [ADD], None),
+        # A capacity that is no longer known stays, but for a zero, which nobody could correct.
+        (settled(), UNKNOWN, [], "CapacityUnknown"),
+        (settled(capacity={BANDWIDTH: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
+        (node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
+        # A value of another owner, or one that stood there before, is not taken over.
+        (node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team")), OFFER, [], "OwnedByOther"),
+        (node(capacity={BANDWIDTH: "1G"}), OFFER, [], "OwnedByOther"),
+        (node(capacity={BANDWIDTH: "1G"}, annotations=owner("netaware-agent")), OFFER, [ADD], "Hardware"),
+    ],
+)
+def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
+    found: OwnNode, offer: NodeBandwidth, written: list[object], reason: str | None
+) -> None:
+    writes = plan_writes(found, offer, NOW)
+    assert list(writes.status) == written
+    assert (writes.metadata is not None) == (reason == "Hardware")
+    if reason is None:
+        assert writes.condition is None
+        return
+    (condition,) = msgspec.json.decode(msgspec.json.encode(writes.condition))["status"]["conditions"]
+    assert (condition["reason"], condition["status"]) == (reason, str(reason == "Hardware"))
+    assert condition["message"]
 
 
 def test_the_first_publication_names_owner_and_source_beside_the_number() -> None:
     writes = plan_writes(node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}), OFFER, NOW)
-    assert list(writes.status) == [{"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"}]
+    assert writes.status == (ADD,)
     assert writes.metadata == {
         "metadata": {
             "annotations": {
@@ -68,17 +106,6 @@ def test_a_long_explanation_is_cut_to_what_the_policy_lets_an_agent_write() -> N
     writes = plan_writes(node(info=KUBELET), long, NOW)
     assert writes.metadata is not None
     assert len(msgspec.json.encode(writes.metadata)) < 700
-
-
-def test_a_node_without_any_capacity_gets_the_map_as_well() -> None:
-    writes = plan_writes(node(info=KUBELET), OFFER, NOW)
-    assert list(writes.status) == [{"op": "add", "path": "/status/capacity", "value": {BANDWIDTH: "10000000000"}}]
-
-
-@pytest.mark.parametrize("left", [{"cpu": "8", BANDWIDTH: "0"}, {"cpu": "8"}])
-def test_what_a_kubelet_zeroed_or_dropped_is_written_again_and_nothing_else(left: dict[str, str]) -> None:
-    writes = plan_writes(settled(capacity=left), OFFER, NOW)
-    assert writes == Writes(status=({"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"},))
 
 
 @pytest.mark.parametrize(
@@ -98,40 +125,6 @@ def test_allocatable_is_written_only_where_no_kubelet_would_copy_it(info: NodeIn
     assert has_kubelet(fresh) == (not kwok and info == KUBELET)
 
 
-def test_a_capacity_that_is_no_longer_known_stays_but_the_condition_says_so() -> None:
-    writes = plan_writes(settled(), UNKNOWN, NOW)
-    assert writes.status == ()
-    assert b'"status":"False"' in msgspec.json.encode(writes.condition)
-    assert b"eth0 is down" in msgspec.json.encode(writes.condition)
-
-
-def test_a_zero_that_nobody_can_correct_is_removed_since_no_key_is_safer() -> None:
-    writes = plan_writes(settled(capacity={BANDWIDTH: "0"}), UNKNOWN, NOW)
-    assert list(writes.status) == [{"op": "remove", "path": f"/status/capacity/{KEY}"}]
-
-
-def test_an_unknown_capacity_publishes_nothing() -> None:
-    writes = plan_writes(node(capacity={"cpu": "8"}), UNKNOWN, NOW)
-    assert writes.status == ()
-    assert writes.metadata is None
-
-
-def test_hands_off_a_resource_that_somebody_else_owns() -> None:
-    theirs = {"netaware.io/bandwidth-owner": "network-team"}
-    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=theirs), OFFER, NOW)
-    assert writes.status == ()
-    assert writes.metadata is None
-    assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
-
-
-def test_a_value_that_stood_there_before_us_is_not_taken_over_silently() -> None:
-    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}), OFFER, NOW)
-    assert (writes.status, writes.metadata) == ((), None)
-    assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
-    ours = {"netaware.io/bandwidth-owner": "netaware-agent"}
-    assert plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=ours), OFFER, NOW).status
-
-
 def test_cleanup_takes_back_what_we_wrote_and_leaves_what_others_wrote() -> None:
     annotations = ("netaware.io/bandwidth-owner", "netaware.io/bandwidth-source", "netaware.io/agent")
     writes = plan_withdrawal(settled(), annotations=annotations)
@@ -140,5 +133,5 @@ def test_cleanup_takes_back_what_we_wrote_and_leaves_what_others_wrote() -> None
         "metadata": {"annotations": {"netaware.io/bandwidth-owner": None, "netaware.io/bandwidth-source": None}}
     }
     assert writes.condition is not None
-    theirs = node(capacity={BANDWIDTH: "1G"}, annotations={"netaware.io/bandwidth-owner": "network-team"})
+    theirs = node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team"))
     assert plan_withdrawal(theirs, annotations=("netaware.io/agent",)) == Writes()

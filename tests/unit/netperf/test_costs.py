@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.costs import ZoneCosts, cost_of, held_cost, infer_us, price, region_costs
+from netperf.costs import ZoneCosts, cost_of, held_cost, price, region_costs
+from netperf.latencies import infer_us
 from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
 from netperf.sample import Measurement, Place, Sample
