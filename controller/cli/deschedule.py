@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
+from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, STRONG, grid
 from controller.cluster.pods import Target
 from controller.descheduler.conditions import CONDITIONS

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.diagnose import describe_pod
+from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis, read_inputs
+from controller.cli.shared import pod_diagnosis
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts

@@ -56,7 +56,9 @@ class GraphOf(Command):
             raise NotFoundError(msg)
         state = state_of(snapshot, snapshot.pods)
         return [
-            msgspec.structs.replace(view, advice=tuple(advise(placed_group(state, f"{view.namespace}/{view.name}"))))
+            msgspec.structs.replace(
+                view, advice=tuple(found.text for found in advise(placed_group(state, f"{view.namespace}/{view.name}")))
+            )
             for view in views
         ]
 
@@ -138,7 +140,7 @@ def _remarks(group: GroupView) -> Iterator[RenderableType]:
         for c in group.conditions
         if good.get(c.type, c.status) != c.status
     ]
-    remarks += [Text.assemble(("advice", STRONG), f"  {advice.text}") for advice in group.advice]
+    remarks += [Text.assemble(("advice", STRONG), f"  {advice}") for advice in group.advice]
     losses = (loss for loss in group.survival.losses if loss.stops)
     remarks += [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in losses]
     if remarks:

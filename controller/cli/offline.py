@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.shared import inputs_of
+from controller.cli.plan_inputs import inputs_of
 from controller.cli.style import BAD, FAINT, GOOD, grid
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod

@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
+from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import read_inputs
 from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
 from controller.cli.style import BAD, FAINT, STRONG, grid, rate
 from controller.cli.templates import Controller

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from controller.cli.session import Session
-from controller.cluster.hosts import NodeCache
-from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL
-from controller.cluster.volumes import (
-    CLAIMS,
-    CLASSES,
-    VOLUMES,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    StorageClass,
-    Volumes,
-)
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader
 from controller.diagnosis.model import NetworkView, PairBasis
 from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
 
 UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
@@ -77,35 +63,3 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
     for pod in pods:
         state.take_pod(pod.metadata.key, None, pod)
     return state
-
-
-def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, as the controller has them.
-
-    Args:
-        snapshot: see `state_of`.
-        pods: all pods, those of AppGroups among them.
-        volumes: all volumes, claims and classes.
-    """
-    node_cache = NodeCache()
-    for node in snapshot.nodes:
-        node_cache.take_node(node.metadata.name, None, node)
-    for pod in pods:
-        node_cache.take_pod(pod.key, None, pod)
-    return PlanInputs(state_of(snapshot, snapshot.pods), node_cache, volumes, snapshot.prices)
-
-
-async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:
-    """Read the planner's inputs and all pods that have not finished."""
-    pods, volumes, claims, classes = await asyncio.gather(
-        session.unfinished_pods(),
-        session.list_objects(VOLUMES, PersistentVolume),
-        session.list_objects(CLAIMS, PersistentVolumeClaim),
-        session.list_objects(CLASSES, StorageClass),
-    )
-    return inputs_of(snapshot, pods, Volumes.from_objects(volumes, claims, classes)), pods
-
-
-def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:
-    """Whether a pod is one of an AppGroup's, by the scheduler's rule."""
-    return lambda pod: state.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key

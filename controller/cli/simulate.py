@@ -17,8 +17,8 @@ from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
+from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session
-from controller.cli.shared import belongs_to, read_inputs
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph

@@ -8,7 +8,6 @@ from __future__ import annotations
 from controller.appgroups.status import DependencyState
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
-from controller.scheduler.balance import Advice
 from controller.scheduler.placement.survival import Survival
 from kubekit.wire import Condition
 
@@ -79,7 +78,7 @@ class GroupView(View, frozen=True):
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
     survival: Survival = Survival()
-    advice: tuple[Advice, ...] = ()
+    advice: tuple[str, ...] = ()
 
 
 class Overview(View, frozen=True):

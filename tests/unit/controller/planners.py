@@ -9,7 +9,7 @@ import msgspec
 
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.shared import inputs_of
+from controller.cli.plan_inputs import inputs_of
 from controller.cli.simulate import simulate
 from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader

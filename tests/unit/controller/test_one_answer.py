@@ -18,8 +18,9 @@ from controller.cli.command import Command
 from controller.cli.graph import GraphOf
 from controller.cli.offline import Given, _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
+from controller.cli.plan_inputs import inputs_of
 from controller.cli.session import Session
-from controller.cli.shared import inputs_of, pod_diagnosis, state_of
+from controller.cli.shared import pod_diagnosis, state_of
 from controller.cli.status import ShowStatus
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.cli.shared import inputs_of
+from controller.cli.plan_inputs import inputs_of
 from controller.cli.simulate import Simulation, simulate
 from controller.cli.templates import Controller
 from controller.cluster.services import Service
