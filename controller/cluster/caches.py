@@ -32,7 +32,7 @@ from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
 AGENT_PODS = parse(AGENT_POD_SELECTOR)
 
 LONGEST_LAG_S = 10.0
-"""A store that is further behind than this has lost its watch, and will list."""
+"""A store that is further behind has lost its watch, and will list again."""
 
 T = TypeVar("T", bound=HasMetadata)
 
@@ -92,7 +92,7 @@ class Caches:
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """One endless task per store."""
+        """Tasks that fill the stores."""
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
     def problems(self) -> str:
@@ -115,8 +115,8 @@ class Caches:
 class OwnWrites(Generic[T]):
     """Our writes that the watch has not yet shown.
 
-    A store lags behind our own writes by a moment. A rule that ran in this moment on the store's copy would decide the
-    same thing again, and put old values of other fields back.
+    A store lags behind our writes. A rule that ran on the store's copy meanwhile would decide the same again, and restore old
+    values of other fields.
     """
 
     def __init__(self, store: Store[T], clock: Callable[[], float] = time.monotonic) -> None:
@@ -124,7 +124,7 @@ class OwnWrites(Generic[T]):
         self._written: dict[str, tuple[float, set[str], T]] = {}
 
     def note(self, key: str, before: T | None, after: T) -> None:
-        """Remember that ``before`` became ``after`` by a write of ours, unless the store knows already."""
+        """Record that our write changed ``before`` to ``after``, unless the store shows it already."""
         superseded = {*self._superseded(key), _version(before)}
         if _version(self._store.get(key)) in superseded:
             self._written[key] = (self._clock(), superseded, after)
@@ -150,7 +150,7 @@ class OwnWrites(Generic[T]):
         return self._written[key][1] if key in self._written else set()
 
     def forget(self) -> None:
-        """Forget everything, when a leadership begins: others may have written since."""
+        """Forget everything, when a leadership begins, because others may have written since."""
         self._written.clear()
 
 

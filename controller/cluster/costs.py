@@ -41,7 +41,7 @@ def location_of(node: Node) -> Location:
 
 
 def is_one_zone(locations: Iterable[Location]) -> bool:
-    """Whether the nodes' labels tell no zones apart, since none has one; never asked in upstream parity."""
+    """Whether no node has a zone label, so that all nodes form one zone; not used in upstream parity."""
     return not any(location.zone for location in locations)
 
 
@@ -59,7 +59,7 @@ class PathCost(NamedTuple):
 
     Attributes:
         cost: networkCost.
-        free_bps: bandwidth that nobody has taken, bits per second; None when the capacity is not known.
+        free_bps: unallocated bandwidth, bits per second; None if the capacity is unknown.
     """
 
     cost: int
@@ -78,7 +78,7 @@ def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZoneP
 
 
 class CostTable:
-    """One weight of a NetworkTopology, made ready for look-ups. An absent weight knows no cost.
+    """Look-up table of one weight of a NetworkTopology. An absent weight has no costs.
 
     Args:
         weight: the weight.
@@ -146,7 +146,7 @@ class CostTable:
                 verdict, cost = self.check_limit(origin, destination, max_cost)
                 total += count * others * cost
                 violations += count * others * (verdict == "violated")
-        # Those on one host were taken for neighbours.
+        # Correct pairs on one host, which were counted as one zone.
         for node in callers.keys() & called.keys() & locations.keys():
             verdict, cost = self.check_limit(locations[node], locations[node], max_cost)
             total += callers[node] * called[node] * (SAME_HOST_COST - cost)
@@ -155,14 +155,14 @@ class CostTable:
 
 
 class _PathCosts:
-    """Entries, each read when it is asked for: the quantities of a hundred zones' 9,900 pairs take 40 ms of the event loop."""
+    """Entries that are parsed on demand, because the quantities of 100 zones' 9,900 pairs take 40 ms."""
 
     def __init__(self, entries: Mapping[ZonePair, CostInfo]) -> None:
         self._entries = entries
         self._read: dict[ZonePair, PathCost] = {}
 
     def __reduce__(self) -> tuple[type[_PathCosts], tuple[Mapping[ZonePair, CostInfo]]]:
-        """Without what was read: a thread may be reading on while this goes to the planner's process."""
+        """Pickle without the parsed entries, which another thread may be adding to."""
         return _PathCosts, (self._entries,)
 
     def path(self, pair: ZonePair) -> PathCost | None:
@@ -216,7 +216,7 @@ def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str
 
 
 def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
-    """The weight that counts: the one asked for, else the one to fall back to; an empty one gives way."""
+    """The weight that counts: the requested one, else the fallback; an empty one does not count."""
     for name in (rules.weights_name, rules.fallback_weights_name):
         weight = topology.weight(name) if topology is not None and name else None
         if weight is not None and weight.topology_list:
@@ -243,7 +243,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class CostIndex:
-    """The costs by which the groups of each namespace are judged, kept up to date by watch events.
+    """The costs for the groups of each namespace, updated by watch events.
 
     Args:
         rules: which NetworkTopology and weight count.
@@ -272,7 +272,7 @@ class CostIndex:
         return made
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-        """A NetworkTopology changed; tells whether a cost may have. Its status does not matter here."""
+        """Update a NetworkTopology; tells whether a cost may have changed."""
         if new is None:
             self._topologies.pop(key, None)
         else:
@@ -283,7 +283,7 @@ class CostIndex:
         return True
 
     def take_nodes(self, locations: Iterable[Location]) -> None:
-        """Nodes came, went or moved; not told in upstream parity."""
+        """Update the nodes; not used in upstream parity."""
         one_zone = is_one_zone(locations)
         if one_zone != self._one_zone:
             self._one_zone = one_zone
@@ -318,7 +318,7 @@ def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs, *, on
         return Costs(CostTable(one_zone=one_zone))
     meta, weight = topology.metadata, weight_for(topology, rules)
     name = weight.name if weight is not None else ""
-    # What was measured says nothing about costs that a user wrote.
+    # Measured latencies do not belong to a user's costs.
     latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
     problem = latencies.problem if latencies is not None else ""
     return Costs(

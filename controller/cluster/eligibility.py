@@ -20,8 +20,7 @@ CLOSING_TAINTS = frozenset(
         "karpenter.sh/disrupted",
     }
 )
-"""Taints, of whatever effect, of nodes that somebody is about to take away (Cluster Autoscaler, Karpenter). A cordoned node is not
-among them: a pod that tolerates that is let in, as by kube-scheduler.
+"""Taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter), whatever their effect.
 """
 
 
@@ -34,7 +33,7 @@ def blocking_taints(node: Node) -> tuple[Taint, ...]:
 
 
 def is_closing(node: Node) -> bool:
-    """Whether somebody is about to take a node away. A candidate for deletion has a taint that keeps nobody away."""
+    """Whether a node is about to be removed. A candidate for deletion may have only a soft taint."""
     return any(taint.key in CLOSING_TAINTS for taint in node.spec.taints or ())
 
 

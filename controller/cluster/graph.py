@@ -1,8 +1,8 @@
 """An AppGroup's spec as a dependency graph, with what could not be resolved.
 
 Upstream matches workload names although only selectors are unique; here a dependency is found by its selector, and by
-its name (with kind and namespace where given) when it has none. What is wrong is collected, never raised: a group with one
-bad dependency still has an order.
+its name (with kind and namespace if given) if it has none. Faults are collected, not raised, because a group with one bad
+dependency still has an order.
 """
 
 from __future__ import annotations

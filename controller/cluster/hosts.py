@@ -23,7 +23,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         taints: those that keep pods away (NoSchedule and NoExecute), with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
         schedulable: not cordoned.
-        closing: somebody is about to take it away.
+        closing: it is about to be removed.
         prefer_no_schedule_taints: taints that only ask pods to go elsewhere (PreferNoSchedule).
     """
 
@@ -39,7 +39,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def takes_pods(self) -> bool:
-        """Whether new pods may be expected to start there: ready, not cordoned, and nobody is about to take it away."""
+        """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
         return self.ready and self.schedulable and not self.closing
 
 
@@ -52,10 +52,10 @@ def template_of(pod: PodInfo) -> TemplateKey:
 
 
 class PodTemplate(msgspec.Struct):
-    """Bound pods with the same labels and the same constraints: their rules about each other are worked out once for all of them.
+    """Bound pods with the same labels and constraints, so that their rules about each other are computed once.
 
     Attributes:
-        model: one of them; labels and constraints are held once per content (`PodReader`), and it keeps both alive.
+        model: one of them; keeps the shared labels and constraints alive (`PodReader`).
         nodes: node -> how many of them are there.
         terms: what they say of other pods, cached.
     """
@@ -66,14 +66,14 @@ class PodTemplate(msgspec.Struct):
 
 
 class NodeCache:
-    """All hosts, and what is taken on each.
+    """All hosts, with the requests of the pods on each.
 
     Attributes:
         hosts: node name -> host.
-        used: node name -> sum of requests of the pods on it, "pods" and the host's ports that they take among them.
-        version: counts changes of hosts, and of which are hot; room taken does not count.
-        freed: counts how often a pod gave room back.
-        hot: names of hosts that are loaded above what the descheduler lets them be.
+        used: node name -> sum of its pods' requests, including "pods" and host ports.
+        version: counts changes of hosts, and of which are hot; not changes of ``used``.
+        freed: counts how often a pod freed resources.
+        hot: names of hosts above the descheduler's thresholds.
     """
 
     def __init__(self) -> None:
@@ -85,12 +85,12 @@ class NodeCache:
         self._templates: dict[TemplateKey, PodTemplate] = {}
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
-        """Take everything that these stores hold, and every change to come."""
+        """Add all objects of these stores, and follow their changes."""
         subscribe_from_start(nodes, self.take_node)
         subscribe_from_start(pods, self.take_pod)
 
     def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
-        """A node changed."""
+        """Update a node."""
         if new is None:
             if self.hosts.pop(key, None) is not None:
                 self.version += 1
@@ -107,7 +107,7 @@ class NodeCache:
             self.version += 1
 
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
-        """A pod came, changed or went; it counts while it is bound, or made for one node, and not finished."""
+        """Update a pod; it counts while it is bound, or made for one node, and not finished."""
         before = self._held.pop(key, None)
         after = new if new is not None and new.occupied_node and not new.finished else None
         if after is not None:
@@ -131,7 +131,7 @@ class NodeCache:
             add(self.used.setdefault(after.occupied_node, {}), after.asks)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
-        """Count as though these pods were gone."""
+        """Remove these pods."""
         for pod in [pod for pod in self._held.values() if matches(pod)]:
             self.take_pod(pod.key, pod, None)
 
@@ -166,7 +166,7 @@ class NodeCache:
 
 
 def host_of(node: Node) -> Host:
-    """Read a node. Every node may be planned on: Kubernetes keeps pods away from those that are not Ready by the taints it gives them."""
+    """Convert a node. Nodes that are not Ready count too, because Kubernetes taints them."""
     labels = node.metadata.labels or {}
     return Host(
         node.metadata.name,

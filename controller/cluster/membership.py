@@ -25,7 +25,7 @@ def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
 
 
 def has_same_workloads(old: AppGroup | None, new: AppGroup | None) -> bool:
-    """Whether a change of an AppGroup leaves its spec as it is; a new status does."""
+    """Whether a change of an AppGroup leaves its spec unchanged."""
     return old is not None and new is not None and old.spec == new.spec
 
 
@@ -38,12 +38,11 @@ def has_same_consent(old: Object | None, new: Object | None) -> bool:
 class Membership:
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
-    Groups that name a pod's namespace need that namespace's consent, which `on_namespace_change` learns: one that nobody may read
-    lets nobody in.
+    Groups that name a pod's namespace need that namespace's consent (`on_namespace_change`); an unreadable namespace consents to none.
 
     Args:
-        rules: the scheduler's: where groups are looked for that pods of any namespace may belong to, in order, and whether a
-            group in the pod's own namespace comes first, and last one that names the pod's namespace.
+        rules: the scheduler's: namespaces whose groups get pods of any namespace, and whether groups of the pod's own
+            namespace come first and groups that name it last.
 
     Attributes:
         groups: by key.
@@ -86,7 +85,7 @@ class Membership:
         return self._groups
 
     def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
-        """An AppGroup changed; tells whether its spec did, or whether it is there at all."""
+        """Update an AppGroup; tells whether its spec or existence changed."""
         name = key.rpartition("/")[2]
         if new is not None:
             self._groups[key] = new
@@ -112,7 +111,7 @@ class Membership:
         return self._graphs[key]
 
     def named(self, name: str) -> Iterable[str]:
-        """Keys of the groups of one name, among which pods with this label are divided."""
+        """Keys of the groups of one name."""
         return self._named.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
@@ -137,7 +136,7 @@ class Membership:
         return next((key for key in sorted(self._that_name(name, namespace)) if self._may(key, namespace)), "")
 
     def may_hold(self, key: str) -> Set[str] | None:
-        """Namespaces of which pods may belong to a group, perhaps to another of its name; None for any."""
+        """Namespaces whose pods may belong to a group or another of its name; None for any."""
         home = self._groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None
@@ -162,7 +161,7 @@ class Membership:
         return home in self._rules.namespaces or home in self._admitted.get(namespace, ())
 
     def refused_by(self, key: str) -> list[str]:
-        """The namespaces that a group names and that do not let it in, sorted."""
+        """The namespaces that a group names and that do not consent, sorted."""
         home = self._groups[key].metadata.namespace
         named = namespaces_of(home, self.graph(key).workloads)
         return sorted(n for n in named if n != home and not self._may(key, n))

@@ -1,6 +1,6 @@
 """The compact form in which all pods are cached, once per program.
 
-There may be 100,000 of them, so what pods of one template share (labels, where they may go, what they ask for) is held once.
+There may be 100,000 of them, so labels, constraints and requests of pods of one template are stored once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
-"""``true`` lets bare pods and pods with local storage go, ``false`` forbids."""
+"""``true`` allows eviction of bare pods and pods with local storage, ``false`` forbids any."""
 PREFER_NO_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 SAFE_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
-"""An integer; cheaper pods go first, and the greatest 32-bit integer forbids."""
+"""An integer; cheaper pods are evicted first, and the greatest 32-bit integer forbids eviction."""
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
 MOST_SHARED = 20_000
-"""Different contents that are remembered; beyond, memory is forgotten and equal ones may exist twice, which costs time only."""
+"""Most shared contents; when exceeded, the table is cleared, and equal ones may exist twice."""
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
@@ -40,19 +40,19 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     """A pod.
 
     Attributes:
-        workload: ``namespace/Kind/name`` of what made it; a Deployment rather than its ReplicaSet. Empty for bare pods.
+        workload: ``namespace/Kind/name`` of its top-level owner, a Deployment rather than its ReplicaSet. Empty for bare pods.
         node: empty while it waits.
         leaving: being deleted.
-        barred: why the descheduler never moves it, whatever is configured; empty when it may.
-        bare, local_storage: whether configuration has to allow its move, and nothing else does.
+        barred: why the descheduler never moves it; empty if it may.
+        bare, local_storage: whether the configuration must allow its move.
         requests: by resource, by the scheduler's rule; one "pods" among them.
         created_s: unix seconds.
-        ports: those of its node that it takes, as resources.
+        ports: host ports, as resources.
         ingress, egress: the bandwidth annotations as written, None without.
         claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
-        scheduler: who places it; empty where nobody says.
-        wire: the object, of pods of AppGroups alone.
-        ips: its addresses, of agents' pods alone.
+        scheduler: its schedulerName; empty by default.
+        wire: the object; only for pods of AppGroups.
+        ips: its addresses; only for agents' pods.
     """
 
     key: str
@@ -94,12 +94,12 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def asks(self) -> Mapping[str, int]:
-        """All that it takes of its node: requests, and one of each port."""
+        """Its requests and host ports."""
         return {**self.requests, **dict.fromkeys(self.ports, 1)} if self.ports else self.requests
 
     @property
     def occupied_node(self) -> str:
-        """The node whose room it takes; a DaemonSet's pod takes it before it is bound."""
+        """The node whose resources it uses; a DaemonSet's pod uses them before it is bound."""
         return self.node or self.constraints.only_node
 
     @property
@@ -119,13 +119,13 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Shared(Generic[T]):
-    """Hands out one object per different content."""
+    """Shares equal contents."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, T] = {}
 
     def of(self, content: object, make: Callable[[], T]) -> T:
-        """The one with this content; made where there is none."""
+        """The shared object with this content."""
         key = _encode(content)
         if key not in self._known:
             if len(self._known) >= MOST_SHARED:
@@ -135,7 +135,7 @@ class _Shared(Generic[T]):
 
 
 class PodReader:
-    """Turns pods into `PodInfo`, sharing what pods of one template have in common."""
+    """Converts pods to `PodInfo`, sharing labels and constraints of pods of one template."""
 
     def __init__(self) -> None:
         self._constraints: _Shared[Constraints] = _Shared()
@@ -197,7 +197,7 @@ class PodReader:
 
 
 def _workload(pod: GroupPod) -> str:
-    # At a Deployment's height: back-off must outlive a roll-out, which makes a new ReplicaSet.
+    # The Deployment, because back-offs must last beyond a rollout, which makes a new ReplicaSet.
     owner = owner_of(pod.metadata)
     return "" if owner is None else "/".join((pod.metadata.namespace, *owner))
 

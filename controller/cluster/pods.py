@@ -28,21 +28,21 @@ from kubekit.wire import (
 GATE = "netaware.io/topological-order"
 """The scheduling gate that holds a pod until its turn."""
 SCHEDULING_GATED = "SchedulingGated"
-"""Reason of PodScheduled while a pod is gated; with any other reason, False means that the scheduler tried in vain."""
+"""Reason of PodScheduled while a pod is gated; with any other reason, False means that scheduling failed."""
 DEFAULT_SCHEDULER = "default-scheduler"
-"""Who places pods that name nobody."""
+"""The default schedulerName."""
 OUR_SCHEDULER = "network-aware-scheduler"
-"""The profile of kube-scheduler that asks us, where nobody configures other names."""
+"""The default name of the profile with our extender."""
 PLACEMENT_LABEL = "netaware.io/placement"
-"""On a pod or its namespace: a `Placement`, how the decision is handed to the scheduler."""
+"""Label of a pod or its namespace: a `Placement`."""
 Placement = Literal["extender", "affinity"]
-"""How a decision reaches the scheduler: it asks us, or it reads the pod's node affinity."""
+"""How a placement reaches the pod: through the extender, or as node affinity."""
 TARGET_ANNOTATION = "netaware.io/target"
-"""On a pod: where the plan wants it, as JSON of `Target`."""
+"""Annotation of a pod: its planned place, as JSON of `Target`."""
 
 
 class ContainerPort(Wire, frozen=True):
-    """A port of a container that is a port of its node, too, when ``host_port`` is not 0."""
+    """A container's port; ``host_port`` is 0 if it is not a host port."""
 
     host_port: int = 0
     protocol: str = "TCP"
@@ -58,7 +58,7 @@ class PodContainer(Wire, frozen=True):
 
 
 class _Present(Wire, frozen=True):
-    """Something of which only its being there matters."""
+    """A field of which only the presence matters."""
 
 
 class Claim(Wire, frozen=True):
@@ -143,7 +143,7 @@ class Affinity(Wire, frozen=True):
 
 
 class Toleration(Wire, frozen=True):
-    """A taint that a pod bears."""
+    """A toleration of a taint."""
 
     key: str = ""
     operator: str = "Equal"
@@ -151,7 +151,7 @@ class Toleration(Wire, frozen=True):
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Kubernetes' rule; an empty key with Exists bears everything."""
+        """Whether it tolerates a taint; an empty key with Exists tolerates all."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -221,7 +221,7 @@ class GroupPodStatus(Wire, frozen=True):
 
 
 class GroupPod(Object, frozen=True):
-    """A pod as the API server sends it: the fields that any room reads."""
+    """A pod as the API server sends it: the fields that any package reads."""
 
     spec: GroupPodSpec = GroupPodSpec()
     status: GroupPodStatus = GroupPodStatus()
@@ -244,7 +244,7 @@ class GroupPod(Object, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """Finished, one way or the other: it holds no resources any more."""
+        """Succeeded or failed: it holds no resources any more."""
         return self.status.phase in FINISHED
 
     @property
@@ -265,7 +265,7 @@ class GroupPod(Object, frozen=True):
 
     @property
     def other_gates(self) -> tuple[str, ...]:
-        """Names of the gates that others hold it by: until they open these, nobody schedules it."""
+        """Names of foreign gates, which also keep it from being scheduled."""
         gates = self.spec.scheduling_gates
         return tuple([gate.name for gate in gates if gate.name != GATE]) if gates else ()
 
@@ -281,7 +281,7 @@ class GroupPod(Object, frozen=True):
         return found is not None and found.status == "True"
 
     def age_s(self, now: float) -> float:
-        """Seconds since it was created; 0 where nobody says when."""
+        """Seconds since its creation; 0 if unknown."""
         created = self.metadata.creation_timestamp
         return max(now - parse_time(created), 0.0) if created else 0.0
 
@@ -291,7 +291,7 @@ class GroupPod(Object, frozen=True):
 
     @property
     def found_no_node(self) -> bool:
-        """Whether the scheduler tried it in vain: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
+        """Whether scheduling failed: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
         return found_no_node(find(self.status.conditions, "PodScheduled"))
 
 
@@ -311,17 +311,17 @@ class ExtenderPod(Wire, frozen=True):
 
     @property
     def found_no_node(self) -> bool:
-        """Whether the scheduler tried it before, in vain for whatever reason."""
+        """Whether an earlier attempt to schedule it failed."""
         return found_no_node(find(self.status.conditions, "PodScheduled"))
 
 
 def found_no_node(scheduled: Condition | None) -> bool:
-    """Whether a condition PodScheduled says that the scheduler tried in vain; what it says of gates outlives them for a moment."""
+    """Whether a condition PodScheduled says that scheduling failed; the reason of a gate may remain for a moment after it opened."""
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
 def serves(scheduler_name: str, names: Collection[str]) -> bool:
-    """Whether a scheduler asks us; ``names`` is ``scheduler.schedulerNames``, empty for all."""
+    """Whether a scheduler has our extender; ``names`` is ``scheduler.schedulerNames``, empty for all."""
     return not names or scheduler_name in names
 
 
@@ -342,7 +342,7 @@ class Target(Wire, frozen=True):
         zone: of the host.
         region: of the host.
         node: the host.
-        cost: what the pod's dependencies, and those on it, cost there when the whole group is placed.
+        cost: of the pod's dependencies and dependents there, once the whole group is placed.
     """
 
     zone: str = ""
@@ -369,7 +369,7 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
 
 
 def carried_target(pod: GroupPod) -> Target | None:
-    """The target of a pod that the scheduler has in hand; one that it found no node for is not among these."""
+    """The target of a pod that is being scheduled; None after a failed attempt."""
     if not pod.waiting or pod.gated or pod.found_no_node:
         return None
     return target_of(pod)

@@ -1,7 +1,7 @@
 """Declared replicas of Deployments and StatefulSets that AppGroups name, and how many the quota allows.
 
-A plan made for the pods that happen to exist would give away the room of those about to be created. Without the right to
-read workloads nothing breaks: the pods that exist are then all that is known. The same goes for quotas.
+A plan for existing pods alone would give away resources that pods about to be created need. Without the right to read workloads or
+quotas, only existing pods are known.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Declared:
         self._quotas: Reflector[Quota] = Reflector(client, QUOTAS, Quota)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
-        """One endless task per store."""
+        """Tasks that fill the stores."""
         stores = {f"store {kind}": store.run() for kind, store in self._by_kind.items()}
         return {**stores, "store quotas": self._quotas.run()}
 
@@ -106,12 +106,12 @@ class Declared:
 def to_plan_for(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
     """Replicas to plan for by workload, and how many declared ones are left out.
 
-    A replica that does not exist costs its owner nothing to declare, so these count only as far as they are allowed.
+    Declaring replicas costs nothing, so missing ones count only as far as they are allowed.
 
     Args:
-        declared: by workload, in the order in which they are allowed for.
-        live: those that are there and not over.
-        allowed: how many may come.
+        declared: by workload, in order of preference.
+        live: existing replicas that are not over.
+        allowed: how many may be created.
     """
     found: dict[str, int] = {}
     left_out = 0

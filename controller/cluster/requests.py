@@ -17,8 +17,8 @@ PORT_PREFIX = "port:"
 Amounts = dict[str, int]
 T = TypeVar("T", int, float)
 MOST = 1 << 60
-"""More than any node has of anything. What is beyond counts as this much, so that sums of two stay within the 64 bits of tables:
-whoever may create a pod may also ask for eight exabytes in each of its containers.
+"""Largest amount of a resource; larger requests count as this, so that sums fit into 64 bits. Any user may request eight exabytes per
+container.
 """
 
 
@@ -33,7 +33,7 @@ def parse_amount(name: str, text: str | int) -> int:
 
 @lru_cache(maxsize=4096)
 def amount(name: str, text: str) -> int:
-    """One quantity, `MOST` at most; what is none counts as 0, since the API server would not have let it through."""
+    """Parse a quantity, at most `MOST`; an invalid one, which the API server would refuse, counts as 0."""
     try:
         return bounded(parse_amount(name, text))
     except QuantityError:
@@ -108,7 +108,7 @@ def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: M
     """The first resource of which a host has too little left; empty where it has enough of all."""
     for name, value in wanted.items():
         left: float | None = allocatable.get(name)
-        if left is None:  # a port, or nothing: a call for each resource of each host would be a tenth of a plan's turn
+        if left is None:  # Inlined: a call for each resource of each host would take a tenth of a plan's time.
             left = whole(name, allocatable)
         for held in taken:
             left -= held.get(name, 0)

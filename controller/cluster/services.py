@@ -65,12 +65,12 @@ class Service(Object, frozen=True):
 
     @property
     def headless(self) -> bool:
-        """Callers resolve its pods themselves, and take any."""
+        """Whether callers resolve its pods themselves, and use any."""
         return self.spec.cluster_ip == "None"
 
     @property
     def hinted(self) -> bool:
-        """Whether automatic topology hints are asked for, which win over the field (endpointslice/reconciler.go)."""
+        """Whether automatic topology hints are requested, which override the field (endpointslice/reconciler.go)."""
         return any(self.metadata.annotation(name).lower() == "auto" for name in TOPOLOGY_MODE_ANNOTATIONS)
 
     @property
@@ -99,7 +99,7 @@ def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str
 
 
 def has_same_routing(old: Service | None, new: Service | None) -> bool:
-    """Whether a change of a Service leaves all answers as they are."""
+    """Whether a change of a Service leaves routing unchanged."""
     return old is not None and new is not None and (old.spec, old.routing) == (new.spec, new.routing)
 
 
@@ -119,7 +119,7 @@ class ServiceIndex:
         return made
 
     def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
-        """A Service changed; tells whether an answer may have."""
+        """Update a Service; tells whether routing may have changed."""
         namespace = key.rpartition("/")[0]
         known = self._known.pop(key, None)
         if known is not None and known.spec.selector:
@@ -150,6 +150,6 @@ class ServiceIndex:
     def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
         """Routing of calls to pods with these labels.
 
-        Where several Services differ, the one that keeps least near: who calls by which is not known.
+        If several Services differ, the least local routing counts, because the caller's Service is unknown.
         """
         return min((service.routing for service in self.behind(namespace, labels)), default=Routing.ANY)

@@ -2,7 +2,7 @@
 
 A volume that a claim is bound to says so by its node affinity, or, as older provisioners have it, by labels of its zone
 and region (kube-scheduler's VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits
-it, or where its class may provide one. How much room a CSI driver has left there (CSIStorageCapacity) is not read.
+it, or where its class may provide one. CSIStorageCapacity is not read.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Volumes:
     """Volumes, claims and classes, kept up to date by watch events.
 
     Attributes:
-        version: counts the changes that may change an answer.
+        version: counts changes that may matter.
     """
 
     def __init__(self) -> None:
@@ -162,13 +162,13 @@ class Volumes:
     def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
-        """Take everything that these stores hold, and every change to come."""
+        """Add all objects of these stores, and follow their changes."""
         subscribe_from_start(volumes, self.take_volume)
         subscribe_from_start(claims, self.take_claim)
         subscribe_from_start(classes, self.take_class)
 
     def take_volume(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
-        """A volume came, changed or went."""
+        """Update a volume."""
         before = self._volumes.get(name)
         claim = _claim_of(before)
         if claim and self._bound_by_volume.get(claim) == name:
@@ -181,11 +181,11 @@ class Volumes:
             self._free[name] = new
 
     def take_claim(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
-        """A claim came, changed or went."""
+        """Update a claim."""
         self._put(self._claims, key, new)
 
     def take_class(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
-        """A class came, changed or went."""
+        """Update a class."""
         self._put(self._classes, name, new)
 
     def _put(self, held: dict[str, T], key: str, new: T | None) -> None:
@@ -320,7 +320,7 @@ def _places_of(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
 
 
 def _any_of(ways: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
-    """One way must be open to a node. There may be a volume on each of a thousand nodes, all told apart by one label."""
+    """Combine alternatives into one node selector; a thousand volumes may differ in one label only."""
     values: dict[str, list[str]] = {}
     terms: list[NodeSelectorTerm] = []
     for way in ways:

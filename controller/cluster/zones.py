@@ -30,7 +30,7 @@ class ZoneMap(msgspec.Struct, frozen=True):
         zones: zone -> region, empty where no node of the zone has one.
         places: node name -> place, for every node, zone possibly empty.
         unzoned: nodes without a zone label, sorted.
-        conflicting_regions: zones whose nodes disagree about the region; the region of most nodes was taken.
+        conflicting_regions: zones whose nodes have different regions; that of most nodes counts.
     """
 
     zones: dict[str, str]
@@ -91,7 +91,7 @@ def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
     address = read_address(text)
     return ProbeNode(
         name=node.metadata.name,
-        address=text if address is None else str(address),  # of IPv6 there are several spellings
+        address=text if address is None else str(address),  # An IPv6 address has several spellings.
         zone=node.metadata.label(ZONE_LABEL),
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
@@ -112,14 +112,14 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
 
 
 def same_place(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node leaves the map as it is; heartbeats do."""
+    """Whether a change of a node leaves the map unchanged, as heartbeats do."""
     if old is None or new is None:
         return False
     return all(old.metadata.label(key) == new.metadata.label(key) for key in (ZONE_LABEL, REGION_LABEL))
 
 
 def same_facts(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node leaves the probe plan as it is; heartbeats do."""
+    """Whether a change of a node leaves the probe plan unchanged, as heartbeats do."""
     if old is None or new is None:
         return False
     return facts_of(old, {}) == facts_of(new, {})
