@@ -186,7 +186,7 @@ SOURCES: Sequence[Source] = (
             SourceMetric("request_total", "requests", _LINKERD),
         ],
     ),
-    # agent/traffic/supervisor.py: the client by name, the server by address, and each server's agent says whose address it is.
+    # agent/traffic/manager.py: the client by name, the server by address, and each server's agent says whose address it is.
     Source(
         "conntrack",
         "netaware's agents (connection tracking)",
