@@ -55,13 +55,14 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
 
 def _state(facts: ProbeNode, note: Announcement | None) -> tuple[State, str]:
     """``up`` if the planner lets it measure, with the problem that the agent reports; else the first reason why not."""
+    reported = note.problem if note is not None else ""
     checks: Sequence[tuple[bool, State, str]] = (
         (facts.ready, "away", "node is not Ready"),
         (note is not None, "down", "no agent has announced itself on this node"),
-        (facts.agent_ready, "down", "the agent's pod is not Ready"),
+        (facts.agent_ready, "down", f"the agent's pod is not Ready: {reported or 'it does not say why'}"),
         (bool(facts.zone), "away", "node has no zone label"),
         (facts.schedulable, "away", "node is cordoned"),
         (is_address(facts.address), "down", f"the agent's address {facts.address!r} is no IP address"),
         (facts.address_is_own, "down", f"the agent announces {facts.address}, no address of its node or pod"),
     )
-    return next(((state, reason) for good, state, reason in checks if not good), ("up", note.problem if note else ""))
+    return next(((state, reason) for good, state, reason in checks if not good), ("up", reported))

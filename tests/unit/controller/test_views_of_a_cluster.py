@@ -23,6 +23,7 @@ from controller.diagnosis.zones import build_network, by_pair, in_order
 from controller.views.groups import build_groups
 from controller.views.overview import build
 from kubekit.wire import Condition, NodeStatus
+from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
 from netperf.pairs import eligible
 from netperf.results import encode_samples
 from netperf.sample import Sample
@@ -175,6 +176,11 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
     assert all(reason for node, (_, reason) in states.items() if node != "n1")
     (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
     assert (first.node, first.state) == ("n1", "down")
+    reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
+    meta = msgspec.structs.replace(nodes[0].metadata, annotations=reporting)
+    nodes = (msgspec.structs.replace(nodes[0], metadata=meta), *nodes[1:])
+    (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
+    assert "results are refused" in first.reason
 
 
 def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
