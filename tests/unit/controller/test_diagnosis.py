@@ -289,6 +289,8 @@ def without_a_node(message: str) -> Facts:
         # An overlay without a scheduler misses none until somebody asks for it.
         (facts(control_plane=no_pods("scheduler", "extender")), []),
         (facts(control_plane=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)), ["scheduler-down"]),
+        # The leader's word and a failed probe in the results say the same.
+        (facts(network=network(unreachable=(("z0", "z1"),))), ["zones-unreachable"]),
         # Outliers are told when each pair has had its next turn.
         (outlier(470.0), []),
         (outlier(490.0), ["topology-NodesContradicted"]),

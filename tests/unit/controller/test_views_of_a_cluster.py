@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from controller.cli.bandwidth import Bandwidth
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
+from controller.cluster.resources import NetworkTopology
 from controller.cluster.zones import facts_of
 from controller.diagnosis.agents import build_agents
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import BandwidthView
-from controller.diagnosis.reading import read_facts
-from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import build_network, by_pair, in_order
 from controller.views.groups import build_groups
@@ -27,7 +25,7 @@ from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
 from netperf.pairs import eligible
 from netperf.results import encode_samples
 from netperf.sample import Sample
-from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, boutique_pods, make_node, make_pod, make_snapshot
+from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
 
 RESULTS = f"{HOME}/netperf-metrics"
 
@@ -74,59 +72,22 @@ def test_pairs_come_in_the_order_of_the_zones_and_numbers_in_names_count_as_numb
     assert [(p.origin, p.destination) for p in network.pairs] == [(a, b) for a in names for b in names if a != b]
 
 
-def test_an_old_sample_leaves_a_stale_cost_and_the_way_back_is_stale_with_it() -> None:
+def test_what_a_cost_rests_on_follows_from_the_newest_sample() -> None:
     snapshot = make_snapshot(4)
-    samples = samples_of(snapshot)
-    old = msgspec.structs.replace(samples[0], taken_at=NOW_S - 900)
-    network = build_network(with_samples(snapshot, [old, *samples[1:]]))
-    stale = {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"}
-    assert stale == {old.zones, old.zones[::-1]}
-
-
-def test_a_pair_without_any_sample_is_inferred_from_the_others() -> None:
-    snapshot = make_snapshot(4)
-    samples = samples_of(snapshot)
-    network = build_network(with_samples(snapshot, samples[1:]))
-    assert by_pair(network.pairs)[samples[0].zones].basis == "inferred"
-
-
-def test_a_doubtful_sample_is_shown_with_its_doubt() -> None:
-    snapshot = make_snapshot(4)
-    samples = samples_of(snapshot)
-    doubted = msgspec.structs.replace(samples[0], quality_flags=("throttled",))
-    snapshot = with_samples(snapshot, [doubted, *samples[1:]])
-    assert by_pair(build(snapshot).network.pairs)[doubted.zones].quality_flags == ("throttled",)
+    first, *others = samples_of(snapshot)
+    old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
+    network = build_network(with_samples(snapshot, [old, *others]))
+    assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
+    assert by_pair(build_network(with_samples(snapshot, others)).pairs)[first.zones].basis == "inferred"
+    doubted = msgspec.structs.replace(first, quality_flags=("throttled",))
+    shown = by_pair(build_network(with_samples(snapshot, [doubted, *others])).pairs)
+    assert shown[doubted.zones].quality_flags == ("throttled",)
 
 
 def test_without_a_network_topology_there_are_latencies_but_no_costs_and_a_critical_finding() -> None:
     snapshot = msgspec.structs.replace(make_snapshot(4), topologies=())
     assert all(pair.cost is None and pair.p50_us is not None for pair in build(snapshot).network.pairs)
     assert diagnosed(snapshot)["no-topology"].severity == "critical"
-
-
-def test_the_weight_shown_is_the_one_that_the_scheduler_uses() -> None:
-    snapshot = make_snapshot(2)
-    topology = snapshot.topologies[0]
-
-    def shown(*weights: WeightInfo) -> str | None:
-        spec = msgspec.structs.replace(topology.spec, weights=list(weights))
-        changed = msgspec.structs.replace(topology, spec=spec)
-        return build_network(msgspec.structs.replace(snapshot, topologies=(changed,))).weights
-
-    ours = topology.weight(NETPERF_COSTS)
-    assert ours is not None
-    empty = WeightInfo(name="UserDefined")
-    users = WeightInfo(name="UserDefined", topology_list=[TopologyInfo(topology_key="x")])
-    assert shown(ours, empty) == "NetperfCosts"
-    assert shown(ours, users) == "UserDefined"
-
-
-def test_of_several_topologies_the_schedulers_is_shown() -> None:
-    snapshot = make_snapshot(2)
-    first = snapshot.topologies[0]
-    other = msgspec.structs.replace(first, metadata=msgspec.structs.replace(first.metadata, name="a-first"))
-    both = msgspec.structs.replace(snapshot, topologies=(other, first))
-    assert build_network(both).topology == f"{HOME}/nt-default"
 
 
 def test_a_cost_policy_that_makes_no_sense_shows_the_controllers_own() -> None:
@@ -194,12 +155,6 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
-def test_a_zone_without_any_agent_is_critical() -> None:
-    nodes = (make_node("n1", "z1", "r1"), make_node("n2", "z2", "r1", agent=False))
-    finding = diagnosed(msgspec.structs.replace(make_snapshot(2), nodes=nodes))["zone-without-agent"]
-    assert (finding.severity, finding.affects) == ("critical", ("z2",))
-
-
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
@@ -217,18 +172,6 @@ def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency(
         assert edge.state == ("met" if within else "violated")
     assert group.violated == sum(edge.state == "violated" for edge in group.edges)
     assert group.running == 11
-
-
-def test_finished_pods_do_not_count_and_unplaced_ones_leave_their_dependencies_idle() -> None:
-    snapshot = make_snapshot(4)
-    pods = list(snapshot.pods)
-    frontend = next(i for i, p in enumerate(pods) if "frontend" in p.metadata.name)
-    status = msgspec.structs.replace(pods[frontend].status, phase="Failed")
-    pods[frontend] = msgspec.structs.replace(pods[frontend], status=status)
-    changed = msgspec.structs.replace(snapshot, pods=tuple(pods))
-    (group,) = build_groups(changed, build_network(changed))
-    assert group.running == 10
-    assert {e.state for e in group.edges if e.dependant == "P1"} == {"idle"}
 
 
 # --- bandwidth -------------------------------------------------------------------------------------------------------
@@ -297,34 +240,9 @@ def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     assert [each.code for each in found.values() if each.severity != "info"] == ([code] if code else [])
 
 
-@pytest.mark.parametrize("published", [True, False])
-def test_a_pair_that_is_unreachable_is_one_critical_finding(published: bool) -> None:
-    """The leader's word and a failed probe in the results say the same."""
-    snapshot = make_snapshot(4)
-    facts = read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(lease_known=False)))
-    one = facts.network.pairs[0]
-    if published:
-        facts = msgspec.structs.replace(facts, unreachable=((one.origin, one.destination),))
-    else:
-        pairs = (msgspec.structs.replace(one, basis="unreachable"), *facts.network.pairs[1:])
-        facts = msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, pairs=pairs))
-    (finding,) = [f for f in diagnose(facts) if f.alert == "NetawareZonePairUnreachable"]
-    assert (finding.severity, set(finding.affects)) == ("critical", {one.origin, one.destination})
-
-
 def test_a_limit_that_does_not_hold_is_a_finding() -> None:
     verdicts = {"default/a": {"egress": "no-limit"}, "default/b": {"egress": "enforced"}}
     limited = {"kubernetes.io/egress-bandwidth": "1G"}
     pods = tuple(bandwidth_pod(make_pod(name, node="n1", annotations=limited)) for name in "ab")
     found = diagnosed(msgspec.structs.replace(make_snapshot(2), verdicts=verdicts, bandwidth_pods=pods))
     assert found["limits-not-enforced"].affects == ("default/a",)
-
-
-def test_pods_on_one_node_cost_nothing_and_pods_of_one_zone_something() -> None:
-    snapshot = make_snapshot(4)
-    group = snapshot.groups[0]
-    nodes = [node.metadata.name for node in snapshot.nodes]
-    together = msgspec.structs.replace(snapshot, pods=tuple(boutique_pods(nodes[:1], group)))
-    apart = msgspec.structs.replace(snapshot, pods=tuple(boutique_pods(nodes[:2], group)))
-    assert {edge.cost for edge in build(together).groups[0].edges} == {0}
-    assert {edge.cost for edge in build(apart).groups[0].edges} == {0, 1}
