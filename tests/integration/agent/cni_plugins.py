@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, make_group, remove_groups, run
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, remove_groups, run
 
 MODULE = "github.com/containernetworking/plugins/plugins"
 MAIN_VERSION = "v1.9.1"
@@ -80,13 +80,11 @@ def plugged_pod(version: str, main: str, number: int, bandwidth: dict[str, int],
         namespace=f"napod-{tag}",
         host_device="",
         groups=top,
-        layout="kubepods/burstable/pod{uid}/{container}",
     )
     try:
         run(f"ip netns add {pod.namespace}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
-        group = pod.layout.format(uid=pod.uid, container=pod.container)
-        make_group(top / group, pod.pid)
+        pod.adopt(pod.uid)
         result = call(programs[0], "ADD", pod, first)
         pod.address = result["ips"][0]["address"].partition("/")[0]
         ends = [i["name"] for i in result["interfaces"] if not i.get("sandbox") and i["name"] != first["bridge"]]

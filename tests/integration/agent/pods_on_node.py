@@ -54,7 +54,6 @@ class NodePod:
     namespace: str
     host_device: str
     groups: Path
-    layout: str
     node: tuple[str, ...] = ()
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     container: str = field(default_factory=lambda: uuid.uuid4().hex + uuid.uuid4().hex)
@@ -69,8 +68,7 @@ class NodePod:
     def adopt(self, uid: str) -> None:
         """Put the process into the cgroup that a pod of this uid has."""
         self.uid = uid
-        group = self.layout.format(uid=uid, underscored=uid.replace("-", "_"), container=self.container)
-        make_group(self.groups / group, self.pid)
+        make_group(self.groups / f"kubepods/burstable/pod{uid}/{self.container}", self.pid)
 
     def on_host(self, command: str) -> str:
         """Run a command in the network namespace that has the other end of the pod's devices."""
@@ -130,13 +128,7 @@ def make_group(path: Path, pid: int) -> None:
 
 
 @contextmanager
-def node_pod(
-    number: int,
-    *,
-    layout: str = "kubepods/burstable/pod{uid}/{container}",
-    adopt_uid: bool = False,
-    node_namespace: str = "",
-) -> Iterator[NodePod]:
+def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") -> Iterator[NodePod]:
     """A pod, numbered 0..250; everything is removed afterwards, whatever happened.
 
     With ``adopt_uid`` its process gets into a cgroup only when `NodePod.adopt` says what the pod's uid is. With
@@ -151,7 +143,6 @@ def node_pod(
         namespace=f"napod-{tag}",
         host_device=f"nap{tag}",
         groups=top,
-        layout=layout,
         node=("ip", "netns", "exec", node_namespace) if node_namespace else (),
     )
     try:

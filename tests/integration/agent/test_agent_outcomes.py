@@ -20,7 +20,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubekit.client import MERGE_PATCH, Client
+from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import Netperf
@@ -350,30 +350,3 @@ async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_forc
         # The name is refused; what an unknown node should run is nobody's turn.
         await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
         assert await plan_probes() == 1
-
-
-async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_once_there_is_room(
-    home: Home, netperf_programs: Netperf
-) -> None:
-    filler = {f"theirs-{i}": "x" * 2**16 for i in range(16)}  # all that the API server takes
-    for half in (list(filler)[:8], list(filler)[8:]):
-        part = {"data": {key: filler[key] for key in half}}
-        await home.client.patch(CONFIGMAPS, RESULTS, part, Object, kind=MERGE_PATCH, namespace=home.namespace)
-    plan = home.plan({"healthy": "127.66.0.16"})
-    await home.write(plan)
-    async with (
-        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
-        home.agent(netperf=netperf_programs) as agent,
-    ):
-        await eventually(counted(agent, "netaware_probe_results_writes", ("too-large",)), PATIENCE_S)
-        assert f"ConfigMap {RESULTS} would hold" in agent.log
-        assert await home.samples(["healthy"]) == {}
-        # The agent goes on measuring and tells Prometheus.
-        assert set(await series(agent, "netaware_probe_sample_timestamp_seconds")) == {("healthy",)}
-        room = {"data": {"theirs-0": None, "theirs-1": None}}
-        await home.client.patch(CONFIGMAPS, RESULTS, room, Object, kind=MERGE_PATCH, namespace=home.namespace)
-
-        async def written() -> bool:
-            return "healthy/TCP_RR" in await home.samples(["healthy"])
-
-        await eventually(written, PATIENCE_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, Reserve, add_run_flags, parse_reserve, parse_share, read_config, read_file
+from agent.config import AgentConfig, Reserve, add_run_flags, read_config, read_file
 from kubekit.errors import ConfigError
 
 
@@ -38,24 +38,33 @@ def test_flags_win_over_the_environment() -> None:
     [("10%", Reserve(ratio=0.1)), ("0", Reserve()), ("500M", Reserve(rate_bps=500_000_000)), ("0%", Reserve())],
 )
 def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
-    assert parse_reserve(text) == reserve
-
-
-@pytest.mark.parametrize("text", ["100%", "-1", "-5%", "much", "1e400%"])
-def test_a_reserve_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--reserve"):
-        parse_reserve(text)
+    assert parse(f"--reserve={text}", NODE_NAME="n1").reserve == reserve
 
 
 @pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.5", 0.5), ("100%", 1.0)])
 def test_a_share_is_a_ratio_or_a_percentage(text: str, share: float) -> None:
-    assert parse_share("--x", text) == pytest.approx(share)
+    assert parse(f"--max-probe-cpu={text}", NODE_NAME="n1").budget.max_cpu_ratio == pytest.approx(share)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "101%", "nan", "inf", "a lot"])
-def test_a_share_outside_of_its_range_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--x"):
-        parse_share("--x", text)
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--capacity=ten", "'ten' is not a quantity"),
+        ("--reserve=120%", "'120%' is no share"),
+        *((f"--reserve={text}", "") for text in ("100%", "-1", "-5%", "much", "1e400%")),
+        *((f"--max-probe-cpu={text}", "") for text in ("0", "-1", "101%", "nan", "inf", "a lot")),
+        ("--listen=nonsense", "'nonsense' has no port"),
+        ("--bandwidth=on", "'on' is unknown (write observe, enforce, off)"),
+        ("--address=host.example", "'host.example' is not an IP address"),
+        ("--upstream-keys=p95", "'p95' is unknown"),
+        ("--config=/nonexistent.yaml", "/nonexistent.yaml: No such file"),
+        ("--node-name=", "is not set"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused_by_name(flag: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("--node-name=n1", flag)
+    assert str(refused.value).startswith(f"{flag.partition('=')[0]}: {message}")
 
 
 def write(path: Path, body: str) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agent.capacity.instances import firmware_type
+from agent.capacity.links import Machine
 from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, remember_peak
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
@@ -84,24 +86,61 @@ def test_noise_in_measured_throughput_does_not_move_the_offer() -> None:
     assert remember_peak(peak, 9.55e9) == 9_500_000_000
 
 
+def with_type(type_: str) -> OwnNode:
+    return node(None, **{"node.kubernetes.io_instance-type": type_})
+
+
 @pytest.mark.parametrize(
-    ("type_", "rate_bps", "source"),
+    ("type_", "gigabits", "source"),
     [
         # Burstable types count with their baseline.
-        ("t3.medium", 256_000_000, "Amazon EC2 t3.medium"),
-        ("p5.48xlarge", 100 * 10**9, "DescribeInstanceTypes"),
-        ("Standard_D4s_v5", 12_500_000_000, "learn.microsoft.com"),
+        ("t3.medium", 0.256, "Amazon EC2 t3.medium"),
+        ("m5.large", 0.75, "2026-"),
+        ("p5.48xlarge", 100, "DescribeInstanceTypes"),
+        ("n2-standard-2", 10, "2026-"),
+        ("n2-highmem-16", 32, "2026-"),
+        ("c3-standard-8-lssd", 23, "2026-"),
+        ("c3-standard-192-metal", 100, "2026-"),
+        ("e2-micro", 1, "2026-"),
+        ("a2-highgpu-8g", 100, "2026-"),
+        ("t2d-standard-60", 32, "2026-"),
+        ("Standard_D2s_v5", 12.5, "learn.microsoft.com"),
+        ("Standard_DS3_v2", 3, ", 2024-07-29)"),
+        ("Standard_D4s_v3", 2, ", 2024-09-24)"),
+        ("Standard_D64as_v5", 32, ", 2026-03-10)"),
+        ("Standard_D64ds_v5", 30, ", 2024-07-29)"),
+        ("Standard_E112ias_v5", 50, ", 2026-03-10)"),
+        ("Standard_F72s_v2", 30, ", 2024-07-29)"),
+        ("Standard_D192s_v6", 82, ", 2024-07-29)"),
     ],
 )
 def test_a_type_that_its_cloud_describes_is_known_without_a_file_with_date_and_source(
-    type_: str, rate_bps: int, source: str
+    type_: str, gigabits: float, source: str
 ) -> None:
-    labels = {"node.kubernetes.io_instance-type": type_}
-    node_bandwidth = choose_bandwidth(node(None, **labels), config(), NOTHING, None)
-    assert (node_bandwidth.rate_bps, node_bandwidth.source) == (rate_bps, "instance-type")
-    assert source in node_bandwidth.explanation
-    assert "2026-" in node_bandwidth.explanation
-    assert (
-        choose_bandwidth(node(None, **{"node.kubernetes.io_instance-type": "k3s"}), config(), NOTHING, None).source
-        == "unknown"
-    )
+    found = choose_bandwidth(with_type(type_), config(), NOTHING, None)
+    assert (found.rate_bps, found.source) == (gigabits * G, "instance-type")
+    assert source in found.explanation
+
+
+@pytest.mark.parametrize(
+    "type_",
+    ["n2-custom-8-32768", "n2-standard-7", "n2--8", "-*-8", "n9-standard-8", "a-b-c-d-e", "Standard_D192ds_v6", "k3s"],
+)
+def test_a_type_that_the_table_does_not_know_is_unknown_and_one_of_the_firmware_is_named(type_: str) -> None:
+    assert choose_bandwidth(with_type(type_), config(), NOTHING, None).source == "unknown"
+    found = choose_bandwidth(node(), config(), NOTHING, None, type_)
+    assert (found.rate_bps, f"{type_} is not in the table" in found.explanation) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "hypervisor", "type_"),
+    [
+        ("Amazon EC2", "m5.large", "the processor says so", "m5.large"),
+        ("Amazon EC2", "m5.metal", "", ""),
+        ("Amazon EC2", "HVM domU", "Xen", ""),
+        ("Google", "Google Compute Engine", "the processor says so", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_firmware_that_names_the_type_is_believed(vendor: str, product: str, hypervisor: str, type_: str) -> None:
+    assert firmware_type(Machine(vendor=vendor, product=product, hypervisor=hypervisor)) == type_
