@@ -55,6 +55,7 @@ async def statuses(url: str, headers: dict[str, str]) -> list[int]:
         for door in DOORS:
             async with browser.get(f"{url}/{door}", headers=headers) as answer:
                 found.append(answer.status)
+                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     return found
 
 

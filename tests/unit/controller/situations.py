@@ -149,6 +149,12 @@ TAINT = Taint("gpu", "NoSchedule", "only")
 CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(4)}
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 
+
+def stuck(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
+    """A pod for which the scheduler finds no node."""
+    return Situation(name, f"no-node-{code}", fix, no_node(f"0/4 nodes are available: {message}", **fields))
+
+
 SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "a cluster without netaware",
@@ -400,13 +406,11 @@ SITUATIONS: tuple[Situation, ...] = (
         "describe appgroup shop",
         facts(pods=waiting(created=NOW_S - 700)),
     ),
-    Situation(
+    stuck(
         "no node has room",
-        "no-node-capacity",
+        "capacity",
         "Allocated resources",
-        no_node(
-            "0/4 nodes are available: 3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found"
-        ),
+        "3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found",
     ),
     Situation(
         "every node has a taint",
@@ -422,32 +426,28 @@ SITUATIONS: tuple[Situation, ...] = (
             ),
         ),
     ),
-    Situation(
+    stuck(
         "every node is cordoned",
-        "no-node-cordoned",
+        "cordoned",
         "kubectl uncordon n0 n1 n2 n3",
-        no_node("0/4 nodes are available: 4 node(s) were unschedulable.", nodes=CORDONED),
+        "4 node(s) were unschedulable.",
+        nodes=CORDONED,
     ),
-    Situation(
+    stuck(
         "a node selector that fits nothing",
-        "no-node-selector",
+        "selector",
         "correct nodeSelector",
-        no_node(
-            "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
-            spec=GroupPodSpec(node_selector={"zone": "mars"}),
-        ),
+        "4 node(s) didn't match Pod's node affinity/selector.",
+        spec=GroupPodSpec(node_selector={"zone": "mars"}),
     ),
-    Situation(
+    stuck(
         "a volume in another zone",
-        "no-node-volume",
+        "volume",
         "kubectl -n web get pvc",
-        no_node("0/4 nodes are available: 1 Insufficient memory, 3 node(s) had volume node affinity conflict."),
+        "1 Insufficient memory, 3 node(s) had volume node affinity conflict.",
     ),
-    Situation(
-        "a claim that is not bound",
-        "no-node-claim",
-        "get storageclass",
-        no_node("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+    stuck(
+        "a claim that is not bound", "claim", "get storageclass", "pod has unbound immediate PersistentVolumeClaims."
     ),
     Situation(
         "limits that the network cannot keep",
@@ -457,23 +457,20 @@ SITUATIONS: tuple[Situation, ...] = (
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
     ),
-    Situation(
-        "no bandwidth left",
-        "no-node-bandwidth",
-        "kubectl netaware bandwidth",
-        no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
+    stuck(
+        "no bandwidth left", "bandwidth", "kubectl netaware bandwidth", "4 Insufficient network.aware.com/bandwidth."
     ),
-    Situation(
+    stuck(
         "host ports that are taken",
-        "no-node-ports",
+        "ports",
         "get pod front-1",
-        no_node("0/4 nodes are available: 4 node(s) didn't have free ports for the requested pod ports."),
+        "4 node(s) didn't have free ports for the requested pod ports.",
     ),
-    Situation(
+    stuck(
         "anti-affinity with more replicas than nodes",
-        "no-node-spread",
+        "spread",
         "get pod front-1",
-        no_node("0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."),
+        "4 node(s) didn't match pod anti-affinity rules.",
     ),
     Situation(
         "agents of two versions",

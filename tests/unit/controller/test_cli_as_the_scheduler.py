@@ -132,29 +132,6 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
 
 
-@pytest.mark.parametrize(("parity", "violations"), [("none", 0), ("upstream", 1)])
-async def test_a_simulation_counts_violations_by_the_replica_that_answers_and_in_parity_over_all_pairs(
-    parity: str, violations: int, tmp_path: Any
-) -> None:
-    """Two of each in two zones, where one of each fits: each caller has a replica in its zone, and that of z1 one beyond its limit."""
-    full = [{**each, "status": {"allocatable": {"pods": "2"}}} for each in NODES]
-    spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    mine = group("default", most=3)
-    made = [mine, deployment("a", replicas=2), deployment("b", replicas=2)]
-    for item in made:
-        del item["metadata"]["namespace"]
-    mine["spec"]["workloads"].pop()
-    mine["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
-    file = group_file(tmp_path, *made)
-    costs = topology(weight("UserDefined", 5))
-    async with cluster(f"{HEAD}scheduler: {{parity: {parity}}}\n", *full, near, costs) as session:
-        session.namespace = "default"
-        simulated = await simulate(session, file)
-    assert simulated.network_aware.zones == {"a": ["z1", "z2"], "b": ["z1", "z2"]}
-    assert simulated.network_aware.violations == violations
-
-
 @pytest.mark.parametrize(
     ("odd", "told"),
     [({"kind": []}, "holds 0 AppGroups"), ({"kind": "Deployment", "metadata": [1]}, r"Deployment \?: ")],

@@ -12,7 +12,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server, sources
-from controller.page.access import Access
 from controller.page.config import PageConfig
 from controller.page.server import Page
 from controller.scheduler.config import SchedulerConfig
@@ -74,14 +73,3 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_a_refusal_lets_a_browser_run_as_little_as_any_other_answer() -> None:
-    async def handler(_: web.Request) -> web.StreamResponse:
-        raise AssertionError
-
-    app = web.Application()
-    app.router.add_get("/", Access(cast("Client", Deaf()), "home").authorize(handler))
-    async with TestClient(TestServer(app)) as browser, browser.get("/") as answer:
-        assert answer.status == 401
-        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
