@@ -81,7 +81,9 @@ class LimitsConfig(Section, frozen=True):
     """Limits of evictions. 0 means none at all.
 
     Attributes:
-        per_node, per_namespace, per_round: evictions in a round, with earlier ones whose replacement has not started.
+        per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
+        per_namespace: the same of a namespace.
+        per_round: the same of the cluster.
         per_hour: evictions in any 60 minutes.
         per_workload: moves of a workload within workloadBackoffS: a number, or a share of its pods, at least one.
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved.
