@@ -22,7 +22,7 @@ _CONFIG_SOURCE = "kubernetes.io/config.source"
 
 
 class LimitSpec(msgspec.Struct, frozen=True):
-    """One direction of a pod: bits per second, or why there is no telling."""
+    """One direction of a pod: bits per second, or the error."""
 
     rate_bps: int | None
     problem: str = ""
@@ -34,12 +34,12 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         namespace, name, uid: of the pod.
         cgroup_uid: what the pod's cgroups are named after; for static pods not the uid of the object we see.
-        refused_claim: why a claim to other cgroups was not believed, or empty.
-        host_network: it has no network of its own.
-        has_address: the network was set up; before, the CNI plugins may still be at work.
+        refused_claim: why the claim to another cgroup was refused; empty otherwise.
+        host_network: it uses the node's network.
+        has_address: it has an address, so the CNI plugins are done.
         limits: by direction, only where there is an annotation.
         created: metadata.creationTimestamp.
-        mismatch: how scheduled and enforced bandwidth differ, or empty.
+        mismatch: how reservation and limit differ; empty if they do not.
     """
 
     namespace: str
@@ -89,9 +89,9 @@ def spec_of(pod: Pod) -> PodBandwidthSpec:
 def _claim(pod: Pod) -> tuple[str, str]:
     """The uid in the pod's cgroups, and why a claim to another uid was refused.
 
-    The object of a static pod has a uid that no cgroup knows; the kubelet that made it writes the one that they know
-    (pkg/kubelet/pod/mirror_client.go): its hash twice, where the pod came from, and the node as its controlling owner.
-    Anybody may annotate a pod of his, so the hash alone is worth nothing.
+    A static pod has another uid in its cgroups than in the API server. The kubelet writes the former to two annotations of the
+    mirror pod, beside the pod's source and the node as controlling owner (pkg/kubelet/pod/mirror_client.go). The annotations alone
+    prove nothing, because users may write them.
     """
     annotations, own = pod.metadata.annotations or {}, pod.metadata.uid
     hash_ = annotations.get(_CONFIG_HASH, "")
@@ -117,9 +117,9 @@ def _claim(pod: Pod) -> tuple[str, str]:
 
 
 def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
-    """Pods whose cgroup another pod claims as well, by uid, with the reason: there is no telling which is the pod's.
+    """Pods whose cgroup another pod claims too, by uid, with the reason.
 
-    A pod that goes by its own uid needs nobody's word: the API server gave it, and to no other.
+    A pod whose cgroup has its own uid is not contested, because the API server gives uids once.
     """
     claims: dict[str, list[PodBandwidthSpec]] = {}
     for pod in pods:
@@ -134,14 +134,14 @@ def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
 
 
 def plain_uid(uid: str) -> str:
-    """A uid without the dashes, or underscores, that depend on where it is written."""
+    """A uid without dashes and underscores."""
     return uid.replace("-", "").replace("_", "")
 
 
 def scheduled_bps(pod: Pod) -> int | None:
-    """Bits per second that the pod's containers have as limits of the extended resource; None when none names it.
+    """Sum of the containers' limits of the extended resource, in bits per second; None without any.
 
-    Sidecars (init containers that go on running) count, as they do for the scheduler.
+    Sidecars (restartable init containers) count, as in the scheduler.
     """
     containers = [
         *(pod.spec.containers or ()),

@@ -1,7 +1,7 @@
 """Backs off repairs, and decides when a limit is disputed by another writer. Pure.
 
-A repair that fails is tried again ever less often. One that holds costs nothing. A limit of ours that is gone again soon
-after it was set, time and again, is disputed: we wait longer each time, so that neither the node nor the other suffers.
+A repair that fails is retried with exponential back-off. A limit of ours that is repeatedly removed soon after it was set is
+disputed, and is repaired with a back-off too.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from agent.bandwidth.state import Action, LimitEgress, LimitIngress
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
 HELD_S = 600.0
-"""A limit that stayed for so long is nobody's bone of contention any more."""
+"""A limit that stayed for so long is not disputed any more."""
 DISPUTED_AFTER = 3
-"""How many times the same limit is to be set within `HELD_S` before it counts as disputed."""
+"""A limit is disputed when it was set this often within `HELD_S`."""
 
 
 class _Record(msgspec.Struct):
     """Repairs and replacements of one limit.
 
     Attributes:
-        wanted: what was to be reached.
-        tries: how often.
-        set_s: when it was reached; a limit that is to be set again was taken away since.
-        tried_at_s, due_s: the last time, and not before then again.
+        wanted: the limit to set.
+        tries: attempts so far.
+        set_s: when it was set; if it is to be set again, it was removed since.
+        tried_at_s, due_s: times of the last attempt and the earliest next one.
     """
 
     wanted: object
@@ -47,7 +47,9 @@ class RepairBackoff:
         self._records: dict[Place, _Record] = {}
 
     def due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
-        """Repairs to do now. One that differs from the last at its place, for example after a new annotation, is always due."""
+        """Repairs to do now. A repair that differs from the last one of its device, for example after a new annotation, is due at
+        once.
+        """
         self._forget(now_s)
         return [
             action
@@ -58,7 +60,7 @@ class RepairBackoff:
         ]
 
     def note(self, action: Action, now_s: float, *, done: bool) -> float:
-        """An action was tried; in how many seconds it may be tried again."""
+        """Record an attempt; returns in how many seconds the next one is due."""
         place = _place(action)
         record = self._records.get(place)
         if record is None or record.wanted != _wanted(action):
@@ -71,7 +73,7 @@ class RepairBackoff:
         return wait_s
 
     def disputed(self, now_s: float) -> Mapping[Place, str]:
-        """Limits that had to be set again and again, by kind of action and device, with the reason in words."""
+        """Limits that were set repeatedly, by kind of action and device, with the reason."""
         self._forget(now_s)
         return {
             place: f"set {len(record.set_s)} times in {record.set_s[-1] - record.set_s[0]:.0f} s, "
@@ -89,5 +91,5 @@ def _place(action: Action) -> Place:
 
 
 def _wanted(action: Action) -> object:
-    """A limit may need its filter one time and its bucket the next; it is the same limit."""
+    """The limit that an action sets: repairs of its filter and of its bucket are attempts at the same one."""
     return action.params if isinstance(action, LimitIngress | LimitEgress) else action

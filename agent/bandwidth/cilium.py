@@ -1,4 +1,4 @@
-"""Reads Cilium's ConfigMap, which its agents start with (pkg/option, pkg/datapath/linux/bandwidth)."""
+"""Reads Cilium's ConfigMap, the configuration of its agents (pkg/option, pkg/datapath/linux/bandwidth)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Cilium(msgspec.Struct, frozen=True, kw_only=True):
     """Its configuration.
 
     Attributes:
-        installed: there is one.
-        limits: the bandwidth manager is on.
-        unknown: why it could not be read; empty when it could.
+        installed: the ConfigMap exists.
+        limits: the bandwidth manager is enabled.
+        unknown: why it could not be read; empty otherwise.
     """
 
     installed: bool = False
@@ -32,7 +32,7 @@ def parse_cilium(data: dict[str, str]) -> Cilium:
 
 
 async def read_cilium(client: Client) -> Cilium:
-    """Ask the API server; without the right to it is unknown."""
+    """Read it from the API server; without the right to, it is unknown."""
     try:
         found = await client.get(CONFIGMAPS, NAME, ConfigMap, namespace=NAMESPACE)
     except ApiError as error:

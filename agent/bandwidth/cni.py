@@ -1,8 +1,8 @@
 """Reads the node's CNI configuration, and the runtime's cache of CNI results per pod.
 
-libcni keeps what it asked for and what it got under ``/var/lib/cni/results``, one file for each container, network and
-device (libcni/api.go, ``cachedInfo``). It names the container, and the network that the bandwidth plugin was called with,
-where cgroups and the configuration mislead: CRI-O runs no pause container, and Multus calls other networks than its own.
+libcni caches requests and results under ``/var/lib/cni/results``, one file for each container, network and
+device (libcni/api.go, ``cachedInfo``). It names the container and the network of the bandwidth plugin's call also where cgroups and
+the configuration do not: CRI-O runs no pause container, and Multus calls other networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
-"""A node with other directories mounts them here."""
+"""Nodes with other directories mount them here."""
 _MAX_BYTES = 262_144
 
 
@@ -32,10 +32,10 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """One device of one pod, as a runtime set it up.
 
     Attributes:
-        container: what CNI plugins call the container id.
-        network: name of the network that it was called with.
+        container: the CNI plugins' container id.
+        network: name of its network.
         plugins: types of the plugins that were called.
-        asked: the keys of the bandwidth that the runtime asked for, with their values in bits (per second).
+        asked: bandwidth keys of the runtime's request, with values in bits (per second).
     """
 
     container: str
@@ -45,7 +45,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_network(directory: Path = CONFIG_DIR) -> Network:
-    """The first configuration of the directory, as container runtimes choose it; empty when there is none."""
+    """The directory's first configuration, as container runtimes choose it; empty without one."""
     try:
         files = sorted(entry for entry in directory.iterdir() if entry.suffix in {".conflist", ".conf", ".json"})
     except OSError:
@@ -86,10 +86,10 @@ _decode_cached = msgspec.json.Decoder(_Cached).decode
 
 
 class ResultCache:
-    """Reads the cache again where files changed.
+    """Reads changed files of the cache.
 
     Args:
-        directory: need not be there.
+        directory: may be missing.
     """
 
     def __init__(self, directory: Path = RESULTS_DIR) -> None:
@@ -97,7 +97,7 @@ class ResultCache:
         self._known: dict[str, tuple[int, tuple[str, str, Attachment] | None]] = {}
 
     def read(self, interface: str) -> dict[str, Attachment]:
-        """Read by pod uid how its device was created; of several results the one of the bandwidth plugin."""
+        """The attachment of each pod's device, by uid; the bandwidth plugin's if there are several."""
         try:
             with os.scandir(self._directory) as entries:
                 stamps = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}
@@ -113,7 +113,7 @@ class ResultCache:
             if parsed is None or parsed[1] != interface:
                 continue
             uid, _, attachment = parsed
-            # Multus caches what it was called for, too; the newest is that of the pod's present sandbox.
+            # Multus caches results too; the newest belongs to the pod's current sandbox.
             rank = ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, stamp)
             if uid not in found or rank > found[uid][0]:
                 found[uid] = rank, attachment
@@ -128,7 +128,7 @@ class ResultCache:
 
 
 def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
-    """Pod uid, device inside the pod, and how it came about; None where the file is none of these, or names no pod."""
+    """Pod uid, device in the pod, and its attachment; None if the file is not a cached result of a pod."""
     try:
         cached = _decode_cached(data)
     except DECODE_ERRORS:

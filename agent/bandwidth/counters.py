@@ -28,9 +28,9 @@ _MAX_BYTES = 16384
 async def take_readings(
     effects: Effects, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, everything: bool
 ) -> bool:
-    """Read what is needed and hand it over; whether the kernel's queues and filters were read too.
+    """Read counters and add them to `Effects`; returns whether queues and filters were read too.
 
-    Queues are where ``everything`` is asked for, and with the filters of busy pods where only their buckets can tell.
+    They are read if ``everything`` is set, and for busy pods, whose own counters do not suffice.
 
     Raises:
         KernelError: netlink did not answer.
@@ -51,7 +51,7 @@ async def take_readings(
 def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
     """Counters of the eth0 that each process sees, from ``/proc/<pid>/net/dev`` (proc(5)); its namespace is not entered.
 
-    Those without one, or that have ended, are left out. Plain calls: this runs every few seconds for each limited pod.
+    Processes without one, or that have ended, are omitted. Runs every few seconds for each limited pod, so it uses plain calls.
     """
     found: dict[int, DeviceCount] = {}
     for pid in pids:
@@ -83,7 +83,7 @@ def parse_device_count(text: bytes) -> DeviceCount | None:
 
 
 async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
-    """Counters of all roots, and of the redirects on what the given devices receive.
+    """Counters of all root qdiscs, and of the redirecting filters at the given devices' ingress.
 
     Raises:
         KernelError: netlink did not answer.
@@ -116,7 +116,7 @@ def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, BucketCount] |
 
 
 def parse_redirected(data: bytes, begin: int, end: int) -> int | None:
-    """RTM_NEWTFILTER: bytes that its redirect took so far; None of filters without one."""
+    """RTM_NEWTFILTER: bytes redirected so far; None for filters without a redirect."""
     taken = None
     for action, redirects in each_action(data, begin, end):
         basic = nested(data, action, _ACT_STATS).get(_BASIC)

@@ -1,10 +1,10 @@
 """Compares traffic with limits: counters in, rates and excesses out. Pure.
 
-Whatever is set up may be passed by: a burst that wrapped, a program that redirects around the queue, a limit on another
-device. So what counts is what the pod's own device received and, of what it sent, what no bucket held back.
+A configured limit may have no effect: its burst wrapped, a program redirects around the queue, or it is on another device. So
+traffic is measured by the counters of the pod's own device.
 
-Into the pod: the bytes that its device received. Out of it: what the bucket of the intermediate device let through, and
-what the pod sent that no filter sent to that bucket. Without a bucket, all that the pod sent.
+Into the pod: the bytes that its device received. Out of it: the bytes that passed the intermediate device's bucket, plus those that
+no filter redirected there. Without a bucket, all bytes sent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agent.bandwidth.state import CounterSource, Key, LimitStatus
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
-"""Timers and headers: a limit that lets this much more through still holds."""
+"""Tolerance of rates, for timers and headers."""
 SLACK_S = 0.25
 SLACK_BYTES = 131_072
-"""What may pass at once beyond that: a quarter of a second at the limit's rate, but no less than two segments of 64 KiB."""
+"""Tolerance of bursts: a quarter of a second at the limit's rate, at least two segments of 64 KiB."""
 HOLD_S = 60.0
-"""For how long a limit counts as exceeded after the last time that it was."""
+"""How long a limit counts as exceeded after the last excess."""
 MEAN_S = 12.0
 """Rates are means over at least this long."""
 _BUSY_RATIO = 0.9
@@ -57,9 +57,9 @@ class Effect(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
     Attributes:
-        bytes_per_s: what went through, None before there are two readings.
+        bytes_per_s: measured rate; None before two readings.
         bucket: the latest of the limit's own counters.
-        exceeded: what went through when the limit was exceeded last, in words; empty when that is long ago.
+        exceeded: description of the latest excess; empty if it is too old.
     """
 
     bytes_per_s: float | None = None
@@ -72,13 +72,13 @@ class _Meter(msgspec.Struct):
 
     Attributes:
         wanted_bytes_per_s: the annotation's limit.
-        counted_at_s: when counters were read last.
-        device, bucket, redirected_bytes: what they were; those of queue and filter are None where they were not read.
-        passed_bytes: how much went through since the start.
-        counter_source: what they were read from.
-        level_bytes: how much more than the limit allows has gone through; leaks at the limit's rate.
-        mark: an earlier time and sum, for the mean.
-        exceeded_at_s: when the limit was exceeded last.
+        counted_at_s: time of the latest reading.
+        device, bucket, redirected_bytes: the latest counters; those of queue and filter are None if they were not read.
+        passed_bytes: bytes passed since the start.
+        counter_source: where they were read.
+        level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
+        mark: an earlier time and ``passed_bytes``, for the mean.
+        exceeded_at_s: time of the latest excess.
     """
 
     wanted_bytes_per_s: float
@@ -98,7 +98,7 @@ class Effects:
 
     Attributes:
         known: by pod and direction.
-        exceeding: what is known against those that exceed their limit, in words.
+        exceeding: descriptions of current excesses.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Effects:
         self.exceeding: dict[Key, str] = {}
 
     def busy(self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
-        """Devices of pods that sent so much that only bucket and filter can tell what went through."""
+        """Devices of pods that sent so much that counters of bucket and filter are needed."""
         found: set[int] = set()
         for status in statuses:
             meter, counter_source = self._meters.get(status.key), status.counter_source
@@ -135,11 +135,11 @@ class Effects:
         """Take readings.
 
         Args:
-            statuses: those whose effect is looked for; what is known of others is forgotten.
-            devices: of the pods' own devices, by process.
-            kernel: of queues and filters, None when they were not read this time.
+            statuses: the limits to measure; others are forgotten.
+            devices: counters of the pods' own devices, by process.
+            kernel: counters of queues and filters; None if they were not read this time.
             now_s: monotonic time.
-            later: devices again, read after the kernel's: what a pod that floods sent in between is not held against it.
+            later: the devices' counters read again after the kernel's, so that traffic in between does not count as excess.
         """
         later = later or {}
         meters: dict[Key, _Meter] = {}
@@ -154,7 +154,7 @@ class Effects:
             effect = self.known.get(key, Effect())
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
                 begun = _Meter(wanted_bps / 8, now_s, count, None, None, counter_source, mark=(now_s, 0))
-                # A repaired limit, or another annotation: what was exceeded before stays so until it has held a while.
+                # A repaired limit or another annotation; an earlier excess stays for a while.
                 begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
                 meters[key], known[key] = begun, effect
                 continue
@@ -174,12 +174,12 @@ class Effects:
         self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
 
     def exceeded(self, status: LimitStatus) -> str:
-        """Why counters overrule a status; empty if they do not."""
+        """Why counters contradict a status; empty if they do not."""
         return self.exceeding.get(status.key, "")
 
 
 def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
-    """Whether a pod sent about as much as its limit allows; less has certainly not exceeded it."""
+    """Whether a pod sent about as much as its limit allows, so that it may have exceeded it."""
     allowed = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
     return count.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed
 
@@ -187,7 +187,7 @@ def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
 def _passed(
     meter: _Meter, status: LimitStatus, count: DeviceCount, kernel: KernelCount | None, now_s: float
 ) -> int | None:
-    """Bytes that went through since the reading before; None when that cannot be told this time, but the next."""
+    """Bytes passed since the previous reading; None if this reading does not suffice."""
     if status.direction == "ingress":
         return max(0, count.received_bytes - meter.device.received_bytes)
     sent = max(0, count.sent_bytes - meter.device.sent_bytes)

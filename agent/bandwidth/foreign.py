@@ -1,4 +1,4 @@
-"""Finds foreign shapers: whether somebody other than us and the CNI bandwidth plugin limits a direction of a pod.
+"""Finds foreign shapers: whether a program other than ours and the CNI bandwidth plugin limits a direction of a pod.
 
 A foreign limit is never changed. Cilium is recognised by its configuration, because it leaves no trace on the device
 (pkg/datapath/linux/bandwidth): a BPF program gives packets their departure time.
@@ -94,7 +94,7 @@ def _cilium(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessmen
         return _foreign_limit(f"unknown: whether Cilium limits cannot be told, so nothing is set ({why})", device, tc)
     chained = tc.network.plugins and "cilium-cni" in tc.network.plugins[1:]
     if chained and device.kind == "veth":
-        return None  # Another plugin routes the packets, and they pass token buckets.
+        return None  # Another plugin routes the packets, so they pass token buckets.
     found = "Cilium carries packets past this device, and its bandwidth manager is off (cilium-config)"
     return LimitAssessment("missing", found, device)
 

@@ -38,7 +38,7 @@ class _TbfOptions(sched_tbf.options):  # type: ignore[misc]
 
 
 def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a `TbfParams` exactly; pyroute2's own would round a burst in bytes to another number of ticks."""
+    """The exact options of a `TbfParams`; pyroute2's helper would round the ticks."""
     params: TbfParams = arguments["params"]
     parameters = {
         "rate": min(params.rate_bytes_per_s, WORD - 1),
@@ -58,7 +58,7 @@ plugins["tbf"] = SimpleNamespace(
 
 
 async def execute(action: Action) -> None:
-    """Do one thing; doing it again changes nothing.
+    """Execute one action. Idempotent.
 
     Raises:
         KernelError: the kernel refused, or the device is gone.
@@ -79,10 +79,10 @@ async def _set_root(netlink: Any, device: int, params: TbfParams) -> None:
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
-    """Bucket, then filter. What was made for a repair that fails does not stay."""
+    """Create the bucket, then the filter; if that fails, remove what was created."""
     through, made = await _intermediate(netlink, action)
     try:
-        # The bucket before the filter: packets must not find an intermediate device that does not limit yet.
+        # The bucket comes before the filter, so that no packet passes an unlimited intermediate device.
         await _set_root(netlink, through, action.params)
         if action.add_hook:
             await netlink.tc("add", "ingress", index=action.device)
@@ -112,7 +112,7 @@ async def _intermediate(netlink: Any, action: LimitEgress) -> tuple[int, bool]:
 
 
 async def _add_filter(netlink: Any, device: int, through: int) -> None:
-    """Behind all others: a packet that it takes skips every filter after it when it comes back."""
+    """Add it after all other filters, because a redirected packet skips those that follow."""
     await netlink.tc(
         "add-filter",
         "u32",

@@ -1,7 +1,7 @@
 """Watches the node's pods and the kernel, checks limits, repairs them if told to, and reports by events, log and metrics.
 
-Changes of pods and of traffic control wake it; a full look every five minutes catches what no event told. Reads are at
-least two seconds apart, so that a node where pods come and go all the time does not spend its CPU here.
+Changes of pods and of traffic control wake it, and it reads everything every five minutes. Reads are at least two seconds apart,
+which bounds their CPU on nodes with many changes.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ GATHER_S = 0.3
 MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 EFFECT_S = 4.5
-"""Pods' own counters are read so often: an excess shows in the second reading after it began, within ten seconds."""
+"""Interval of reading pods' own counters; an excess shows in the second reading, within ten seconds."""
 COUNTERS_S = 26.0
-"""Those of queues and filters at least so often, for metrics, and with the others while a pod is busy."""
+"""Longest interval of reading counters of queues and filters, for metrics; shorter while a pod is busy."""
 NEW_S = 120.0
 _KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
 _FAULTS = (
     ("mismatch", "scheduled and enforced bandwidth differ", "BandwidthMismatch", "Compare"),
     ("refused_claim", "claim refused", "BandwidthClaimRefused", "Identify"),
 )
-"""Of a `PodBandwidthSpec`: the field that says why, and how it is told, in the log and as reason and action of an event."""
+"""Faults of a `PodBandwidthSpec`: its field, the log message, and the event's reason and action."""
 
 
 class BandwidthManager:
@@ -63,7 +63,7 @@ class BandwidthManager:
         config: flags.
         recorder: for events on pods.
         registry: for metrics.
-        pods: the store of this node's, which somebody else fills.
+        pods: the store of this node's pods.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BandwidthManager:
         return {"bandwidth": self._run(), "bandwidth-effect": self._follow()}
 
     def note_kernel_change(self) -> None:
-        """Devices or traffic control changed."""
+        """Reconcile soon, because devices or traffic control changed."""
         if self._verdicts or self._unlocated or self._policy.enforce:
             self._wake.set()
 
@@ -120,7 +120,7 @@ class BandwidthManager:
                 await asyncio.sleep(GATHER_S)
 
     async def _reconcile(self) -> None:
-        """Read, judge, repair, and read again what was repaired before telling anybody."""
+        """Read, check and repair limits, and read again after repairs before reporting."""
         pods = tuple(spec_of(pod) for pod in self._pods if not pod.is_finished and not pod.metadata.deletion_timestamp)
         plan = await self._plan_limits(pods)
         due = self._backoff.due(plan.actions, asyncio.get_running_loop().time())
@@ -131,7 +131,7 @@ class BandwidthManager:
         self.show(plan, pods)
 
     def show(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Show this picture from now on, and tell what is new in it."""
+        """Publish a plan's statuses, and report changes."""
         self._plan, self._specs = plan, pods
         self._report()
 
@@ -144,7 +144,7 @@ class BandwidthManager:
         return plan_limits(snapshot, self._policy)
 
     async def _ask_cilium(self) -> None:
-        """Read Cilium's configuration now and then, where it is at home: pods' agents are not restarted for ours."""
+        """Read Cilium's configuration regularly if Cilium is installed, because it may change while we run."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._asked_cilium_s >= FULL_LOOK_S:
             self._asked_cilium_s = now_s
@@ -173,7 +173,7 @@ class BandwidthManager:
         loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
 
     async def _follow(self) -> None:
-        """Compare what goes through with the limits, for as long as there are any."""
+        """Compare traffic with the limits while there are any."""
         loop = asyncio.get_running_loop()
         read_at_s = -math.inf
         while True:
@@ -198,10 +198,10 @@ class BandwidthManager:
         """Verdicts that overrule the configuration: exceeded and disputed limits."""
         return self._effects.exceeding, self._backoff.disputed(asyncio.get_running_loop().time())
 
-    # --- telling ---------------------------------------------------------------------------------------------------
+    # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Tell what is set up and what comes of it."""
+        """Report verdicts by events and log lines, once per change."""
         self._reported = self._overruling()
         pods, (_, disputed) = self._specs, self._reported
         statuses = tuple(
@@ -213,7 +213,7 @@ class BandwidthManager:
         verdicts = {j.key: j for j in plan.statuses}
         for key, status in verdicts.items():
             self._report_status(status, self._verdicts.get(key))
-        # A pod that cannot be located for a while keeps the verdict that was told.
+        # A pod that temporarily cannot be located keeps its reported verdict.
         living = {pod.uid for pod in pods}
         self._verdicts = {key: told for key, told in self._verdicts.items() if key[0] in living} | verdicts
         self._report_faults(pods)
@@ -257,7 +257,7 @@ class BandwidthManager:
     def _send(
         self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, first: bool, fine: bool = False
     ) -> None:
-        """Send an event, but not at the first check after a restart, for pods that are older."""
+        """Send an event, except about older pods at the first check after a restart."""
         if first and not self._reconciled and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if fine else self._recorder.warning
@@ -265,13 +265,13 @@ class BandwidthManager:
 
 
 def network_of(config: AgentConfig) -> Network:
-    """The CNI network: as configured on the node, with the name that a flag says."""
+    """The CNI network of the node's configuration, with the name of ``--cni-network`` if given."""
     found = read_network()
     return msgspec.structs.replace(found, name=config.cni_network) if config.cni_network else found
 
 
 async def remove_limits(client: Client, config: AgentConfig) -> int:
-    """Take off every limit that an agent in ``enforce`` set on this node, and its devices; the number of removals.
+    """Remove all our limits and devices from this node; returns the number of removals.
 
     Raises:
         KubekitError: the pods cannot be listed, or the kernel refused.
@@ -294,7 +294,7 @@ def describe(status: LimitStatus) -> str:
 
 
 def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
-    """Whether a pod was made so lately that no earlier agent can have told about it."""
+    """Whether a pod is so new that no earlier agent can have reported it."""
     try:
         return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_S
     except ValueError:

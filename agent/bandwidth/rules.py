@@ -48,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
-    """Judge every annotated pod and say what to do."""
+    """Check every annotated pod, and plan repairs."""
     tc = TcIndex(snapshot)
     doubtful = contested(snapshot.pods)
     statuses: list[LimitStatus] = []
@@ -82,7 +82,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
 
 
 def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
-    """A verdict on what is set up, overruled by what happens: an excess, or somebody who takes our limit away again."""
+    """A status of the configuration, overruled by a measured excess or a dispute."""
     if exceeded:
         verdict, found = "exceeded", exceeded
     elif disputed:
@@ -105,10 +105,10 @@ def intermediate_of(pod: PodBandwidthSpec, location: Location, tc: TcIndex) -> s
 
 
 def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
-    """The host's end of the pod's eth0, among `devices_by_namespace`; None where eth0 is known to be none of them.
+    """The host's end of the pod's eth0, among `devices_by_namespace`; None if eth0 is not among them.
 
-    A pod with several networks has several. Where the index of its eth0 is not known, the one that was made first counts,
-    because a meta plugin sets up the cluster's network before any other.
+    A pod with several networks has several devices. If the index of its eth0 is unknown, the oldest counts, because a meta plugin
+    sets up the cluster's network first.
     """
     if pod_location.namespace_id is None:
         return None
@@ -121,7 +121,7 @@ def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) ->
 def _assess(
     pod: PodBandwidthSpec, direction: Direction, location: Location | None, tc: TcIndex
 ) -> LimitAssessment | str:
-    """A verdict and the repair; or why it is too early for them."""
+    """The verdict and the repair, or why it is too early for them."""
     limit_spec = pod.limits[direction]
     if limit_spec.rate_bps is None:
         return LimitAssessment("invalid", limit_spec.problem)
@@ -156,9 +156,9 @@ def _assess_located(
 
 
 def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Set nothing beside foreign filters or programs, which may limit or need the packets that ours would take.
+    """Drop the repair if there are foreign filters or programs, which may limit or need the packets that ours would redirect.
 
-    Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
+    Also if they are likely and cannot be listed.
     """
     foreign_attachments = tc.foreign_attachments(device, hook)
     found = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, tc)
@@ -175,9 +175,9 @@ def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: 
 def _keep_stricter(
     assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
 ) -> LimitAssessment:
-    """Never raise a limit that somebody else chose: a rate in the CNI configuration is the administrator's word.
+    """Drop a repair that would raise another writer's limit, such as a rate of the CNI configuration.
 
-    One that the runtime asked the plugin for came from the pod's annotation, as it was then.
+    A rate that the runtime requested comes from the pod's annotation at its start, and may be raised.
     """
     device, params = assessment.device, assessment.params
     if (
@@ -297,7 +297,7 @@ def _status_of(
             queue_s=params.queue_s,
         )
     if location is None or status.wanted_bps is None or location.host_network:
-        return status  # Of a process in the node's network eth0 would count the node's own traffic.
+        return status  # In the node's network, eth0 would count the node's own traffic.
     end = find_device(location, tc.pod_devices)
     bucket = device.index if device is not None and device.index in tc.roots else None
     if direction == "egress" and (end is None or bucket == end.index or tc.redirect_of(end.index) is None):
@@ -312,7 +312,7 @@ def _status_of(
 
 
 def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex) -> list[Action]:
-    """Limits of ours on a pod that does not ask for them any more. Those that a plugin made are not ours to remove."""
+    """Removals of our limits on a pod whose annotation is gone; the CNI plugin's limits stay."""
     if location is None or pod.host_network or not pod.has_address:
         return []
     device = find_device(location, tc.pod_devices)
@@ -339,7 +339,7 @@ def _removal_of_egress(device: Device, through: Device, tc: TcIndex) -> RemoveLi
 
 
 def _orphans(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
-    """Intermediate devices of ours to which nothing is redirected, and which no pod's repair would use again."""
+    """Our intermediate devices to which nothing is redirected and which no repair would use."""
     used = tc.redirect_targets()
     names = {
         pod.uid: intermediate_of(pod, location, tc)

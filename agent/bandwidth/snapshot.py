@@ -24,13 +24,13 @@ async def take_snapshot(
     cache: ResultCache | None = None,
     cilium: Cilium | None = None,
 ) -> BandwidthSnapshot:
-    """Read a snapshot. Pods that vanish meanwhile have no location; devices that vanish are missing.
+    """Read a snapshot. Pods that end meanwhile have no location; devices that end are missing.
 
     Args:
         proc: the host's proc file system.
         network: the CNI network.
         pods: those of this node.
-        cache: the runtime's of CNI results.
+        cache: the runtime's cache of CNI results.
         cilium: its configuration.
 
     Raises:

@@ -191,7 +191,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The verdict on one direction of one pod.
 
     Attributes:
-        pod: what it asked for.
+        pod: its annotations.
         direction: into the pod, or out of it.
         verdict: see the user's documentation.
         device: name of the device whose qdisc limits it, or would.

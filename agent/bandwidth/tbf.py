@@ -14,22 +14,22 @@ TICKS_PER_US = 15.625
 TICK_S = 64e-9
 WORD = 1 << 32
 ETHERNET_BYTES = 14
-"""A frame's header, which no MTU counts."""
+"""The Ethernet header, which the MTU does not include."""
 PLUGIN_LATENCY_S = 0.025
 
 BURST_S = 0.010
-"""Our burst lasts this long at the limit's rate: enough for timers of a busy machine, too little to notice."""
+"""Duration of our burst at the limit's rate; enough for timers of a busy machine."""
 QUEUE_S = 0.040
-"""Our queue is never longer than this at the limit's rate, unless `MIN_QUEUE_FRAMES` need more room: 50 ms with the way there."""
+"""Longest duration of our queue at the limit's rate, unless `MIN_QUEUE_FRAMES` need more."""
 MIN_QUEUE_FRAMES = 16
-"""TCP needs to have some segments under way; fewer would cost throughput at rates below 5 Mbit/s."""
+"""TCP needs some segments in flight; fewer would cost throughput at rates below 5 Mbit/s."""
 MIN_BURST_FRAMES = 2
 
 ENFORCED_BURST_S = 0.25
 """A burst that lasts longer than this lets more than 105 % through in the first five seconds: it is too large."""
 ENFORCED_QUEUE_S = 0.5
 GSO_BYTES = 65536
-"""A single segment of that size may sit in any queue, so bursts below it are never too large."""
+"""Any queue may hold one segment of this size, so smaller bursts are never too large."""
 _TICK_SLACK = 32
 
 
@@ -41,7 +41,7 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
         buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
         limit_bytes: longest queue.
         kind: ``tbf``, or ``htb`` for a class of the plugin's 1.5.
-        partial: only some subnets are limited, as the plugin was told.
+        partial: the plugin's configuration limits only some subnets.
     """
 
     rate_bytes_per_s: int
@@ -52,7 +52,7 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def burst_s(self) -> float:
-        """For how long the bucket lets traffic through unlimited, at the rate itself."""
+        """Time in which the burst passes at the rate itself."""
         return self.buffer_ticks * TICK_S
 
     @property
@@ -62,14 +62,14 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_s(self) -> float:
-        """The longest a packet can wait once the bucket is empty."""
+        """Longest wait of a packet once the bucket is empty."""
         return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
 
 
 def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
-    """Ticks that the CNI plugin computes: with conversions that wrap (amd64), and with such that saturate (arm64).
+    """Ticks that the CNI plugin computes, on amd64 (conversions wrap) and on arm64 (they saturate).
 
-    ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; Go leaves conversions out of range to the machine.
+    ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; in Go, conversions out of range depend on the processor.
     """
     time_us = int(burst_bytes * 1e6 / rate_bytes_per_s)
     wrapped = int((time_us % WORD) * TICKS_PER_US) % WORD
@@ -78,9 +78,9 @@ def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
 
 
 def wrapped_burst(params: TbfParams) -> int | None:
-    """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as these parameters.
+    """The requested burst in bytes, if these parameters result from its overflow of 32 bits of ticks.
 
-    The plugin keeps the burst in the limit as well, which may have wrapped too (CRI-O asks for nearly 4 GiB).
+    The limit contains the burst too, and may have overflowed as well (CRI-O asks for nearly 4 GiB).
     """
     if params.rate_bytes_per_s <= 0 or params.kind != "tbf":
         return None
@@ -95,7 +95,7 @@ def wrapped_burst(params: TbfParams) -> int | None:
 
 
 def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
-    """Our own set-up for a rate in bits per second: limits from the first second, and its queue is bounded in time.
+    """Our parameters for a rate in bits per second, which limit from the first second with a short queue.
 
     Args:
         rate_bps: the limit.
@@ -105,16 +105,16 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
     frame = mtu + ETHERNET_BYTES
     burst = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame)
     limit = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame)
-    # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
+    # At the lowest rates two frames exceed the bucket's 32 bits of ticks (274.9 s).
     ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
     return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
 
 
 def lets_too_much_through(params: TbfParams, mtu: int) -> bool:
-    """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
+    """Whether the limit has no effect for seconds, or may delay packets by more than half a second."""
     least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
-    # HTB's queue is the device's own length in packets, whoever sets the class up.
+    # HTB's queue is the device's length in packets.
     long_queue = params.kind == "tbf" and params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least
     return large_burst or long_queue
 

@@ -1,8 +1,8 @@
 """Bandwidth of clouds' instance types, from a table with the date and source of each cloud's part.
 
-Burstable types have their baseline in it: what is there all the time is what reservations may count on. Google's bandwidth goes
-by series and number of processors, so ``n2-*-8`` stands for ``n2-standard-8`` and its likes, with or without local disks;
-custom types are none of them. Of Amazon's types with several network cards the table has what one card carries, which is what a pod uses.
+Burstable types have their baseline in it, because reservations need what is always available. Google's bandwidth depends on series
+and processors, so ``n2-*-8`` stands for ``n2-standard-8`` and similar types, with or without local disks, but not custom types. For
+Amazon's types with several network cards the table has the bandwidth of one, which a pod uses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _decode_clouds = msgspec.json.Decoder(list[_Cloud]).decode
 
 @lru_cache(maxsize=4)
 def find_instance(type_: str) -> Instance | None:
-    """An instance type's bandwidth; None for types that are not in the table. The table itself is not kept in memory."""
+    """An instance type's bandwidth; None if the table lacks it. The table is not kept in memory."""
     data = resources.files("agent.capacity").joinpath("instances.json").read_bytes()
     for cloud in _decode_clouds(data):
         mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))
@@ -47,12 +47,12 @@ def find_instance(type_: str) -> Instance | None:
 
 
 def firmware_type(machine: Machine) -> str:
-    """The instance type that a virtual machine's firmware names, as Amazon's does; empty where none does."""
+    """The instance type in the firmware of a virtual machine, as on Amazon; empty without one."""
     is_amazons = machine.vendor == "Amazon EC2" and bool(machine.hypervisor)
     return machine.product if is_amazons and _AMAZON_TYPE.fullmatch(machine.product) else ""
 
 
 def _by_size(type_: str) -> str:
-    """``n2-*-8`` of ``n2-highmem-8`` and ``n2-standard-8-lssd``; empty where a name has another form."""
+    """``n2-*-8`` of ``n2-highmem-8`` and ``n2-standard-8-lssd``; empty for names of another form."""
     parts = type_.split("-")
     return f"{parts[0]}-*-{parts[2]}" if len(parts) in {3, 4} and parts[1] not in {"", "custom"} else ""

@@ -1,7 +1,6 @@
 """Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs or psutil.
 
-Links of pods (veth, ifb) make up most of a node's links and nothing of its capacity, so of them only the fixed part and
-the kind are read.
+Most links are those of pods (veth, ifb), which do not count, so only their fixed part and kind are read.
 """
 
 from __future__ import annotations
@@ -52,18 +51,18 @@ _UNICAST, _MAIN_TABLE = 1, 254
 _FAMILIES = {2: 4, 10: 6}
 _OF_PODS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
-"""Routes are read so often at least; a change of a default route is told at once."""
+"""Longest interval of reading routes; a changed default route is read at once."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
 
 
 class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
-    """Kernels before 5.6 have no netlink ethtool; that is no error worth a log line each minute."""
+    """Ethtool over netlink; without a log line on kernels before 5.6, which lack it."""
 
     module_err_level = "debug"
 
 
 class LinkReader:
-    """Reads links each time, and routes only when that is due: there may be tens of thousands.
+    """Reads links each time, and routes less often, because there may be tens of thousands.
 
     Args:
         sys: the host's sys file system.
@@ -76,7 +75,7 @@ class LinkReader:
         self._read_at_s = 0.0
 
     def note_route_change(self) -> None:
-        """A default route changed."""
+        """Read routes next time, because a default route changed."""
         self._routes = None
 
     async def read(self) -> LinkSnapshot:
@@ -91,7 +90,7 @@ class LinkReader:
             roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
             routes, now_s = self._routes, time.monotonic()
             if routes is None or now_s - self._read_at_s >= ROUTES_S:
-                # Set before reading: a change meanwhile is read next time.
+                # Set before reading, so that a change meanwhile is read next time.
                 self._routes, self._read_at_s = (), now_s
                 dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 routes = tuple(route for hops in dumped for route in hops)
@@ -109,7 +108,7 @@ def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
 
 
 def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
-    """RTM_NEWQDISC: device, and kind and rate of its root, the rate of token buckets only; None of others than roots."""
+    """RTM_NEWQDISC: device, kind and rate (of token buckets only) of a root; None for others than roots."""
     _, index, _, parent, _ = TC.unpack_from(data, begin)
     if parent != _ROOT:
         return None
@@ -188,7 +187,7 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
 
 
 async def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
-    """Speeds of the devices that may have one of their own: hardware, and what looks like it."""
+    """Speeds of the devices that may have their own: hardware and its likes."""
     lowest = [link for link in links if link.physical or (not link.kind and not link.loopback)]
     ethtool = await _ethtool_speeds([link.name for link in lowest if link.up])
     psutil: dict[str, int] | None = None
@@ -208,7 +207,7 @@ async def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]
 async def _ethtool_speeds(names: Collection[str]) -> dict[str, int]:
     """SPEED of ethtool's link modes over generic netlink (ethtool-netlink.rst), -1 for unknown.
 
-    A device, or a kernel, without them is left out: sysfs answers in their place.
+    Devices without them are omitted; sysfs is used instead.
     """
     speeds: dict[str, int] = {}
     if not names:

@@ -1,7 +1,7 @@
 """Chooses the node's capacity from all sources, and subtracts the reserve.
 
-Order of trust (node bandwidth capacity, docs/contracts): what a person said, then the instance type, then hardware, then
-what was measured. Where nobody knows, nothing is offered: a missing resource is safer than a wrong one.
+Order of trust (node bandwidth capacity, docs/contracts): configuration, instance type, hardware, measurement. An unknown capacity
+is not published: a missing resource is safer than a wrong one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class HardwareCapacity(msgspec.Struct, frozen=True):
     """A capacity in bits per second, or None with the reason.
 
     Attributes:
-        rate_bps: both directions each, since links are full duplex.
-        explanation: how it came about, for people.
+        rate_bps: of each direction, since links are full duplex.
+        explanation: how it was found, for people.
         devices: names of the physical devices that carry the traffic; their counters tell the utilisation.
     """
 
@@ -42,9 +42,9 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rate_bps: bits per second after the reserve, None for nothing.
         gross_bps: before the reserve.
-        source: which way of knowing it came from.
+        source: see docs/bandwidth.md.
         explanation: for people.
-        warnings: things that a person should mend, such as an annotation that is no quantity.
+        warnings: faults for a person to correct, such as an annotation that is not a quantity.
         devices: see `HardwareCapacity`.
     """
 
@@ -66,11 +66,11 @@ def choose_bandwidth(
     """Choose by order of trust and subtract the reserve.
 
     Args:
-        node: the own node; None when it is not known, as on the command line without a cluster.
+        node: the own node; None if unknown, as on the command line without a cluster.
         config: flags and file.
-        hardware: what the rules of `agent.capacity.rules` found.
-        measured_bps: highest throughput of stream probes, None without any or where the option is off.
-        instance_type: what the firmware says, for nodes without the label.
+        hardware: result of `agent.capacity.rules`.
+        measured_bps: highest throughput of stream probes; None without any, or if the option is off.
+        instance_type: the firmware's, for nodes without the label.
     """
     warnings: list[str] = []
     label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""

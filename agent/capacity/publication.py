@@ -20,7 +20,8 @@ from kubekit.wire import Condition
 from netperf.contract import AGENT, BANDWIDTH, MAX_ANNOTATION_BYTES, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 CONDITION = "NetawareBandwidth"
-"""Node condition: True, the capacity is published and known; False, it is unknown or disputed, and the message says why."""
+"""Node condition: True if the capacity is known and published; False if it is unknown or disputed, with the reason in the
+message."""
 
 KWOK_ANNOTATION = "kwok.x-k8s.io/node"
 _REAL_KUBELET = re.compile(r"v?\d+\.\d+")
@@ -44,7 +45,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_kubelet(node: OwnNode) -> bool:
-    """Whether a kubelet copies capacity to allocatable on this node: its version is one, and nobody plays it."""
+    """Whether a real kubelet copies capacity to allocatable on this node, by its version."""
     if node.metadata.annotation(KWOK_ANNOTATION):
         return False
     return _REAL_KUBELET.match(node.status.node_info.kubelet_version) is not None
@@ -62,16 +63,16 @@ def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
 
 
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
-    """Compare what the node says with what it can carry.
+    """Plan the writes that publish a capacity.
 
-    A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
-    new pods; a 0 that a kubelet left behind is removed, since no key is safer than 0.
+    A published capacity that is no longer known stays, because removing it would only keep new pods away; a 0 that a kubelet left
+    is removed.
 
     Args:
         node: as the API server has it.
-        node_bandwidth: what we know.
+        node_bandwidth: the chosen capacity.
         now_s: seconds since the epoch, for the condition.
-        disputed: that somebody else writes the resource again and again, in words.
+        disputed: description of another writer's repeated writes; empty without any.
     """
     owner, foreign = owner_of(node), foreign_value(node, node_bandwidth.rate_bps)
     if owner not in {"", AGENT}:
@@ -84,7 +85,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         return Writes(condition=_condition_patch(node, held, now_s))
     fields = (
         ("capacity",) if has_kubelet(node) else ("capacity", "allocatable")
-    )  # a kubelet copies the one to the other
+    )  # the kubelet copies capacity to allocatable
     if node_bandwidth.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
@@ -110,7 +111,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
 
 
 def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
-    """Take back everything that we wrote, and the named annotations: ``--cleanup``."""
+    """Remove everything that we wrote, and the named annotations (``--cleanup``)."""
     present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
     condition = conditions.find(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}

@@ -27,7 +27,7 @@ from netperf.contract import AGENT
 log = logs.get("agent.capacity")
 
 POLL_S = 60.0
-"""Links are read this often, and after events of the kernel."""
+"""Interval of reading links, beside events of the kernel."""
 MIN_READ_PAUSE_S = 2.0
 """Least time between reads of links: pods that come and go cause link events, and a read takes some milliseconds."""
 DEBOUNCE_S = 0.5

@@ -1,8 +1,7 @@
 """Computes a capacity from links: the devices below the default route whose speed is reliable. Pure.
 
-Pure: a snapshot in, a finding with its explanation out. Where in doubt the smaller number, and where nobody knows none at
-all, because a scheduler that trusts a fiction places pods on bandwidth that is not there (node bandwidth capacity,
-docs/contracts).
+In doubt the smaller number counts, and an unreliable one is unknown, because a scheduler would place pods on bandwidth that does
+not exist (docs/contracts, node bandwidth capacity).
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _FICTIONAL_DRIVERS = {
 }
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 _MAX_MBPS = 1_600_000
-"""1.6 Tbit/s: the next generation of Ethernet. More is a driver's way to say that it does not know."""
+"""1.6 Tbit/s, the next generation of Ethernet; drivers report more if they do not know."""
 _DEEPEST = 8
 
 
 class _Unknown(Exception):  # noqa: N818 - an answer, not an error
-    """A capacity that cannot be told; the text says why."""
+    """An unknown capacity; the text says why."""
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -99,7 +98,7 @@ def _sum_of(uplinks: list[int], snapshot: LinkSnapshot, links: dict[int, Link]) 
 
 
 def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
-    """By family the devices of the default route in use, and all devices that wait, each in the order of the table.
+    """By address family, the devices of the default route in use, and all standby devices, in the table's order.
 
     Of several default routes of the least metric the kernel uses the first whose device is up; all hops of a multipath one.
     """
@@ -170,7 +169,7 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
         if not slaves:
             raise _Unknown(f"{link.name} ({name}) has no active slave")
     if mode == BOND_LACP and link.aggregator is not None:
-        # Ports that negotiated with another switch, or with none, wait in aggregators of their own (bond_3ad.c).
+        # Ports that negotiated with another switch, or with none, are in other aggregators (bond_3ad.c).
         slaves = [slave for slave in slaves if slave.aggregator in {None, link.aggregator}]
     live = [slave for slave in slaves if slave.up]
     if not live:
@@ -185,7 +184,7 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
 
 
 def _through_bridge(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
-    """The ports that lead out. Of several the slowest, since the path is not ours to know."""
+    """The ports that lead out; the slowest of several, because the path is unknown."""
     ports = [port for port in links.values() if port.master == link.index]
     outward = [
         port for port in ports if port.up and port.kind in _LEADS_OUT and port.port_state in {None, BRIDGE_FORWARDING}
@@ -200,7 +199,7 @@ def _through_bridge(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], 
 
 
 def _hardware(link: Link, snapshot: LinkSnapshot) -> _Found:
-    """The speed of a device with nothing below it, unless it is a fiction."""
+    """The speed of a device with nothing below it, if it is reliable."""
     if link.loopback:
         raise _Unknown(f"{link.name} is the loopback")
     if link.kind and link.kind not in _FICTIONS:
