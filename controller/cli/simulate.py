@@ -29,8 +29,7 @@ from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, plan_group
-from controller.scheduler.placement.preferences import OBJECTIVES
-from controller.scheduler.placement.problem_builder import PRICED, Spread
+from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
 from controller.scheduler.stock import place
 from kubekit.errors import ConfigError
 from kubekit.text import counted
@@ -110,7 +109,7 @@ class Simulate(Command):
         )
         parser.add_argument(
             "--objective",
-            choices=[name for name, objective in OBJECTIVES.items() if objective not in PRICED],
+            choices=[name for name in get_args(Objective) if name not in PRICED],
             help="with --offline: time that calls spend on the network (default), or upstream's sum over all pairs (parity)",
         )
 
@@ -149,8 +148,7 @@ class Simulate(Command):
     async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
-        objective = OBJECTIVES[options.objective] if options.objective else None
-        given = Given(options.spread, objective)
+        given = Given(options.spread, options.objective)
         cluster = await asyncio.to_thread(read_cluster, options.offline)
         answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
         session.remarks += remarks

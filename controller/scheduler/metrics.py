@@ -29,14 +29,10 @@ class ExtenderMetrics:
             "netaware_extender_errors", "Requests that could not be answered.", ["verb", "status"], registry=registry
         )
 
-    def count_preemption(self, refused: int) -> None:
-        """Count one preempt answer."""
-        self.decisions.labels("preempt", "refused-some" if refused else "passed").inc()
-
-    def count_filter(self, refused: int) -> None:
-        """Count one filter answer."""
-        self.decisions.labels("filter", "refused-some" if refused else "passed").inc()
-        if refused:
+    def count_nodes(self, verb: str, refused: int) -> None:
+        """Count an answer that keeps or refuses nodes."""
+        self.decisions.labels(verb, "refused-some" if refused else "passed").inc()
+        if verb == "filter":
             self.refused.inc(refused)
 
 

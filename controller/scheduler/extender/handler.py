@@ -124,8 +124,8 @@ class Extender:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
             return self._answers.pass_all(question.nodenames).body
-        filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), score_table)
-        self._metrics.count_filter(filtered.refused)
+        filtered = self._answers.filter(self._nodes_of(question), score_table)
+        self._metrics.count_nodes("filter", filtered.refused)
         return filtered.body
 
     def _follow(self, question: Question, score_table: ScoreTable) -> bytes | None:
@@ -138,13 +138,13 @@ class Extender:
             return None
         _check_names(question.nodenames)
         try:
-            return self._answers.follow(pod.metadata.uid, question.nodenames, score_table, target)
+            return self._answers.follow(question.nodenames, score_table, target)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _nodes_of(self, question: Question) -> Names:
         try:
-            return self._answers.names(question.pod.metadata.uid, question.nodenames)
+            return self._answers.names(question.nodenames)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
@@ -192,7 +192,7 @@ class Extender:
             answer = passing(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
         if score_table.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
             answer = _narrowed(answer, self._target(question.pod))
-        self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
+        self._metrics.count_nodes("preempt", len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
     def _score(self, pod: ExtenderPod) -> ScoreTable | DeletedNodeError:

@@ -16,8 +16,8 @@ from kubekit.wire import PODS, parse_time
 
 WAITING = "WaitingForGroup"
 """Reason of the event."""
-PATIENCE_S, AGAIN_S = 5.0, 60.0
-"""Before this nobody asks why; what a pod waits for may change with every pod that is bound, so it is told again this much later."""
+PATIENCE_S = 5.0
+"""Before this nobody asks why."""
 PLAN_PATIENCE_S = 30.0
 """A plan comes by itself. Where many groups come at once, a write for each of their pods would only make it come later."""
 MOST_AT_ONCE = 20
@@ -28,7 +28,7 @@ class WaitingEvents:
     """Events of pods that have waited at their gates for some seconds, with what they wait for."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[float, str]] = {}
+        self._told: set[str] = set()
 
     def of(
         self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float
@@ -46,28 +46,22 @@ class WaitingEvents:
             key = pod.metadata.key
             reason = waiting.get(key)
             if reason is None:
-                self._told.pop(key, None)
+                self._told.discard(key)
                 continue
-            due_in_s = self._due(pod, reason, now)
-            if due_in_s is None:
+            if key in self._told:
                 continue
+            created, patience_s = pod.metadata.creation_timestamp, PLAN_PATIENCE_S if reason == PENDING else PATIENCE_S
+            due_in_s = parse_time(created) + patience_s - now if created else 0.0
             if due_in_s <= 0 and len(news) < MOST_AT_ONCE:
-                self._told[key] = (now, reason)
+                self._told.add(key)
                 news.append((pod, f"it waits at its gate: {reason}"))
             else:
                 again.append(max(due_in_s, 1.0))
         return news, min(again, default=None)
 
-    def _due(self, pod: GroupPod, reason: str, now: float) -> float | None:
-        told = self._told.get(pod.metadata.key)
-        if told is not None:
-            return None if told[1] == reason else told[0] + AGAIN_S - now
-        created, patience_s = pod.metadata.creation_timestamp, PLAN_PATIENCE_S if reason == PENDING else PATIENCE_S
-        return parse_time(created) + patience_s - now if created else 0.0
-
     def forget(self, key: str) -> None:
         """A pod is gone."""
-        self._told.pop(key, None)
+        self._told.discard(key)
 
 
 class PlacementEvents:

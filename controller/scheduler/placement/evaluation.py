@@ -21,16 +21,12 @@ class EdgeEvaluation(msgspec.Struct, frozen=True):
     Attributes:
         latency: expected, of a call; microseconds where the table has them. 0 when one side has no replica.
         violations: pairs of a caller and a replica that may answer it which break the limit.
-        on_host: share of the calls that stay on their host.
-        in_zone: share of the calls that stay in their zone.
         hottest: load of the callee's busiest replica over its fair share.
         answered: both sides have replicas.
     """
 
     latency: float = 0.0
     violations: int = 0
-    on_host: float = 0.0
-    in_zone: float = 0.0
     hottest: float = 1.0
     answered: bool = False
 
@@ -39,54 +35,34 @@ class Evaluation(msgspec.Struct, frozen=True):
     """A placement.
 
     Attributes:
-        edges: in the problem's order.
-        unplaced: replicas without a host.
         latency: expected, of a call, over all dependencies by their weights.
         violations: sum over dependencies.
-        on_host: share of the traffic that stays on its host.
-        in_zone: share of the traffic that stays in its zone.
-        hottest: mean over the traffic.
-        together: workloads of several replicas that are wholly in one zone.
+        hottest: load of the busiest replica over its fair share, the mean over the traffic.
+        traffic: weight of the dependencies that have replicas at both ends.
     """
 
-    edges: tuple[EdgeEvaluation, ...]
-    unplaced: int
     latency: float
     violations: int
-    on_host: float
-    in_zone: float
     hottest: float
-    together: tuple[int, ...]
+    traffic: float
 
 
 def evaluate(problem: Problem, at: Ints) -> Evaluation:
-    """Judge a placement.
+    """Evaluate a placement.
 
     Args:
         problem: what was asked.
         at: [replica] host or -1.
     """
     hosts_of = count_hosts(problem, at)
-    edges = tuple(evaluate_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges)
-    weights = np.array(
-        [edge.weight if found.answered else 0.0 for edge, found in zip(problem.edges, edges, strict=True)]
-    )
-    total = float(weights.sum())
-
-    def mean(name: str, empty: float) -> float:
-        values = [getattr(found, name) for found in edges]
-        return float(weights @ np.array(values, np.float64)) / total if total else empty
-
-    zones = [Counter(int(problem.zone_of[h]) for h, n in hosts.items() for _ in range(n)) for hosts in hosts_of]
+    found = [evaluate_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges]
+    weighed = [(edge.weight, each) for edge, each in zip(problem.edges, found, strict=True) if each.answered]
+    traffic = sum(weight for weight, _ in weighed)
     return Evaluation(
-        edges=edges,
-        unplaced=int((at < 0).sum()),
-        latency=mean("latency", 0.0),
-        violations=sum(found.violations for found in edges),
-        on_host=mean("on_host", 1.0),
-        in_zone=mean("in_zone", 1.0),
-        hottest=mean("hottest", 1.0),
-        together=tuple(w for w, found in enumerate(zones) if len(found) == 1 and found.total() > 1),
+        latency=sum(weight * each.latency for weight, each in weighed) / traffic if traffic else 0.0,
+        violations=sum(each.violations for each in found),
+        hottest=sum(weight * each.hottest for weight, each in weighed) / traffic if traffic else 1.0,
+        traffic=traffic,
     )
 
 
@@ -136,8 +112,6 @@ def evaluate_edge(
     return EdgeEvaluation(
         latency=float(latency) / everybody,
         violations=round(float(violations)),
-        on_host=float(kept.sum() + close @ of_zone + any_ @ of_all) / everybody,
-        in_zone=float(kept.sum() + close.sum() + any_ @ own / replicas) / everybody,
         hottest=float((load[there > 0] / there[there > 0]).max()) * replicas / everybody,
         answered=True,
     )

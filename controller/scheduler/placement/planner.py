@@ -315,7 +315,7 @@ class _Reading:
             cost=total_cost(request, count_hosts(compiled.problem, at), compiled.names),
             violations=evaluated.violations,
             latency_us=timing.latency,
-            traffic=sum(e.weight for e, found in zip(by_time.edges, timing.edges, strict=True) if found.answered),
+            traffic=timing.traffic,
             why=why,
             problems=tuple(dict.fromkeys(self.problems)),
         )

@@ -6,7 +6,7 @@ Whatever cannot be read counts as not said, and the reader is told why.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import cast, get_args
 
 from controller.cluster.graph import Graph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
@@ -21,39 +21,28 @@ WEIGHTS_ANNOTATION = "netaware.io/weights"
 
 
 def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
-    """The spread that an object asks for, or the default."""
-    text = (annotations or {}).get(SPREAD_ANNOTATION, "").strip().lower()
-    for known in get_args(Spread):
-        if text == known:
-            return known  # type: ignore[no-any-return]
-    if text:
-        problems.append(f"annotation {SPREAD_ANNOTATION}: {text!r} is none of {', '.join(get_args(Spread))}")
-    return default
+    """An object's spread, or the default."""
+    return cast(
+        "Spread", _word((annotations or {}).get(SPREAD_ANNOTATION, ""), SPREAD_ANNOTATION, Spread, problems) or default
+    )
 
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "time": "time",
-    "latency": "time",
-    "parity": "parity",
-    "cost": "parity",
-    "money": "money",
-    "both": "both",
-}
-"""Accepted words."""
+def _word(text: str, annotation: str, known: object, problems: list[str]) -> str:
+    """An annotation's word, empty if it is none of those known."""
+    word = text.strip().lower()
+    if word and word not in get_args(known):
+        problems.append(f"annotation {annotation}: {word!r} is none of {', '.join(get_args(known))}")
+        return ""
+    return word
 
 
 def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objective:
-    """The group's objective, by default time; also time if prices are missing."""
-    text = group.metadata.annotation(OBJECTIVE_ANNOTATION).strip().lower()
-    if text and text not in OBJECTIVES:
-        problems.append(f"annotation {OBJECTIVE_ANNOTATION}: {text!r} is none of {', '.join(OBJECTIVES)}")
-    found = OBJECTIVES.get(text, "time")
+    """The group's objective, default time; time instead of money where there are no prices."""
+    found = _word(group.metadata.annotation(OBJECTIVE_ANNOTATION), OBJECTIVE_ANNOTATION, Objective, problems) or "time"
     if found in PRICED and not priced:
-        problems.append(
-            f"objective {found}: there are no prices (traffic.prices, --prices), so calls are judged by time"
-        )
+        problems.append(f"objective {found}: there are no prices (traffic.prices), so calls are judged by time")
         return "time"
-    return found
+    return cast("Objective", found)
 
 
 def dependencies_of(

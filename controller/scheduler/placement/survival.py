@@ -45,11 +45,6 @@ class Survival(msgspec.Struct, frozen=True, rename="camel"):
 
     losses: tuple[ZoneLoss, ...] = ()
 
-    @property
-    def loses_nothing(self) -> bool:
-        """Whether the loss of any one zone would leave every workload with a replica."""
-        return not any(loss.stops for loss in self.losses)
-
 
 def survival_of(
     workloads: Sequence[str],

@@ -36,6 +36,8 @@ log = logs.get("controller.scheduler.placement.worker")
 BATCH = 200
 """Hosts or pods that are encoded between two turns of the event loop: about 2 ms."""
 DEADLINE_S = 30.0
+START_S = 30.0
+"""For the process to begin, which reads its modules first."""
 SEARCH_SHARE = 0.7
 """Of the deadline, the longest search, which then gives what it has."""
 NICENESS, PR_SET_PDEATHSIG = 5, 1
@@ -73,8 +75,9 @@ class PlanningProcess:
         """
         async with self._lock:
             try:
+                start_s = 0.0 if self._is_running() else START_S
                 process = await self._running()
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(start_s + self._deadline_s):
                     kind, answer = await self._ask(process, snapshot, min(search_s, SEARCH_SHARE * self._deadline_s))
             except TimeoutError:
                 await self.stop()
@@ -116,6 +119,9 @@ class PlanningProcess:
         (size,) = _HEADER.unpack(await answers.readexactly(_HEADER.size))
         answer: tuple[str, Any] = pickle.loads(await answers.readexactly(size))
         return answer
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:

@@ -12,7 +12,7 @@ import pytest
 from controller.cluster.costs import CostTable
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec, NodeSelector, PodContainer, Target
+from controller.cluster.pods import GroupPod, GroupPodSpec, PodContainer, Target
 from controller.cluster.requests import requests_of
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import Service
@@ -241,11 +241,6 @@ def test_node_selectors_affinity_and_taints_are_honoured(spec: dict[str, Any], z
     assert plan.unplaced == (() if zone else ("default/w0-0",))
 
 
-def test_cordoned_nodes_get_nothing() -> None:
-    plan = plan_of(line(), [node("a", "z0", unschedulable=True), node("b", "z1")])
-    assert set(zones_of(plan).values()) == {"z1"}
-
-
 def test_replicas_spread_over_zones_when_a_constraint_asks_for_it() -> None:
     constraint = {
         "topologyKey": "topology.kubernetes.io/zone",
@@ -367,20 +362,6 @@ def test_the_fleet_counts_each_bound_pod_once_however_often_it_is_seen() -> None
     assert node_cache.hosts == {}
 
 
-def test_a_pod_goes_where_its_volumes_can_be_reached_from_and_the_others_go_round_it() -> None:
-    """Hosts a and b have room for one pod each; w0 would rather be at a, where w1 is."""
-    reach = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}]}]
-    volumes = {"default/w0-0": (msgspec.convert({"nodeSelectorTerms": reach}, NodeSelector),)}
-    case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (1, 1))
-    nodes = [node("a", "z0", cpu="2"), node("b", "z1", cpu="1")]
-    assert plan_of(case, nodes).targets["default/w0-0"].node == "a"
-    plan = plan_of(case, nodes, volumes=volumes)
-    assert {key: target.node for key, target in plan.targets.items()} == {"default/w0-0": "b", "default/w1-0": "a"}
-    full = plan_of(case, nodes, volumes=volumes, used={"b": {"cpu": 1000, "pods": 1}})
-    assert full.unplaced == ("default/w0-0",)
-    assert "1 volume node affinity" in full.why["default/w0-0"]
-
-
 def test_pods_behind_another_gate_take_nobodys_place() -> None:
     case = groups.Case((1, 1), (), ((0, 5), (5, 0)), (1, 1))
     held = waiting_pod(
@@ -420,35 +401,6 @@ def test_a_host_that_is_about_to_be_removed_gets_nobody(taint: str) -> None:
     plan = plan_of(line((1, 0, 0)), [closing])
     assert plan.unplaced
     assert "about to be removed" in next(iter(plan.why.values()))
-
-
-def test_a_port_that_a_stranger_holds_is_not_planned_for_until_it_is_free() -> None:
-    """A DaemonSet's pod, say, which no group knows: the leader used to plan pods onto its host, and the scheduler refused them."""
-    ports = {"name": "c", "ports": [{"containerPort": 9100, "hostPort": 9100}]}
-    stranger = msgspec.convert(
-        {"metadata": {"name": "exporter", "namespace": "d"}, "spec": {"nodeName": "a", "containers": [ports]}}, GroupPod
-    )
-    node_cache = NodeCache()
-    for name in ("a", "b"):
-        node_cache.take_node(name, None, node(name, f"z{name}"))
-    node_cache.take_pod("d/exporter", None, PodReader().read(stranger))
-    waiting = [waiting_pod(f"w0-{i}", "w0", containers=[ports]) for i in range(2)]
-    case = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9))
-
-    def planned() -> tuple[set[str], tuple[str, ...]]:
-        found = snapshot(
-            case,
-            [],
-            hosts=node_cache.hosts,
-            used=node_cache.used,
-            pods=waiting,
-        )
-        plan = plan_group(found)
-        return {target.node for target in plan.targets.values()}, plan.unplaced
-
-    assert planned() == ({"b"}, ("default/w0-1",))
-    node_cache.take_pod("d/exporter", None, None)
-    assert planned() == ({"a", "b"}, ())
 
 
 @pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])

@@ -185,17 +185,6 @@ def test_pods_that_nobody_orders_go_after_a_while(unknown: GroupQueue, cause: st
     assert released(plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
 
 
-def test_a_group_whose_pods_still_arrive_is_left_to_settle_but_a_complete_one_is_not() -> None:
-    seen = {"d/a": CREATED}
-    growing = queue(pod("a", "A"), members=3, seen_at=seen)
-    turns = plan_release(growing, CREATED + 0.1, CONFIG)
-    assert turns.waiting == {"d/a": "the group's pods are still being created"}
-    assert turns.again_s == pytest.approx(0.4)
-    assert released(plan_release(growing, CREATED + DEBOUNCE_S, CONFIG)) == [("a", "turn")]
-    complete = queue(pod("a", "A"), members=1, seen_at=seen)
-    assert released(plan_release(complete, CREATED, CONFIG)) == [("a", "turn")]
-
-
 PODS = st.lists(
     st.tuples(
         st.sampled_from("ABCX"),

@@ -24,8 +24,6 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import (
     PeerWorkload,
     PlaceScore,
-    ScoreTable,
-    normalise,
     normalise_allocatable,
     raw_score,
     refusal,
@@ -121,15 +119,6 @@ def test_the_published_worked_example(config: SchedulerConfig) -> None:
     assert set(answer["failedNodes"]) == {"N5", "N6", "N7", "N8"}
     scores = ask(extender, "prioritize", "P1", answer["nodenames"])
     assert {s["host"]: s["score"] for s in scores} == {"N1": 100, "N2": 80, "N3": 0, "N4": 0}
-
-
-def test_costs_of_the_worked_example() -> None:
-    state = state_of(
-        UPSTREAM, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
-    )
-    score_table = state.score("default", "a1", "P1")
-    costs = [score_table.place_score(n.metadata.name, state.place_of[n.metadata.name]).cost for n in SEED_NODES]
-    assert costs == [0, 1, 5, 5, 20, 20, 20, 20]
 
 
 def naive(
@@ -258,16 +247,6 @@ def check_against_the_table(case: Case) -> None:
             assert scores == dict(zip(given_names, expected, strict=True))
         else:
             assert scores == {}
-
-
-def test_score_dependents_in_the_direction_of_their_calls() -> None:
-    """A caller in z2 pays z2 -> z1 for a dependency in z1, whatever z1 -> z2 costs."""
-    costs = CostTable(msgspec.convert(weight({("z2", "z1"): 7, ("z1", "z2"): 90}, {}), WeightInfo))
-    places = [Location(), Location("r", "z1"), Location("r", "z2")]
-    found = score_places([], [PeerWorkload("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
-    assert [t.cost for t in found.by_class[1:]] == [14, 2]
-    assert found.by_node["n2"].cost == 0
-    assert all(place_score.passes for place_score in found.by_class)
 
 
 def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> None:
@@ -403,13 +382,6 @@ def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_i
     assert state.group_of("prod", "a1") == ""
 
 
-def test_score_normalisation_truncates_as_upstream_does() -> None:
-    assert [normalise(c, 0, 5) for c in (0, 1, 5)] == [100, 80, 0]
-    assert [normalise(c, 1, 4) for c in (1, 2, 3, 4)] == [100, 67, 34, 0]
-    assert normalise(0, 0, 0) == 0
-    assert normalise(7, 7, 7) == 100
-
-
 def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
     assert "free bandwidth" in refusal("n", PlaceScore(1, 0, 5, starved=True))
     assert "free bandwidth" in refusal("n", PlaceScore(1, 1, 5, starved=True)), "a tie is no reason"
@@ -438,48 +410,6 @@ def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing(
     assert normalise_all([4, 4]) == [0, 0]
     assert normalise_all([0, 1, 3]) == [0, 33, 100]
     assert normalise_all([]) == []
-
-
-def test_a_dependency_is_judged_by_the_replica_that_answers() -> None:
-    """Three replicas, one a zone: any answers, and two of three are too far from everywhere; by zone each place has its own."""
-    places = [Location(), Location("r", "z0"), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
-    zones = {f"n{i}": i for i in range(1, 5)} | {"m1": 1}
-    pods = {"n1": 1, "n2": 1, "n3": 1}
-    far = {(f"z{a}", f"z{b}"): 9 for a in range(4) for b in range(4) if a != b}
-    costs = CostTable(msgspec.convert(weight(far, {}), WeightInfo))
-
-    def judged(routing: Routing) -> dict[str, tuple[int, int, int]]:
-        found = score_places([PeerWorkload("b", 5, 0, pods, routing)], [], places, zones, costs)
-        return {name: tuple(found.place_score(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
-
-    assert judged(Routing.ANY)["m1"] == (1, 2, 1 + 9 + 9)
-    assert judged(Routing.ZONE) == {
-        "n1": (1, 0, 0),
-        "n2": (1, 0, 0),
-        "n3": (1, 0, 0),
-        "n4": (0, 3, 27),
-        "m1": (1, 0, 3),
-    }
-    assert judged(Routing.NODE) == {
-        "n1": (1, 0, 0),
-        "n2": (1, 0, 0),
-        "n3": (1, 0, 0),
-        "n4": (0, 3, 27),
-        "m1": (1, 0, 3),
-    }
-
-
-def test_a_node_without_a_zone_is_answered_from_anywhere_or_by_its_own_replica() -> None:
-    places = [Location(), Location("r", "z0")]
-    zones = {"bare": 0, "other": 0, "n1": 1}
-    costs = CostTable(None)
-    pods = {"bare": 1, "n1": 1}
-    by_zone = score_places([PeerWorkload("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
-    assert by_zone.place_score("other", 0) == score_places(
-        [PeerWorkload("b", 5, 0, pods)], [], places, zones, costs
-    ).place_score("other", 0)
-    by_node = score_places([PeerWorkload("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
-    assert by_node.place_score("bare", 0)[:3] == (1, 0, 0)
 
 
 HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z3")]
@@ -553,14 +483,6 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
             assert not place_score.starved
         assert set(found.by_node) <= {n for bond in (*dependencies, *dependants) for n in bond.pods}
         assert found.neutral == ""
-
-
-def test_tallies_pass_when_as_many_are_satisfied_as_violated_and_neutral_answers_refuse_nobody() -> None:
-    assert [PlaceScore(a, b).passes for a, b in ((1, 1), (0, 1), (2, 1), (0, 0))] == [True, False, True, True]
-    assert not PlaceScore(2, 0, starved=True).passes
-    assert ScoreTable("because").place_score("n1", 7) == PlaceScore(0, 0, 0, starved=False, unknown=0)
-    score_table = ScoreTable("", (PlaceScore(1), PlaceScore(2)), {"n1": PlaceScore(3)})
-    assert [score_table.place_score(*at).satisfied for at in (("n1", 0), ("n2", 0), ("n2", 1))] == [3, 1, 2]
 
 
 def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.cluster.pods import GroupPod
-from controller.scheduler.gating.pod_events import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
+from controller.scheduler.gating.pod_events import MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
 from controller.scheduler.gating.release import PENDING
 from kubekit.wire import ObjectMeta, format_time
 
@@ -39,15 +39,6 @@ def test_a_plan_that_is_being_made_is_told_of_only_when_it_does_not_come() -> No
     told, _ = news.of([pod("front")], {"web/front": CART}, NOW_S + 1)
     assert [text for _, text in told] == [f"it waits at its gate: {CART}"]
     told, _ = news.of([pod("cart")], {"web/cart": PENDING}, NOW_S + PLAN_PATIENCE_S)
-    assert len(told) == 1
-
-
-def test_another_reason_is_told_but_not_with_every_pod_that_is_bound() -> None:
-    news = WaitingEvents()
-    news.of([pod("front")], {"web/front": CART}, NOW_S)
-    other = {"web/front": CART.replace("cart-1", "cart-2")}
-    assert news.of([pod("front")], other, NOW_S + 20) == ([], AGAIN_S - 20)
-    told, _ = news.of([pod("front")], other, NOW_S + AGAIN_S)
     assert len(told) == 1
 
 
