@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
-    # Imported late: a wrong flag should be told at once.
-    with _left_out("psutil"):  # 1 MB, which pyroute2 takes where it is there, for a command of its own
+    # Imported late, so that a wrong flag is reported at once.
+    with _left_out("psutil"):  # 1 MB, which pyroute2 imports if it is installed, for a command of its own
         from agent import cli, program
 
     if parsed.command == "capacity":
@@ -63,11 +63,11 @@ def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
 
 @contextmanager
 def _left_out(module: str) -> Iterator[None]:
-    """Have imports do without an optional module meanwhile; who needs it later imports it then."""
+    """Make imports do without an optional module meanwhile; it can be imported later."""
     if module in sys.modules:
         yield
         return
-    sys.modules[module] = None  # type: ignore[assignment] # which is as if it were not installed
+    sys.modules[module] = None  # type: ignore[assignment] # as if it were not installed
     try:
         yield
     finally:

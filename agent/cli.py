@@ -1,6 +1,6 @@
 """``agent capacity`` and ``agent bandwidth``: print what the agent finds on this node.
 
-The tool for ``kubectl exec``: it reads the same things by the same rules as the running agent, and changes nothing.
+For ``kubectl exec``: uses the rules of the running agent, and changes nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
 
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
-    """The node, or why it is not known: the command is of use without a cluster too."""
+    """The node, or why it is unknown; the command also works without a cluster."""
     if not config.node:
         return None, "no --node-name"
     try:

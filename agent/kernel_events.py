@@ -1,7 +1,7 @@
 """Waits for netlink events about links, routes and traffic control; reads only the message types.
 
-Decoding every message would cost more than it tells, since a change is answered by a full read anyway. A burst of changes
-overruns the socket; what was lost is unknown then, so that counts as a change of everything.
+Messages are not decoded, because a change causes a full read anyway. A burst may overrun the socket, which counts as a change of
+everything.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class KernelEvents:
         self._shaping: list[Listener] = []
 
     def on_links(self, listener: Listener) -> None:
-        """Tell about links."""
+        """Call ``listener`` after changes of links."""
         self._links.append(listener)
 
     def on_default_routes(self, listener: Listener) -> None:
-        """Tell about default routes; changes of others never reach this process."""
+        """Call ``listener`` after changes of default routes; the kernel filters out those of others."""
         self._routes.append(listener)
 
     def on_shaping(self, listener: Listener) -> None:
-        """Tell about queueing disciplines and filters, and about links, which carry them."""
+        """Call ``listener`` after changes of queueing disciplines, filters and links."""
         self._shaping.append(listener)
 
     async def run(self) -> None:
-        """Listen until cancelled. A kernel that lets nobody listen is polled by the others all the same."""
+        """Listen until cancelled. If listening is not permitted, it only waits, because other parts poll anyway."""
         try:
             netlink = open_netlink(socket.NETLINK_ROUTE, _GROUPS)
         except OSError as error:
@@ -92,7 +92,7 @@ class KernelEvents:
 
 
 def _attach_route_filter(netlink: socket.socket) -> None:
-    """Have the kernel drop changes of routes that are no default routes: a node with 20,000 of them changes some all the time.
+    """Make the kernel drop changes of other than default routes; a node may have 20,000 routes.
 
     Classic BPF (linux/filter.h) over one message: the low byte of nlmsg_type, then rtm_dst_len behind the header.
     """

@@ -1,6 +1,6 @@
 """Netlink event sockets, and errors of kernel requests.
 
-What cannot keep up loses messages (ENOBUFS, netlink(7)), and is told that it did.
+A reader that cannot keep up loses messages, and gets the error ENOBUFS (netlink(7)).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
     """A socket that does not block, subscribed to groups.
 
     Raises:
-        OSError: nobody may have one here.
+        OSError: it is not permitted.
     """
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     netlink = socket.socket(socket.AF_NETLINK, kind, protocol)
@@ -48,10 +48,10 @@ def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
 
 
 async def follow(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
-    """Call ``read`` whenever there is something to read, until cancelled.
+    """Call ``read`` whenever the socket is readable, until cancelled.
 
     Raises:
-        OSError: ``read`` did, and ends it.
+        OSError: ``read`` raised it.
     """
     loop = asyncio.get_running_loop()
     failed: asyncio.Future[None] = loop.create_future()
@@ -74,7 +74,7 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
     """Datagrams that have arrived, a bounded number; None if the kernel dropped some.
 
     Raises:
-        OSError: the socket is of no more use.
+        OSError: the socket cannot be used any more.
     """
     for _ in range(_MAX_READS):
         try:
@@ -88,7 +88,7 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
 
 
 def each_message(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Type, and begin and end of the body, of the messages in a datagram; one that makes no sense ends them."""
+    """Type, and begin and end of the body, of the messages in a datagram; an invalid one ends them."""
     offset = 0
     while offset + HEADER.size <= len(data):
         length, kind, _, _, _ = HEADER.unpack_from(data, offset)

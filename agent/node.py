@@ -1,4 +1,4 @@
-"""The agent's own node, as a watch keeps it, with handlers for changes."""
+"""The agent's own node, kept by a watch, with listeners for changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OwnNode(Object, frozen=True):
 
 
 class NodeView:
-    """The latest state of the own node; None until it was read, and again when it is deleted."""
+    """The latest state of the own node; None before the first read and after its deletion."""
 
     def __init__(self) -> None:
         self.node: OwnNode | None = None
@@ -51,7 +51,7 @@ class NodeView:
         self._listeners.append(listener)
 
     def on_change(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
-        """Take a new state; the signature is that of a reflector's handler."""
+        """Record a new state; the signature is that of a reflector's handler."""
         self.node = new
         self._changed.set()
         self._changed = asyncio.Event()

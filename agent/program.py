@@ -1,4 +1,4 @@
-"""``agent run``: all parts of the agent in one task group, so that none ends unnoticed."""
+"""``agent run``: all parts of the agent in one task group, so that the end of one ends all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def run_agent(config: AgentConfig) -> None:
         BaseExceptionGroup: a task ended that should not.
     """
     cluster = load_cluster(config.credentials)
-    disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which nobody reads
+    disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which is not used
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     count_tasks(registry)
@@ -77,11 +77,11 @@ async def run_agent(config: AgentConfig) -> None:
             "age": lambda: stale([node]),
             "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
         }
-        # One store of the node's pods for all packages that read them; where none does, nobody fills it.
+        # One store of the node's pods for all packages; empty if none reads it.
         pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         if config.bandwidth != "off" or config.traffic != "off":
             tasks["pods"] = pods.run()
-        # Each package is imported where it is wanted: a node has no memory for what it does not do.
+        # Packages are imported only if enabled, to save memory.
         if config.bandwidth != "off":
             from agent.bandwidth.manager import BandwidthManager
 
@@ -106,7 +106,7 @@ async def run_agent(config: AgentConfig) -> None:
 
 
 async def clean_up(config: AgentConfig, *, stay: bool) -> None:
-    """Take back what the agent wrote on its node, and in ``enforce`` the limits that it set: ``--cleanup``.
+    """Remove what the agent wrote on its node, and in ``enforce`` its limits (``--cleanup``).
 
     Args:
         config: of the agent.

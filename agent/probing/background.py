@@ -20,18 +20,18 @@ from netperf.sample import MIN_DATAGRAMS, Measurement
 log = logs.get("agent.probing")
 
 MAX_ROUNDS = 3
-"""A window stays open for so many rounds until it can tell something."""
+"""A window stays open for at most so many rounds until it has enough datagrams."""
 TAIL_ROUNDS = 10
-"""A p99 rests on the newest rounds that have 100 datagrams together, but on no more than these."""
+"""Most rounds whose datagrams a p99 rests on; the newest that have 100 together suffice."""
 MIN_SENT = 3
-"""Fewer datagrams that do not come back say nothing."""
+"""Least number of unanswered datagrams that counts as a failure."""
 
 
 class BackgroundProber:
     """Datagrams of one node.
 
     Args:
-        plans: whose destinations are sent to.
+        plans: the plan, whose destinations are sent to.
     """
 
     def __init__(self, plans: PlanSource) -> None:
@@ -40,7 +40,7 @@ class BackgroundProber:
         self._tails: dict[DatagramTarget, deque[Histogram]] = {}
 
     def pause(self, *, paused: bool) -> None:
-        """Send none while a run has the CPU."""
+        """Pause sending during a netperf run, which needs the CPU."""
         if self._stream is not None:
             self._stream.paused = paused
 
@@ -59,7 +59,7 @@ class BackgroundProber:
         return window.measurement(now_s, tails), window.returned
 
     async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
-        """Whether datagrams of a pair come back; where none does, whether the host is there: UDP may be filtered."""
+        """Whether datagrams of a pair come back; if none does, whether the host answers, since UDP may be filtered."""
         window, plan = self._window(probe), self._plans.plan
         if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
             return "waiting"
@@ -72,7 +72,7 @@ class BackgroundProber:
         return ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
 
     async def run(self, address: str, secret: bytes) -> None:
-        """Send from this address until cancelled; an address that cannot be used is tried again."""
+        """Send from this address until cancelled; retries if it cannot be used."""
         backoff = Backoff()
         while True:
             self._stream = DatagramStream(address, secret)
@@ -89,7 +89,7 @@ class BackgroundProber:
         return self._stream.peek(self._target(probe)) if self._stream is not None else None
 
     def follow_plan(self) -> None:
-        """Send to the destinations of the plan in force."""
+        """Send to the destinations of the current plan."""
         targets = {self._target(probe) for probe in self._plans.own_probes}
         self._tails = {target: tails for target, tails in self._tails.items() if target in targets}
         if self._stream is not None:

@@ -1,7 +1,7 @@
 """Starts the parts of probing, and restarts those that depend on a changed address, secret or port.
 
-New samples go one way: the scheduler runs probes and asks the background prober, and hands each outcome to this manager, which
-hands it to metrics and results.
+The scheduler runs probes, asks the background prober, and passes each outcome to this manager, which passes it to metrics and
+results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProbingManager:
         view: the own node.
         config: flags.
         registry: for metrics.
-        on_throughput: called with what each run of a stream reached, bits per second.
+        on_throughput: called with the throughput of each stream run, bits per second.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ProbingManager:
 
     @property
     def problem(self) -> str:
-        """Why this node cannot be probed or may not write what it measures, for /readyz; empty when it can."""
+        """Why this node cannot be probed or cannot write results, for /readyz; empty otherwise."""
         if self._responder is None:
             return self._source.problem or "waiting for the node's address"
         return self._responder.problem or self._writer.problem

@@ -3,8 +3,8 @@
 netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
 typical latency spreads over time, and must not be read as the distribution of packets.
 
-What is shown of a pair is the newest run of the plan's usual test. Of the extra tests, only what the usual one cannot tell is
-shown: throughput. Runs and quality flags are counted by test.
+A pair's metrics are those of the newest run of the plan's usual test, and the throughput of an extra test. Runs and quality flags
+are counted by test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _PairState:
 class ProbeMetrics:
     """A collector over the newest sample of each pair; scrapes compute ages, so nothing runs between them.
 
-    Metrics are collected in a thread: what outcomes change in place is copied before it is gone through.
+    Metrics are collected in a thread, so state that outcomes change is copied before iterating.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProbeMetrics:
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
 
     def add(self, outcome: Outcome) -> None:
-        """Count one turn; those of pairs that left the plan meanwhile are dropped."""
+        """Add an outcome, unless its pair has left the plan."""
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if (
             state is None or outcome.result == "waiting" or outcome.pair_index
@@ -103,13 +103,13 @@ class ProbeMetrics:
         return [(pair, sample.measurement, sample) for pair, sample in found if sample is not None]
 
     def _latency(self) -> Iterator[Metric]:
-        # A summary, since promtool takes the label quantile for nothing else; its count and sum would say nothing here.
+        # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
         latency = SummaryMetricFamily(
             "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
         )
         for pair, _, sample in self._samples(self._usual_test):
             for percentile in PERCENTILES:
-                # Where there are too few datagrams for a percentile, netperf's own is there all the same.
+                # With too few datagrams for a percentile, netperf's is exported.
                 value_us = sample.priced.percentile_us(percentile) or sample.measurement.percentile_us(percentile)
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}

@@ -19,7 +19,7 @@ log = logs.get("agent.probing")
 
 
 class PlanSource:
-    """The plan in force, and who wants to know when it changes.
+    """The current plan, with a callback for changes.
 
     Attributes:
         node: own name.
@@ -36,11 +36,11 @@ class PlanSource:
 
     @property
     def own_probes(self) -> tuple[Probe, ...]:
-        """The probes of the plan that start at this node, of whatever pair."""
+        """The probes of the plan that start at this node."""
         return self.plan.of_node(self.node) if self.plan is not None else ()
 
     def use(self, plan: ZonePlan | None) -> None:
-        """Put a plan in force."""
+        """Replace the current plan."""
         self.plan = plan
         if plan is not None:
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes))

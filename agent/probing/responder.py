@@ -35,7 +35,7 @@ class ProbeResponder:
         address: the node's own, a literal.
         settings: ports, from the plan where there is one.
         secret: shared with the probers, possibly empty.
-        netserver: path of the binary, None where netperf is not installed.
+        netserver: path of the binary; None if netperf is not installed.
     """
 
     def __init__(self, address: str, settings: ProbeSettings, secret: bytes, netserver: str | None) -> None:
@@ -45,7 +45,7 @@ class ProbeResponder:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be probed here, or the empty text."""
+        """Why this node cannot be probed; empty otherwise."""
         if self._netserver is not None:
             return "" if self._netserver.listening else f"netserver: {self._netserver.failure or 'starting'}"
         ready = self._datagrams is not None and self._datagrams.listening
@@ -62,7 +62,7 @@ class ProbeResponder:
 
     @property
     def rejected(self) -> int:
-        """Connections and datagrams that did not prove that they know the secret."""
+        """Number of connections and datagrams that failed to authenticate."""
         return sum(server.rejected for server in (self._netserver, self._datagrams) if server is not None)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class ProbeResponder:
 
 
 async def keep_announced(client: Client, view: NodeView, find: Callable[[], Announcement | None]) -> None:
-    """Keep the node's annotation equal to what answers here, until cancelled."""
+    """Keep the node's annotation equal to `announcement`, until cancelled."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
     silent_since: float | None = None

@@ -1,8 +1,8 @@
 """Writes this node's results: a JSON merge patch of our own keys in the results ConfigMap, at most one a round.
 
-While the API server is away the newest of each pair waits in the queue. Waits are jittered, because agents whose probes share a slot
-end at the same moment. Where the API server refuses a patch its halves are written, so that one key which it does not take costs that
-key. A key that would bring the object near the API server's limit is not added, and that is said.
+While the API server is away, the newest result of each pair waits in the queue. Waits are jittered, because probes of a slot end
+together. If the API server refuses a patch, its halves are tried, so that a bad key is isolated. Keys that would bring the object
+near the API server's limit are not added, and reported.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from netperf.sample import Percentile
 log = logs.get("agent.probing")
 
 GATHER_S = 2.0
-"""Samples that come within this time, more or less by half at random, go in one write."""
+"""Samples within this time (jittered by half of it) are written together."""
 REFUSED_S = 300.0
-"""A refusal is reported for so long after the last one, since a node that is not ready has nothing to write."""
+"""How long a refusal is reported after the last one, because a node that is not ready writes nothing."""
 RETRY_REFUSED_S = 45.0
 MAX_REFUSED_KEYS = 4
-"""Where more keys are refused, the cause is no single key, and the rest is not tried one by one."""
+"""If more keys are refused, no single key is the cause, and the rest is not tried one by one."""
 _REFUSALS = frozenset({403, 422})
 
 
@@ -52,11 +52,11 @@ class ResultsWriter:
     Args:
         client: the cluster's.
         namespace: of the ConfigMap.
-        plans: the plan says which ConfigMap, and whose samples.
+        plans: the plan, which names the ConfigMap and the pairs.
         queue: samples and failures of this node.
         upstream: percentiles to write in upstream's format too, of the plan's usual test only.
         rng: source of the jitter.
-        wall_clock: seconds since 1970; it bounds the sequences that are counted on from.
+        wall_clock: seconds since 1970; bounds the sequences that are continued.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ResultsWriter:
 
     @property
     def warning(self) -> str:
-        """The results that the API server refuses, and why; empty without any."""
+        """Which results the API server refuses, and why; empty without any."""
         since_s = asyncio.get_running_loop().time() - REFUSED_S
         found = {key: why for key, (why, at_s) in self._refused.items() if at_s > since_s}
         if not found:
@@ -91,11 +91,11 @@ class ResultsWriter:
 
     @property
     def problem(self) -> str:
-        """The `warning` while every result is refused, for /readyz."""
+        """The `warning` if every result is refused, for /readyz."""
         return self.warning if self._refused.keys() >= self._queue.keys else ""
 
     def follow_plan(self) -> None:
-        """Write where the plan says, nothing without one, and forget pairs that are not ours any more."""
+        """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
         plan = self._plans.plan
         name = plan.results if plan is not None else ""
         if name != self._target.name:
@@ -130,10 +130,10 @@ class ResultsWriter:
             log.change("results", "", "results are written again", name=target.name)
 
     async def _write_all(self, target: _Target, entries: list[Entry]) -> None:
-        """Write; keys that were refused before each by itself.
+        """Write all entries; keys that were refused before are written separately.
 
         Raises:
-            KubekitError: the API server did not answer, or refuses so many that it is not about single keys.
+            KubekitError: the API server did not answer, or refused so many keys that no single one is the cause.
         """
         parts = [[entry for entry in entries if entry.key not in self._refused]]
         parts += [[entry] for entry in entries if entry.key in self._refused]
@@ -161,7 +161,7 @@ class ResultsWriter:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 
     async def _write(self, target: _Target, entries: Sequence[Entry]) -> None:
-        """Patch the object, which the controller makes before it sends a plan that names it."""
+        """Patch the object, which the controller creates before the plan that names it."""
         if not entries:
             return
         if target.data is None:
@@ -188,7 +188,7 @@ class ResultsWriter:
                 data[entry.key + FAILED_SUFFIX] = None
             if entry.sample is not None:
                 sample = msgspec.structs.replace(entry.sample, sequence=entry.sample.sequence + target.lift)
-                # Upstream's format has no room for a test, so only the usual one is written in it.
+                # Upstream's keys do not name a test, so only the usual one is written in that format.
                 usual = plan is not None and entry.test == plan.settings.test
                 data |= encode_samples([sample], upstream=self._upstream if usual else ())
             if entry.failure is not None:
@@ -201,11 +201,11 @@ class _Target:
     """The ConfigMap to write to.
 
     Attributes:
-        data: its keys and values as last seen; None before it was read, and after an error.
-        lift: added to each sequence. They begin with the clock: if that went back, what is said now would pass for older than what
-            an earlier life of this agent wrote.
-        impossible: own keys, to be removed, whose sequence no clock gives.
-        has_our_sequences: what is there was written with this lift.
+        data: its latest known keys and values; None before the first read and after an error.
+        lift: added to each sequence. Sequences start from the clock; if it went back, new results would seem older than those of an
+            earlier run of this agent.
+        impossible: own keys to remove, whose sequences are in the future.
+        has_our_sequences: the object's samples were written with this lift.
     """
 
     def __init__(self, name: str) -> None:
@@ -216,7 +216,7 @@ class _Target:
         self.has_our_sequences = False
 
     def catch_up(self, entries: Sequence[Entry], wall_s: float) -> None:
-        """Count on from what an earlier life of this agent wrote."""
+        """Continue the sequences of an earlier run of this agent."""
         words = [word for entry in entries for word in (entry.sample, entry.failure) if word is not None]
         if words and self.data and not self.has_our_sequences:
             last, self.impossible = last_sequence(self.data, words[0].origin.node, wall_s)

@@ -1,7 +1,7 @@
 """Chooses which samples and failures of this node are worth a write.
 
-Every write costs every watcher, so a value that says the same as what was written waits until it would become stale, and goes along
-with any other write before that.
+Every write costs every watcher, so a value equivalent to the written one waits until it would become stale, or is added to an
+earlier write.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from netperf.results import refresh_s, sample_key
 from netperf.sample import Failure, Place, Sample, Test
 
 MAX_SINGLE_FAILURES = 4
-"""Failures in a row that are written one by one."""
+"""Failures in a row that are written at once; further ones wait."""
 CONFIRMATIONS = 2
-"""Readers believe a change when a second run confirms it, so a value waits only after it was written so often."""
+"""Readers accept a change when a second run confirms it, so a value waits only after this many writes."""
 SAME_RATIO = 0.03
 SAME_US = 30.0
 TAIL_RATIO = 0.25
@@ -24,8 +24,8 @@ LOSS_FLOOR = 0.005
 
 
 def is_equivalent(new: Sample, old: Sample) -> bool:
-    """Whether a reader would draw the same conclusions: same quality flags and instrument, and nothing that prices moved by more than
-    3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
+    """Whether a reader would draw the same conclusions: same quality flags and instrument, and no change of more than 3 % or 30 us
+    in the priced values, or of a quarter in the tail, which varies.
     """
     if (
         any(
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
     Attributes:
         key: of the sample.
-        removes_failure: the key of failures is to go.
+        removes_failure: the pair's failure key is removed.
     """
 
     key: str
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
 
 class _Pair:
-    """One pair and test: what waits (at most one of sample and failure), and what was written."""
+    """One pair and test: the waiting sample or failure, and the written one."""
 
     __slots__ = ("failed_at_s", "failure", "is_over", "is_urgent", "sample", "test", "times", "written", "written_at_s")
 
@@ -82,7 +82,7 @@ class _Pair:
         self.failed_at_s: float | None = None
 
     def entry(self, key: str) -> Entry:
-        # Without a sample of ours there, a failure may be left from before we started.
+        # Without a sample of ours, a failure may remain from before the start.
         perhaps_failed = self.failed_at_s is not None or self.written is None
         removes = self.failure is None and (self.is_over or (self.sample is not None and perhaps_failed))
         return Entry(key, self.test, self.sample, self.failure, removes)
@@ -92,7 +92,7 @@ class ResultsQueue:
     """The newest entry of each pair and test that waits to be written.
 
     Attributes:
-        due: set when something is worth a write.
+        due: set when an entry should be written.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ResultsQueue:
 
     @property
     def keys(self) -> KeysView[str]:
-        """Keys of all pairs that entries were added for."""
+        """Keys of all pairs with entries."""
         return self._pairs.keys()
 
     def forget_written(self) -> None:
@@ -117,7 +117,7 @@ class ResultsQueue:
             pair.written = None
 
     def add(self, sample: Sample) -> None:
-        """Write this sample soon, unless it says nothing new."""
+        """Queue a sample; it is written soon unless it is equivalent to the written one."""
         pair = self._of(sample.origin, sample.destination, sample.measurement.test)
         pair.failure, written = None, pair.written
         waits = (
@@ -132,7 +132,7 @@ class ResultsQueue:
         self._wake()
 
     def add_failure(self, failure: Failure, test: Test) -> None:
-        """Write soon that a pair could not be measured; when it stays so, as often as a value that does not change."""
+        """Queue a failure; repeated ones are written as rarely as equivalent samples."""
         pair = self._of(failure.origin, failure.destination, test)
         silent_s = self._now_s() - pair.failed_at_s if pair.failed_at_s is not None else float("inf")
         if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_s(self._interval_s):
@@ -140,21 +140,21 @@ class ResultsQueue:
             self._wake()
 
     def clear_failure(self, origin: Place, destination: Place, test: Test) -> None:
-        """The peer was heard again, though there is no sample yet: remove what was written of failures."""
+        """Queue the removal of the failure, because the peer answered again."""
         pair = self._of(origin, destination, test)
         if pair.failure is not None or pair.failed_at_s is not None:
             pair.failure, pair.is_over = None, True
             self._wake()
 
     def entries(self) -> list[Entry]:
-        """Entries to write now, also those that go along; empty if none is worth a write."""
+        """Entries to write now, with waiting ones; empty if none is due."""
         if not self._has_news():
             return []
         found = [pair.entry(key) for key, pair in self._pairs.items()]
         return [entry for entry in found if entry.sample or entry.failure or entry.removes_failure]
 
     def confirm(self, entries: Collection[Entry]) -> None:
-        """These were written."""
+        """Record entries as written."""
         now_s = self._now_s()
         for entry in entries:
             pair = self._pairs.get(entry.key)

@@ -1,8 +1,8 @@
 """Runs this node's probes in their slots, one at a time, and flags the samples.
 
 Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. A run that the budget
-does not allow is skipped and counted, not queued. A run ends when the node's next turn comes, so that a peer that swallows
-packets costs its own turn only. Pairs without runs are measured by datagrams alone, once a round.
+does not allow is skipped and counted, not queued. A run ends when the node's next turn comes, so a peer that drops packets costs
+only its own turn. Pairs without runs are measured by datagrams alone, once a round.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         origin, destination: the pair.
-        test: what was run.
+        test: the test that was run.
         result: ``ok``, ``over-budget``, ``missed`` (the run before took too long), or one of
             `netperf.probers.prober.FailureName`.
-        sample: with ``ok``; also after a run that failed while datagrams came back.
-        failure: when neither the run nor datagrams came back.
+        sample: with ``ok``, and after a failed run if datagrams came back.
+        failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
-        run_flags: why the run is doubted; the sample's own flags are about what prices.
+        run_flags: quality flags of the run; those of the sample are about the instrument that prices it.
         pair_index: of the probe.
-        heard: the peer answered in some way, so that a failure told earlier is over.
+        heard: the peer answered, so an earlier failure is over.
     """
 
     origin: Place
@@ -82,10 +82,10 @@ class ProbeScheduler:
     """The probing loops of one node.
 
     Args:
-        plans: the plan in force.
-        budget: what runs may take.
+        plans: the current plan.
+        budget: limits the CPU and bandwidth of runs.
         listener: called with each outcome; must be quick and must not raise.
-        background: reads of datagrams.
+        background: the datagrams' prober.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class ProbeScheduler:
         self._in_a_row: dict[tuple[str, str], int] = {}
         self._failed_runs: dict[tuple[str, str], int] = {}
         self._spent: tuple[Spending, ...] = ()
-        # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
-        # Where the clock went back meanwhile, `ResultsWriter` lifts them.
+        # Sequences start from the clock so that they grow over restarts; readers compare them.
+        # If the clock went back, `ResultsWriter` raises them.
         self._sequence = int(wall_clock())
         self._taken_s = wall_clock()
         self._changed = asyncio.Event()
         self._prober: NetperfProber | None = None
 
     def use(self, prober: NetperfProber | None) -> None:
-        """Run probes by this prober; None leaves all pairs to datagrams."""
+        """Run probes by this prober; with None all pairs are measured by datagrams."""
         self._prober = prober
         self.follow_plan()
 
     def follow_plan(self) -> None:
-        """Find the next turn again, because plan or prober changed."""
+        """Recompute the next turn, because plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._in_a_row, self._failed_runs):
             for pair in counts.keys() - current:
@@ -138,14 +138,14 @@ class ProbeScheduler:
                 self._listener(await self._run_probe(turn, plan, prober))
 
     async def run_datagrams(self) -> None:
-        """Conclude once a round, at a moment of this node's own, about each pair without runs, until cancelled."""
+        """Once a round, at a node-specific time, report the outcome of each pair without runs, until cancelled."""
         while True:
             changed, plan = self._changed, self._plans.plan
             pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
             elif not await wait_for(changed, self._until_own_moment_s(plan)):
-                # Together: ten dead hosts must not take ten times as long as one.
+                # Concurrently, so that ten dead hosts take no longer than one.
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
     async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
@@ -162,7 +162,7 @@ class ProbeScheduler:
     def _from_s(self, plan: ZonePlan) -> float:
         """The earliest start of a run; a missed one may still begin in the first half of its slot.
 
-        Never a turn twice: one that was skipped took no time. A clock that was set back starts over.
+        It is after the previous turn, so no turn comes twice, unless the clock was set back.
         """
         now_s = self._wall_clock()
         earliest_s = now_s - slot_width_s(plan) / 2
@@ -174,7 +174,7 @@ class ProbeScheduler:
             self._listener(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
 
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
-        """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""
+        """Wait for the turn; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
         while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
             if await wait_for(changed, min(left_s, 30.0)):
                 return False
@@ -203,7 +203,7 @@ class ProbeScheduler:
         return self.conclude(probe, test, run)
 
     def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
-        """Until this node's next turn can only just begin, but always long enough for a run as planned."""
+        """Time limit of a run: until this node's next turn must begin, at least the planned length."""
         following = next_turn(plan, self._plans.node, turn.starts_at_s + TURN_OVER_S)
         least_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:
@@ -211,10 +211,10 @@ class ProbeScheduler:
         return max(least_s, following.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
 
     def conclude(self, probe: Probe, test: Test, run: Measurement | ProbeFailedError | None) -> Outcome:
-        """Put together what a run (None where none is planned) and datagrams say about a pair.
+        """Combine a run (None if none is planned) and datagrams into a pair's outcome.
 
-        A run that failed says little about a path on which datagrams come back, and where neither came back it is a failure
-        that must be told: silence could be anything.
+        If datagrams come back, a failed run means little. If neither succeeded, a failure is reported, because silence is
+        ambiguous.
         """
         datagrams, returned = self._background.close_window(probe)
         if isinstance(run, Measurement):
@@ -261,7 +261,7 @@ class ProbeScheduler:
         return msgspec.structs.replace(outcome, heard=True)
 
     def _book(self, duration_s: float, measurement: Measurement | None) -> None:
-        """Note what a run cost; where nobody tells, as after a failure, a whole core is assumed for its duration."""
+        """Record the CPU of a run; if unknown, as after a failure, a whole core for its duration."""
         cpu_us = measurement.cpu_us if measurement is not None else None
         sent_bps = (measurement.throughput_bps or 0.0) if measurement is not None else 0.0
         cost = Spending(

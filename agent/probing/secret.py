@@ -1,7 +1,7 @@
 """The probing secret, from a mounted file.
 
-Without one everything still works, and anybody who can reach the port can have this node answer probes; that is said once
-in the log. The secret itself is never logged.
+Without one everything works, but anybody who reaches the port can have this node answer probes; a log line warns once. The secret
+itself is never logged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ POLL_S = 60.0
 
 
 def read_secret_file(path: Path) -> bytes:
-    """The passphrase in a file; empty when nothing is mounted, as with an optional volume whose Secret does not exist.
+    """The passphrase in a file; empty if nothing is mounted, as without the optional Secret.
 
     Raises:
-        ConfigError: the file cannot be read, is blank, or is too short to keep a secret; or there are others in its place, as with a
-            Secret that lacks the key.
+        ConfigError: the file cannot be read, is blank or too short, or is missing beside others, as with a Secret that lacks the
+        key.
     """
     try:
         return check_secret(path.read_bytes().strip())
@@ -41,10 +41,10 @@ def read_secret_file(path: Path) -> bytes:
 class SecretSource:
     """Reads the secret, and reports when it changes; kubelets replace mounted files within about a minute.
 
-    A secret that cannot be used never turns authentication off: the last good one stays, and without one the agent waits.
+    An unusable secret never turns authentication off: the last good one stays, or the agent waits.
 
     Attributes:
-        problem: why the secret as it is now cannot be used; empty when it can.
+        problem: why the current secret cannot be used; empty otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class SecretSource:
         self.problem = ""
 
     async def read(self) -> bytes:
-        """The secret as it is now, empty where there is none; waits until it can be read and is good."""
+        """The current secret, empty if none is mounted; waits until it is usable."""
         while (secret := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
             await asyncio.sleep(POLL_S)
         why = "" if secret else "there is none"
@@ -60,7 +60,7 @@ class SecretSource:
         return secret
 
     async def changed(self, current: bytes) -> bytes:
-        """Wait until there is a good secret other than ``current``, and return it; one that vanishes is kept."""
+        """Wait for a usable secret other than ``current``, and return it; a removed one is kept."""
         while True:
             await asyncio.sleep(POLL_S)
             secret = self._read_once(current)

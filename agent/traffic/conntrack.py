@@ -1,8 +1,8 @@
 """Reads the kernel's connection tracking over netlink: dumps, and events of ended connections.
 
-Layouts are those of linux/netfilter/nfnetlink_conntrack.h. One decoder for what is needed, since a node may have 100,000
-connections: a tuple of a protocol with ports has one shape for each address family, and the counters are looked for by
-their header. Every other connection (ICMP, GRE) is passed over. Needs NET_ADMIN in the node's network namespace.
+Layouts are those of linux/netfilter/nfnetlink_conntrack.h. A node may have 100,000 connections, so only the needed fields are
+decoded: the tuple, which has one shape for each address family, and the counters. Connections without ports (ICMP, GRE) are
+skipped. Needs NET_ADMIN in the node's network namespace.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ _ORIGINAL, _REPLY, _IP, _PROTO = 0x8001, 0x8002, 0x8001, 0x8002
 
 
 class Entry(NamedTuple):
-    """A connection: who opened it, who really answers, and bytes each way as the kernel counted them (IP headers included).
+    """A connection: its client, the pod that answers, and the bytes of each direction (IP headers included).
 
-    ``server`` is the source of answers, so a pod and not the Service that the client asked. Counters are None where the
-    kernel counts none for this connection.
+    ``server`` is the source of answers, so a pod and not a Service. Counters are None if the kernel does not count this connection.
     """
 
     client: bytes
@@ -86,7 +85,7 @@ def read_entries(data: bytes) -> Iterator[Entry]:
     """
     for kind, begin, end in each_message(data):
         if kind == _ERROR:
-            # An error that is cut off is one all the same.
+            # A truncated error is an error too.
             code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else errno.EBADMSG
             if code:
                 raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
@@ -121,7 +120,7 @@ def _counted(data: bytes, head: bytes, begin: int, end: int) -> int | None:
 
 
 async def dump() -> AsyncIterator[bytes]:
-    """The whole table, a datagram of some 250 connections at a time, so that nobody waits for a large one.
+    """The whole table, a datagram of some 250 connections at a time, so that other tasks run in between.
 
     Raises:
         KernelError: it cannot be read.
@@ -136,7 +135,7 @@ async def dump() -> AsyncIterator[bytes]:
                 yield data
                 if any(kind in (_DONE, _ERROR) for kind, _, _ in each_message(data)):
                     return
-                # A dump is always ready to be read on: without this nobody else would get a turn.
+                # A dump can always be read, so without this no other task would run.
                 await asyncio.sleep(0)
     except TimeoutError as error:
         raise KernelError("connection tracking: no answer in time") from error
@@ -145,10 +144,10 @@ async def dump() -> AsyncIterator[bytes]:
 
 
 async def listen(take: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-    """Hand over what the kernel says of ended connections until cancelled; ``lost`` when it had to drop some.
+    """Pass on the kernel's events of ended connections until cancelled; calls ``lost`` if it dropped some.
 
     Raises:
-        KernelError: nobody may listen here.
+        KernelError: listening is not permitted.
     """
 
     def read(netlink: socket.socket) -> None:
@@ -171,11 +170,11 @@ class TableState(NamedTuple):
     """State of the kernel's table; None is unknown.
 
     Attributes:
-        accounting: whether connections that begin now are counted (``nf_conntrack_acct``).
-        events: whether their end is told (``nf_conntrack_events``).
-        entries, limit: connections, and how many there may be.
-        dropped: connections that were not tracked because the table was full, since the node started.
-        pushed_out: connections that were forgotten early to make room.
+        accounting: whether bytes of new connections are counted (``nf_conntrack_acct``).
+        events: whether their ends are reported (``nf_conntrack_events``).
+        entries, limit: connections, and the size of the table.
+        dropped: connections refused since the node started because the table was full.
+        pushed_out: connections removed early to make room.
     """
 
     accounting: bool | None

@@ -30,7 +30,7 @@ from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 log = logs.get("agent.traffic")
 
 SHOWN_S = 300.0
-"""How long a reading is shown: every scraper has it by then, and Prometheus refuses readings that are much older."""
+"""How long a reading is exported; Prometheus refuses much older ones."""
 _CLIENT = ("client_namespace", "client_kind", "client_workload", "client_zone")
 _SERVER = ("server_namespace", "server_kind", "server_workload", "server_zone")
 _SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at boot (sysctl.d)"
@@ -87,7 +87,7 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
         end = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
             address = read_address(text)
-            if address is not None:  # Else it has none yet, or nothing that a connection could have.
+            if address is not None:  # Otherwise it has no address yet, or an invalid one.
                 found[address.packed] = end
     return found
 
@@ -95,8 +95,8 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
 class Counting:
     """Reads the kernel's table into `EdgeTotals`, and collects metrics from them.
 
-    Bytes carry the time at which the table was read. A scrape comes up to a round later, and a rate over a few rounds would else be
-    wrong by a whole one: by 17 % over three minutes.
+    Samples carry the time at which the table was read. A scrape comes up to a round later, so without it a rate over three minutes
+    could be wrong by 17 %.
 
     Attributes:
         cost_s: processor time that the last round took.
@@ -110,12 +110,12 @@ class Counting:
         self._table = TableState(None, None, None, None, None, None)
 
     def add_ended(self, data: bytes) -> None:
-        """A datagram about ended connections."""
+        """Add a datagram of events of ended connections."""
         for entry in read_entries(data):
             self.edges.add_ended(entry)
 
     def note_loss(self) -> None:
-        """The kernel dropped some."""
+        """Count a loss of events."""
         self.lost += 1
 
     async def round(self, pods: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
@@ -138,7 +138,7 @@ class Counting:
 
     @property
     def problem(self) -> str:
-        """Why there are no counts, or not all; empty when nothing is wrong."""
+        """Why counts are missing or incomplete; empty otherwise."""
         if self._table.accounting is None:
             return "the kernel tracks no connections here (Cilium without kube-proxy does not)"
         if not self._table.accounting:
