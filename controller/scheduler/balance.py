@@ -34,7 +34,7 @@ LEAST_GAIN_US, LEAST_SHARE = 20.0, 0.05
 """Of a call's time, what advice has to gain."""
 SHOWN = 3
 
-Reason = Literal["NoTrafficDistribution", "HintsIgnored", "HotReplica", "NoReplicaInZone"]
+Reason = Literal["NoTrafficDistribution", "HintsIgnored", "HotReplica"]
 _FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
@@ -74,7 +74,6 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
         advised: what to set instead; empty for none, the same where replicas and not the field should change.
         latency_us: expected of a call to it as it is; ``advised_us`` as advised.
         hottest: load of the busiest replica over its fair share as it is.
-        zones: of callers without a replica.
         text: for people.
     """
 
@@ -86,7 +85,6 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
     latency_us: float
     advised_us: float
     hottest: float
-    zones: tuple[str, ...]
     text: str
 
 
@@ -143,10 +141,8 @@ class _PlacedArrays:
             costs=current.costs,
             measured=current.measured,
         )
-        compiled = compile_problem(request)
-        self.problem = compiled.problem
+        self.problem = compile_problem(request).problem
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
-        self.zone_names = [location.zone for location in compiled.locations]
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload with pods at both ends."""
@@ -169,27 +165,6 @@ class _PlacedArrays:
             hottest += edge.weight * found.hottest
         return RoutingEstimate(latency / weight, hottest / weight)
 
-    def missing(self, edges: Sequence[CallEdge]) -> tuple[tuple[str, ...], float]:
-        """Zones of callers without a replica, and what one in each would save of a call."""
-        problem, callee = self.problem, edges[0].callee
-        ends = np.array(list(self.hosts_of[callee]), np.int64)
-        counts = np.array(list(self.hosts_of[callee].values()), np.float64)
-        served = set(problem.zone_of[ends].tolist())
-        zones: set[int] = set()
-        saved = 0.0
-        for edge in edges:
-            total = sum(self.hosts_of[edge.caller].values())
-            for host, count in self.hosts_of[edge.caller].items():
-                zone = int(problem.zone_of[host])
-                if zone in served or not problem.zoned[zone]:
-                    continue
-                zones.add(zone)
-                table = problem.tables[edge.table].latency
-                far = float(table[zone, problem.zone_of[ends]] @ counts) / counts.sum()
-                saved += edge.weight * count / total * max(far - float(table[zone, zone]), 0.0)
-        names = tuple(sorted(self.zone_names[zone] for zone in zones))
-        return names, saved / sum(edge.weight for edge in edges)
-
 
 def advise(current: PlacedGroup) -> list[Advice]:
     """Advice on routing calls within a group, the greatest gains first."""
@@ -207,7 +182,7 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
     name, workload, routing = service.metadata.key, arrays.current.graph.selectors[callee], service.routing
     now = arrays.estimate(edges, routing)
 
-    def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str, zones: tuple[str, ...] = ()) -> Advice:
+    def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str) -> Advice:
         return Advice(
             service=name,
             workload=workload,
@@ -217,7 +192,6 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
             latency_us=round(now.latency_us, 1),
             advised_us=round(then.latency_us, 1),
             hottest=round(now.hottest, 2),
-            zones=zones,
             text=f"Service {name} {text}",
         )
 
@@ -246,14 +220,6 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
             f"{then.hottest:.1f} times, at {_us(then)} a call instead of {_us(now)}; or more replicas where its callers are"
         )
         yield make("HotReplica", advised, then, text)
-    zones, saved_us = arrays.missing(edges)
-    if zones and _is_gain(saved_us, now):
-        then = RoutingEstimate(now.latency_us - saved_us, now.hottest)
-        text = (
-            f"has no replica in {', '.join(zones[:SHOWN])}, where callers are: with one there a call would take {_us(then)} "
-            f"instead of {_us(now)}"
-        )
-        yield make("NoReplicaInZone", routing, then, text, zones)
 
 
 def _nearer(

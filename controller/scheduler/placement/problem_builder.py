@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from controller.cluster.costs import SAME_HOST_COST, CostTable, Location
+from controller.cluster.costs import SAME_HOST_COST, CostTable
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
@@ -139,13 +139,11 @@ class CompiledProblem(msgspec.Struct, frozen=True):
     Attributes:
         problem: for the search.
         names: of the hosts, by number.
-        locations: by number of the zone.
         resources: names of the problem's resources; ports of hosts among them.
     """
 
     problem: Problem
     names: Sequence[str]
-    locations: Sequence[Location]
     resources: Sequence[str]
 
     @property
@@ -187,7 +185,7 @@ class _Compiler:
         self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
 
     def result(self) -> CompiledProblem:
-        return CompiledProblem(self._problem(), self._names, self._locations, self._resources)
+        return CompiledProblem(self._problem(), self._names, self._resources)
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec

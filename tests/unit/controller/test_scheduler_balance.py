@@ -145,14 +145,6 @@ def test_a_hot_replica_is_told_with_what_cooling_it_costs() -> None:
     assert "takes 3.0 times its fair share" in state.message
 
 
-def test_callers_without_a_replica_in_their_zone_are_told() -> None:
-    found = stands((("a1", "b1", "c1"), ("a2", "b2")), service("w1", "PreferSameZone"))
-    advice = only(advise(found))
-    assert (advice.reason, advice.zones, advice.advised) == ("NoReplicaInZone", ("c",), "PreferSameZone")
-    assert advice.latency_us == pytest.approx((2 * NEAR_US + FAR_US) / 3, abs=0.1)
-    assert advice.advised_us == pytest.approx(NEAR_US)
-
-
 def test_a_replica_on_a_node_without_a_zone_makes_every_hint_useless() -> None:
     found = stands((("a1", "b1"), ("a2", "b2", "-1")), service("w1", "PreferSameZone"))
     assert only(advise(found)).reason == "HintsIgnored"
