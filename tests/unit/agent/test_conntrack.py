@@ -122,7 +122,8 @@ def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(edg
     assert rounds(edges, entry(20))[EDGE] == (1010, 0)
     assert rounds(edges, entry(50))[EDGE] == (1040, 0)
     assert edges.unreported_bytes == 990
-    assert rounds(edges, entry(60))[EDGE] == (1050, 0)
+    assert rounds(edges, entry(60), entry(None), entry(None))[EDGE] == (1050, 0)
+    assert edges.uncounted == 2, "without counters"
 
 
 def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(edges: EdgeTotals) -> None:
@@ -159,11 +160,6 @@ def test_an_edge_that_was_quiet_for_an_hour_goes(edges: EdgeTotals) -> None:
     assert rounds(edges, now_s=0)
     assert rounds(edges, now_s=3600)
     assert not rounds(edges, now_s=3601)
-
-
-def test_connections_without_counters_are_told(edges: EdgeTotals) -> None:
-    rounds(edges, entry(None), entry(None), entry(3))
-    assert edges.uncounted == 2
 
 
 def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are_nobodys() -> None:

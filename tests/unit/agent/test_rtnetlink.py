@@ -203,23 +203,26 @@ def told(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
     ]
 
 
-async def test_a_dump_is_read_to_its_end_and_answers_to_others_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(request: bytes, sequence: int) -> list[bytes]:
-        late = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
-        return [late, *told(b"one!", b"two!")(request, sequence)]
-
-    async with stand_in(monkeypatch, answer):
-        assert await links() == [b"one!", b"two!"]
+def late(request: bytes, sequence: int) -> list[bytes]:
+    """An answer to somebody else comes first."""
+    other = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
+    return [other, *told(b"one!", b"two!")(request, sequence)]
 
 
-async def test_a_dump_that_a_change_interrupted_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stand_in(monkeypatch, told(b"half", flags=INTERRUPTED), told(b"good")):
-        assert await links() == [b"good"]
-
-
-async def test_a_dump_is_taken_three_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stand_in(monkeypatch, *(told(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5))):
-        assert await links() == [b"0003"]
+@pytest.mark.parametrize(
+    ("answers", "read"),
+    [
+        ([late], [b"one!", b"two!"]),
+        # A dump that a change interrupted is taken again, three times at most.
+        ([told(b"half", flags=INTERRUPTED), told(b"good")], [b"good"]),
+        ([told(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
+    ],
+)
+async def test_a_dump_is_read_to_its_end_and_once_more_when_it_was_interrupted(
+    answers: list[Answer], read: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stand_in(monkeypatch, *answers):
+        assert await links() == read
 
 
 async def test_a_dump_that_ends_with_an_error_is_no_short_dump(monkeypatch: pytest.MonkeyPatch) -> None:
