@@ -58,7 +58,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         transactions: completed round trips, None for a stream.
         duration_s: how long the test itself ran.
-        transactions_per_s: request-response tests.
         throughput_bps: stream tests, bits per second.
         loss_ratio: lost datagrams, or retransmitted segments, over transactions; 0..1.
         retransmits: TCP segments sent again by either end.
@@ -66,7 +65,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         throttled_us: how long our own cgroup was kept from running during the run; None if unknown.
         run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
         cpu_us: CPU time of the prober during the run; None if unknown.
-        local_cpu_percent: utilisation of the whole node as netperf saw it.
         responder_delay_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
         delayed_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
     """
@@ -76,13 +74,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     min_us: LatencyUs | None = None
     mean_us: LatencyUs | None = None
     max_us: LatencyUs | None = None
-    stddev_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     p50_us: LatencyUs | None = None
     p90_us: LatencyUs | None = None
     p99_us: LatencyUs | None = None
     transactions: Count | None = None
     duration_s: Amount | None = None
-    transactions_per_s: Amount | None = None
     throughput_bps: Amount | None = None
     loss_ratio: Ratio | None = None
     retransmits: Count | None = None
@@ -90,7 +86,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     throttled_us: Amount | None = None
     run_queue_us: Amount | None = None
     cpu_us: Amount | None = None
-    local_cpu_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     responder_delay_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     delayed_ratio: Ratio | None = None
 

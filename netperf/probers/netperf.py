@@ -40,25 +40,10 @@ MIN_TRANSACTIONS_FOR_P90 = 12
 SETUP_ROUND_TRIPS = 8
 """Control connection, passphrase, set-up, data connection, result."""
 
-_LATENCY_KEYS = (
-    "MIN_LATENCY",
-    "MEAN_LATENCY",
-    "MAX_LATENCY",
-    "STDDEV_LATENCY",
-    "P50_LATENCY",
-    "P90_LATENCY",
-    "P99_LATENCY",
-)
-_COMMON_KEYS = (
-    "THROUGHPUT",
-    "THROUGHPUT_UNITS",
-    "ELAPSED_TIME",
-    "LOCAL_SEND_CALLS",
-    "LOCAL_RECV_CALLS",
-    "LOCAL_CPU_UTIL",
-    "LOCAL_TRANSPORT_RETRANS",
-    "REMOTE_TRANSPORT_RETRANS",
-)
+_COMMON_KEYS = ("ELAPSED_TIME", "LOCAL_TRANSPORT_RETRANS", "REMOTE_TRANSPORT_RETRANS")
+_STREAM_KEYS = ("THROUGHPUT", "THROUGHPUT_UNITS", *_COMMON_KEYS)
+_LATENCY_KEYS = ("MIN_LATENCY", "MEAN_LATENCY", "MAX_LATENCY", "P50_LATENCY", "P90_LATENCY", "P99_LATENCY")
+_CALL_KEYS = (*_LATENCY_KEYS, "LOCAL_SEND_CALLS", "LOCAL_RECV_CALLS", *_COMMON_KEYS)
 _UNITS_BPS = {"10^6bits/s": 1e6, "10^3bits/s": 1e3, "10^9bits/s": 1e9}
 
 
@@ -77,7 +62,7 @@ def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 def keys_for(test: Test) -> tuple[str, ...]:
     """The output selectors of a test; a stream's latencies are those of its send calls, and no round trips."""
-    return _COMMON_KEYS if test == "TCP_STREAM" else _LATENCY_KEYS + _COMMON_KEYS
+    return _STREAM_KEYS if test == "TCP_STREAM" else _CALL_KEYS
 
 
 def transactions_for(duration_s: float, rtt_s: float) -> int | None:
@@ -95,7 +80,7 @@ def command_line(
     timed = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
-    command += ["-l", length, "-P", "0", "-c", "--"]
+    command += ["-l", length, "-P", "0", "--"]
     if settings.test == "TCP_RR":
         command.append("-D")
     if settings.test == "UDP_RR":
@@ -115,7 +100,6 @@ def parse_output(text: str, test: Test) -> Measurement:
     if missing:
         raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
     duration_s = _number(values["ELAPSED_TIME"], low=0)
-    cpu_percent = _number(values["LOCAL_CPU_UTIL"], low=0, high=100)
     retransmits = _retransmits(values)
     if test == "TCP_STREAM":
         unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
@@ -128,7 +112,6 @@ def parse_output(text: str, test: Test) -> Measurement:
             duration_s=duration_s,
             throughput_bps=throughput * unit_bps,
             retransmits=retransmits,
-            local_cpu_percent=cpu_percent,
         )
     transactions = int(_number(values["LOCAL_RECV_CALLS"], low=0) or 0)
     min_us, max_us = _latency(values["MIN_LATENCY"]), _latency(values["MAX_LATENCY"])
@@ -141,23 +124,20 @@ def parse_output(text: str, test: Test) -> Measurement:
         min_us=min_us,
         mean_us=_latency(values["MEAN_LATENCY"]),
         max_us=max_us,
-        stddev_us=_number(values["STDDEV_LATENCY"], low=0, high=MAX_LATENCY_US),
         p50_us=p50_us,
         p90_us=p90_us,
         p99_us=p99_us,
         transactions=transactions,
         duration_s=duration_s,
-        transactions_per_s=_number(values["THROUGHPUT"], low=0),
         loss_ratio=_loss_ratio(values, test, transactions, retransmits),
         retransmits=retransmits,
-        local_cpu_percent=cpu_percent,
     )
 
 
 def _number(
     text: str, *, above: float | None = None, low: float | None = None, high: float | None = None
 ) -> float | None:
-    """A finite number within bounds, else None: netperf prints -1 for unknown, and ``nan`` for a stddev of one run."""
+    """A finite number within bounds, else None: netperf prints -1 for unknown."""
     try:
         value = float(text)
     except ValueError:

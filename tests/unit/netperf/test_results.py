@@ -67,7 +67,6 @@ samples = st.builds(
             {},
             optional={
                 "min_us": latencies,
-                "stddev_us": latencies,
                 "transactions": st.integers(0, 10**9),
                 "loss_ratio": st.floats(0, 1).map(lambda r: round(r, 6)),
                 "throttled_us": latencies,
