@@ -1,7 +1,7 @@
 """Creates what a new installation lacks: a NetworkTopology, and the Secret with the probing passphrase.
 
-`kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase in a repository is none. Both
-are therefore made here, by the leader, when the configuration asks for it and nobody else has made them.
+`kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase must not be in a repository. So
+the leader creates both if the configuration asks for it and they are missing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Bootstrap:
         return {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
 
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
-        """Create one object; tell whether it is there now. A failure is said once, and the next round tries again."""
+        """Create one object; returns whether it exists now. A failure is logged once and retried in the next round."""
         metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF}
         body = {**resource.type_meta, "metadata": metadata, **content}
         try:

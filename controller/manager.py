@@ -1,7 +1,7 @@
 """The controller manager: stores on all replicas, controllers on the leader.
 
-A replica that does not lead stores the cluster all the same, so that a failover costs the election and not a cold start.
-All writes of the leader go through a client that asks the leadership first.
+A replica that does not lead has full stores too, so a failover needs no cold start. The leader writes through a client that checks
+the leadership first.
 """
 
 from __future__ import annotations

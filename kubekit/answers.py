@@ -109,13 +109,13 @@ def error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     except DECODE_ERRORS:
         status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
     if answer.status >= 500:
-        # Who failed is not believed when it speaks of a refusal: nobody knows what became of a write.
+        # After a server error, a refusal in the body is ignored: the outcome of a write is unknown.
         status = msgspec.structs.replace(status, code=answer.status)
     return status.to_error(answer.status, answer.headers.get("Retry-After"))
 
 
 class translated:  # noqa: N801 - reads as a word in `with _translated(...)`
-    """Turn what aiohttp and asyncio raise into UnreachableError, with the request's name."""
+    """Turn errors of aiohttp and asyncio into UnreachableError, with the request's name."""
 
     def __init__(self, method: str, path: str) -> None:
         self._what = f"{method} {path}"

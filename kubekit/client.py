@@ -61,7 +61,7 @@ class Scope(TypedDict, total=False):
 
 
 class Client:
-    """Requests to one API server. Use as ``async with Client(config) as client``. ``has_answer`` tells whether any came yet.
+    """Requests to one API server. Use as ``async with Client(config) as client``. ``has_answer`` is set after the first answer.
 
     Every method raises UnreachableError without an answer in time, ApiError for an error answer, MalformedObjectError when
     the answer does not have the asked type.
@@ -321,9 +321,8 @@ class Client:
 
         Yields an iterator of events; it raises SilentWatchError when nothing came for ``silence_s``, since bookmarks arrive
         every minute or so. With ``initial`` the events begin with all objects there are, ended by a bookmark with the
-        annotation ``k8s.io/initial-events-end`` (WatchList); a server that does not serve this answers 422. Its answer may take
-        as long as that of a list, which it is: whom a server that thousands ask at once has not come to in 15 s would throw away
-        its place in the queue, and what the server has done for it already, only to queue anew.
+        annotation ``k8s.io/initial-events-end`` (WatchList); a server that does not serve this answers 422. It may take as long to
+        answer as a list: with a short timeout, a client of a busy server would lose its place in the queue and start again.
         """
         asked_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
         params = {

@@ -93,7 +93,7 @@ class ApiError(KubekitError):
 
     @property
     def conflict(self) -> bool:
-        """Somebody else wrote the object since we read it, or owns the field we apply."""
+        """Another writer changed the object since we read it, or owns the field that we apply."""
         return self.status == 409 and self.reason != "AlreadyExists"
 
     @property

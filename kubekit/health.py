@@ -1,7 +1,7 @@
 """Health checks and metrics of a program: event loop delay, age of stores.
 
 A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
-(`kubekit.waiting.CooperativeYield`), and the controller's programs say on /metrics whether that holds.
+(`kubekit.waiting.CooperativeYield`), and metrics of the controller's programs show whether that holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 def count_tasks(registry: CollectorRegistry) -> None:
-    """Have the tasks of the running loop counted on /metrics: a task that nobody awaits is a leak that memory shows late.
+    """Export the number of the loop's tasks, because leaked tasks show in memory only late.
 
     Raises:
         RuntimeError: no loop is running.

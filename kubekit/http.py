@@ -1,6 +1,6 @@
 """The HTTP server of a program: /metrics, /healthz, /readyz, and further routes.
 
-/healthz fails only for what a restart would mend; /readyz tells whether to send work here, and both name the check that fails.
+/healthz fails only if a restart would help; /readyz fails if the program cannot work; both name the failed check.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kubekit.http_limits import (
 log = logs.get("kubekit.http")
 
 Check = Callable[[], str]
-"""Returns the empty text when all is well, otherwise what is wrong."""
+"""Returns the problem; empty without one."""
 
 REQUEST_LIMIT_BYTES = 64 << 10
 EVERYWHERE = "::"

@@ -241,8 +241,8 @@ async def read_body_in_time(request: web.Request, handler: Handler) -> web.Strea
 def only_for(hosts: Collection[str]) -> Middleware:
     """Refuse requests whose Host a foreign web site could have made a browser send (DNS rebinding).
 
-    Addresses, names without a dot, names inside a cluster and ``hosts`` are fine: none of these is a name in public DNS that
-    somebody else may point here.
+    Addresses, names without a dot, names inside a cluster and ``hosts`` are allowed, because none is a public DNS name that an
+    attacker could point here.
     """
     known = {host.lower() for host in hosts}
 

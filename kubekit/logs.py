@@ -28,11 +28,11 @@ class Log:
         self._states: dict[str, str] = {}
 
     def debug(self, message: str, **fields: object) -> None:
-        """Detail for somebody who looks for a fault."""
+        """Detail for debugging."""
         self._emit(logging.DEBUG, message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """A change of state that is part of normal life."""
+        """A normal change of state."""
         self._emit(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
@@ -40,15 +40,15 @@ class Log:
         self._emit(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Something is wrong that a person must mend."""
+        """Something is wrong that a person must correct."""
         self._emit(logging.ERROR, message, fields)
 
     def unexpected(self, message: str, error: BaseException, **fields: object) -> None:
-        """An error that nobody foresaw, with its trace."""
+        """An unexpected error, with its trace."""
         self._logger.error(message, exc_info=error, extra={"fields": fields})
 
     def change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
-        """Log only when ``topic`` was not in ``state`` before; tell whether it was logged.
+        """Log only when ``topic`` was not in ``state`` before; returns whether it was logged.
 
         Args:
             topic: what the state is about, for example ``plan/zone-a``.

@@ -59,8 +59,7 @@ class Reflector(KeyedObjects[T]):
 
     Attributes:
         synced: set after the first complete list.
-        ready: set when synced, or when the API server does not serve the resource, so that nobody waits for a CRD that is
-            not installed.
+        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD delays nothing.
         malformed: objects that could not be decoded, key -> reason.
         failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
             they can.
@@ -215,8 +214,7 @@ class Reflector(KeyedObjects[T]):
     async def _exchange(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         """Replace the store's objects by the listed ones, and call handlers for differences.
 
-        One object after the other, each told when it is exchanged: thousands at once would hold the loop, and whoever is
-        cancelled in between has told everything that is there.
+        Handlers run after each object, with pauses for other tasks; if cancelled in between, handlers have seen all stored objects.
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed

@@ -1,6 +1,6 @@
 """Starts and stops a program: one event loop, cancellation by SIGTERM and SIGINT, exit codes.
 
-Exit 0 after a requested stop, 2 for wrong configuration, 1 when a task that should run for ever ended by itself.
+Exit 0 after a requested stop, 2 for wrong configuration, 1 if a task that should never end did.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _report(errors: list[BaseException]) -> int:
 
 
 async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
-    """Run named tasks that never end; if one does, end all and raise, since the program would be half alive.
+    """Run named tasks that never end; if one does, end all and raise.
 
     Raises:
         BaseExceptionGroup: with what the tasks raised.
@@ -104,7 +104,7 @@ async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *,
         log: told once of each error, and once of its end.
         topic: of the log's state.
         broken: the line while it fails.
-        mended: the line once it does no more.
+        mended: log line after recovery.
     """
     try:
         await work
@@ -116,12 +116,10 @@ async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *,
 
 
 def compact_memory(*, everything: bool = True) -> None:
-    """Leave all there is now out of later garbage collections, and let none go through everything by itself any more.
+    """Exclude all present objects from later garbage collections, and disable automatic full ones.
 
-    A full collection stops every thread for as long as it takes to visit each object, and the interpreter begins one whenever
-    there are a quarter more: with 100 zones of 100 nodes every 3 s, for 0.15 to 0.4 s of CPU. What is replaced goes without it;
-    only what refers to itself and is no longer young waits for the next call: with ``everything``, or else for ever where it was
-    there at an earlier call.
+    A full collection stops every thread, at 100 zones of 100 nodes every 3 s for 0.15 to 0.4 s. Without it only old cycles of
+    references stay: until the next call, or, if they existed at an earlier call, until one with ``everything``.
     """
     if everything:
         gc.unfreeze()
@@ -132,10 +130,10 @@ def compact_memory(*, everything: bool = True) -> None:
 
 
 async def configure_gc() -> None:
-    """`compact_memory` now, and again whenever the program needs a tenth more than after the last time, until cancelled."""
+    """`compact_memory` now, and whenever memory has grown by a tenth since, until cancelled."""
     settled_at = 0
     while True:
-        # Without a file descriptor left, which passes, nothing is known for once.
+        # Without a free file descriptor it is unknown this time.
         with suppress(OSError):
             if _memory() > MEMORY_GROWTH * settled_at:
                 compact_memory()
@@ -144,7 +142,7 @@ async def configure_gc() -> None:
 
 
 def _memory() -> int:
-    """Resident memory in pages; where the system never tells, the most there ever was, in a unit of its own."""
+    """Resident memory in pages; on systems without /proc, the maximum so far, in another unit."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(Path("/proc/self/statm").read_text().split()[1])

@@ -33,7 +33,7 @@ class LocalProxy:
 
     Args:
         session: asks the controller.
-        token: gives the token that the page asks for; empty for none. It never reaches the browser.
+        token: returns the page's token; empty for none. It never reaches the browser.
     """
 
     def __init__(self, session: aiohttp.ClientSession, token: Callable[[], Awaitable[str]]) -> None:
@@ -56,7 +56,7 @@ class LocalProxy:
             await runner.cleanup()
 
     async def refusal(self) -> str:
-        """Why the page lets nobody in; empty where it does."""
+        """Why the page refuses the login; empty if it does not."""
         async with self._session.get("/", headers=await self._headers({})) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
 
@@ -65,7 +65,7 @@ class LocalProxy:
         return {**headers, PAGE_TOKEN_HEADER: token} if token else headers
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        # Cookies know no ports: two proxies on one machine must not overwrite each other's.
+        # Cookies ignore ports, so the name has the port: proxies of one machine must not overwrite each other's.
         cookie = f"netaware-{self._port}"
         if self._key and _is(request.query.get("key", ""), self._key):
             self._key = ""

@@ -53,7 +53,7 @@ class Screen:
         else:
             with self._console.capture() as capture:
                 self._console.print(content, soft_wrap=True, highlight=False)
-            # Tables fill their columns with blanks, which nobody wants in a file.
+            # Strip the blanks that pad the tables' columns.
             self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
     def _print_data(self, answer: object, format_: str) -> None:

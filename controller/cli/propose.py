@@ -261,7 +261,7 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
 
 
 async def write(session: Session, proposals: Sequence[Proposal]) -> None:
-    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist."""
+    """Write AppGroups first, because upstream's scheduler crashes on a pod without its group."""
     for proposal in proposals:
         await session.client.apply(
             APPGROUPS,

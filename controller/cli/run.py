@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
 SILENCE_S = 2.0
-"""A person who waits longer is told for what."""
+"""After this time a note says what the command waits for."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -48,11 +48,11 @@ def _guarded(work: Callable[[], int]) -> int:
     try:
         return work()
     except KubekitError as error:
-        # The API server's own words may hold anybody's.
+        # The API server's messages may contain users' text.
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
     except BrokenPipeError:
-        # The reader has closed the pipe, as in `... | head`; without this Python complains again at exit.
+        # The reader closed the pipe, as in `... | head`; without this Python raises again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ANSWERED
     except (KeyboardInterrupt, asyncio.CancelledError):

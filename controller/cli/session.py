@@ -1,7 +1,7 @@
 """A command's connection to the cluster: lists only what it needs, and notes what it may not read.
 
-Objects that cannot be read for lack of rights or of a definition are left out with a note on stderr: somebody who may see
-AppGroups but not nodes still gets an answer, and knows what is missing from it.
+Objects that cannot be read for lack of rights or of a definition are left out with a note on stderr, so a user with few rights gets
+a partial answer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Session:
         notes: what could not be read and why, by kind; for stderr.
         remarks: what else the command has to say; for stderr.
         complaints: what the controller's replicas say is wrong with themselves, once they were asked.
-        stack: closed when the command ends; for what it holds open meanwhile.
+        stack: for resources to close when the command ends.
     """
 
     client: Client
@@ -103,7 +103,7 @@ class Session:
         control_plane: bool = False,
         measurements: bool = True,
     ) -> ClusterSnapshot:
-        """Read the configuration in force, nodes, topologies, results and plans, and on request more.
+        """Read the controller's configuration, nodes, topologies, results and plans, and on request more.
 
         Args:
             groups: AppGroups and their pods, and the namespaces, whose labels say which groups may have their pods.
@@ -313,7 +313,7 @@ class Session:
         return plans
 
     async def _results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
-        """The results ConfigMaps, read by name, since listing ConfigMaps may well not be allowed."""
+        """The results ConfigMaps, read by name, because the user may not be allowed to list ConfigMaps."""
         names = tuple(dict.fromkeys(names))
         read = dict(zip(names, await asyncio.gather(*(self._result(name) for name in names)), strict=True))
         first_denied = {name.namespace: name for name in reversed(names) if read[name] is None}
@@ -322,7 +322,7 @@ class Session:
         return {str(name): data for name, data in read.items() if data}
 
     async def _result(self, name: ObjectName) -> dict[str, str] | None:
-        """Empty where there is none; None where nobody may know."""
+        """One ConfigMap's data; empty if it does not exist, None if it cannot be read."""
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError as error:

@@ -25,7 +25,7 @@ class Controller(Object, frozen=True):
     """A Deployment or StatefulSet.
 
     Attributes:
-        kind: items of a list do not say it; whoever lists them does.
+        kind: set by the reader, because items of a list lack it.
     """
 
     kind: str = ""

@@ -134,8 +134,8 @@ class OwnWrites(Generic[T]):
     def newest(self, key: str) -> T | None:
         """The store's copy, or ours while the store still has one that we replaced.
 
-        Call it for every change of the store as well: an object that we made and somebody deleted would otherwise look
-        like one that the store has not seen yet.
+        Call it for every change of the store too; otherwise an object of ours that was deleted would look like one that the store
+        has not received yet.
         """
         stored = self._store.get(key)
         if key not in self._written:
@@ -150,7 +150,7 @@ class OwnWrites(Generic[T]):
         return self._written[key][1] if key in self._written else set()
 
     def forget(self) -> None:
-        """Forget everything, when a leadership begins, because others may have written since."""
+        """Forget everything when a leadership begins, because others may have written meanwhile."""
         self._written.clear()
 
 

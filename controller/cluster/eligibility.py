@@ -163,14 +163,14 @@ class Constraints:
         volumes: Iterable[NodeSelector] = (),
         closing: bool = False,
     ) -> str:
-        """Why a pod may not run on a node, whoever else is there; empty where it may.
+        """Why a pod may not run on a node, regardless of other pods; empty if it may.
 
         Args:
             name: of the node.
             labels: of the node.
             taints: of the node, NoSchedule and NoExecute.
             volumes: what the pod's volumes demand of a node; every one must hold.
-            closing: somebody is about to take the node away.
+            closing: the node is about to be removed.
         """
         for key, value in self._selector.items():
             if labels.get(key) != value:

@@ -1,7 +1,7 @@
 """Which nodes can reach a pod's volumes, or may provision them.
 
-A volume that a claim is bound to says so by its node affinity, or, as older provisioners have it, by labels of its zone
-and region (kube-scheduler's VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits
+A bound volume names its nodes by node affinity or, of older provisioners, by labels of zone and region (kube-scheduler's
+VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits
 it, or where its class may provide one. CSIStorageCapacity is not read.
 """
 
@@ -36,7 +36,7 @@ SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: where kube-scheduler has its volume made."""
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
 _AVAILABLE = frozenset({"Available", ""})
-"""Phases of volumes that a claim may take; one that somebody wrote into a file has none."""
+"""Phases of volumes that a claim may take; volumes in hand-written files have none."""
 T = TypeVar("T", bound=Object)
 
 

@@ -1,7 +1,7 @@
 """Zones, their regions, and the location of each node, from node labels.
 
-An agent announces itself by an annotation on its node; the plan takes only Ready, schedulable nodes that have it. Nothing
-is guessed about a node without a zone label: it takes no part, and the status says so.
+An agent announces itself by an annotation on its node; the plan takes only Ready, schedulable nodes that have it. A node without a
+zone label takes no part, and the status says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Converts older spellings of AppGroup and NetworkTopology into what the API server accepts.
 
-Slides, proposals and examples of the network-aware plugins disagree about API groups, field names and nesting. Conversion is
-pure and tells all that it changed; what is right already comes back as it is. Documents of other kinds pass untouched.
+Slides, proposals and examples of the network-aware plugins disagree about API groups, field names and nesting. Conversion is pure
+and reports all changes. Correct documents, and those of other kinds, are returned unchanged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
     """Convert documents as a YAML reader gives them; lists of objects are taken apart (see `objects_in`).
 
     Raises:
-        ConvertError: a document is no object, or lacks what cannot be made up.
+        ConvertError: a document is not an object, or lacks a required field.
     """
     objects: list[Document] = []
     changes: list[Change] = []
@@ -392,7 +392,7 @@ def _entry(raw: Document, field: str, note: _Notes) -> Document | None:
     raw = _drop_unknown(raw, known, field, note)
     cost = _integer(raw.get("networkCost"))
     if raw.get("destination") is None or cost is None or not 0 <= cost < 2**63:
-        # A cost that is made up would be the best of all (0) or the worst; unknown is what it is.
+        # No default: 0 would be the best cost and any other arbitrary, so the cost stays unknown.
         note(field, "removed: it needs a destination and a networkCost of 0 or more")
         return None
     if cost != raw["networkCost"] or not isinstance(raw["networkCost"], int):

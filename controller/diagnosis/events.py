@@ -162,7 +162,7 @@ def has_event(finding: Finding) -> bool:
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
-    """The objects that a finding is about; what is about the whole cluster is told at the NetworkTopology."""
+    """The objects that a finding is about; the NetworkTopology if it is about the whole cluster."""
     code = finding.code
     if code.startswith(_OF_PODS):
         return [ObjectReference("Pod", *split_key(key)) for key in finding.affects]

@@ -27,11 +27,11 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable, for programs and tests.
-        severity: critical (the product does not do its work), warning (somebody is worse off), info.
+        severity: critical (the product does not do its work), warning (the product works less well), info.
         summary: what is wrong, in one sentence.
         cause: the chain of causes, the nearest first; the last one is the root cause.
-        since: unix seconds; None where nothing tells it.
-        affects: who is worse off, as ``namespace/name`` or names of nodes and zones.
+        since: unix seconds; None if unknown.
+        affects: what is affected, as ``namespace/name`` or names of nodes and zones.
         fix: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
         alert: the alert that stands for the same state, and the section of the runbook; empty without one.
     """

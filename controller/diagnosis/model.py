@@ -122,8 +122,8 @@ class PodBandwidthView(View, frozen=True):
     Attributes:
         requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
         ingress_asked, egress_asked: the annotation's text, null without one; ``_bps`` its meaning, null if it has none.
-        ingress_verdict, egress_verdict: the agent's word on whether the limit holds; null when nobody says.
-        problem: what does not fit together, empty when all does.
+        ingress_verdict, egress_verdict: the agent's verdict on the limit; null if unknown.
+        problem: an inconsistency; empty without one.
     """
 
     namespace: str

@@ -46,7 +46,7 @@ class PodDiagnosis(msgspec.Struct, frozen=True):
     Attributes:
         kind: its state; ``planned`` waits at its gate for its turn, ``refused`` is excluded from every node by its dependencies.
         summary: the same in one sentence.
-        since, until: unix seconds; None where nothing tells it. It waits no longer than ``until``.
+        since, until: unix seconds; None if unknown. It waits no longer than ``until``.
         fix: the next commands.
     """
 
@@ -289,7 +289,7 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
     busy = _answering(facts)
     for pod in facts.pods:
         name = pod.scheduler_name
-        # A scheduler with a long queue has not reached all of them; and no pod tells when its gate was opened.
+        # A scheduler with a long queue has not reached all of them, and the time of a gate's opening is unknown.
         patience_s = LONG_S if name in busy else PATIENCE_S if pod.scheduled is not None else SOON_S
         old = pod.created is not None and facts.now - pod.created > patience_s
         if pod.is_pending and not pod.gates and not pod.found_no_node and old:
@@ -318,7 +318,7 @@ def _answering(facts: Facts) -> set[str]:
 
 
 def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
-    """Pods that wait at our gate for longer than any configuration lets them, and for no known reason."""
+    """Pods that wait at our gate for longer than any configuration allows, without a known reason."""
     groups = _by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:

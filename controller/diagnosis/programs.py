@@ -70,7 +70,7 @@ def _no_leader(facts: Facts, age_s: float, affects: tuple[str, ...]) -> Finding:
 
 
 def lease_age(lease: LeaseFact | None, now: float) -> float | None:
-    """Seconds since the Lease was renewed, when that is longer ago than it lasts; None while somebody leads."""
+    """Seconds since the Lease was renewed, if it has expired; None while a replica leads."""
     if lease is None or lease.renewed is None:
         return 0.0
     age = now - lease.renewed

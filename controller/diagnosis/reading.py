@@ -70,7 +70,7 @@ class ProgramPodObject(Object, frozen=True):
 
 
 def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
-    """Facts of one moment; ``pod`` is one that somebody asks about, which the snapshot need not have."""
+    """The current facts; ``pod`` is the pod in question, which the snapshot may lack."""
     status, membership = snapshot.control_plane or ControlPlaneStatus(), snapshot.membership
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
     placements, default = snapshot.placements, snapshot.scheduler.placement
@@ -103,7 +103,7 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
 async def read_control_plane(
     client: Client, home: str, *, installed: bool, topologies_known: bool = True, complaints: Iterable[str] = ()
 ) -> ControlPlaneStatus:
-    """The state of our own programs in namespace ``home``; what cannot be read is unknown, and nothing is concluded from it."""
+    """The state of our own programs in namespace ``home``; what cannot be read is unknown."""
     lease, known, programs = None, False, None
     try:
         lease = read_lease(await client.get(LEASES, CONTROLLER, Lease, namespace=home))
@@ -146,7 +146,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
 
 
 def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
-    """A pod of an AppGroup, or one that somebody asks about; ``placement`` is the default if it has no label for it."""
+    """A pod of an AppGroup, or the pod in question; ``placement`` is the default without a label."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,

@@ -28,9 +28,9 @@ class ProgramPod(msgspec.Struct, frozen=True):
     """A pod of one of our programs.
 
     Attributes:
-        reason: what its containers say while they do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's
-            message while it has no node; empty otherwise.
-        template: the hash of the template that its Deployment made it from; empty where nobody says.
+        reason: state of containers that do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's message
+            if it has no node; empty otherwise.
+        template: hash of its pod template; empty if unknown.
     """
 
     program: Program
@@ -58,7 +58,7 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
         installed: whether the cluster knows our definitions.
         topologies_known: whether NetworkTopologies could be listed.
         programs: pods of our programs; None when they may not be listed, so that nothing is concluded from their absence.
-        lease: None when there is none; ``lease_known`` tells whether it could be read.
+        lease: None without one; ``lease_known`` if it could be read.
         complaints: what the controller's replicas report from /readyz, a line each.
     """
 
@@ -76,8 +76,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         now_s: wall clock, unix seconds.
         home: the namespace that netaware lives in.
-        groups: of all namespaces: whose a pod is, all of one name decide together.
-        namespaces: their labels say which AppGroups may have their pods.
+        groups: of all namespaces, because membership of pods depends on all groups of one name.
+        namespaces: with the labels by which they consent to AppGroups elsewhere.
         pods: at least those of AppGroups; others are ignored.
         bandwidth_pods: those that may ask for bandwidth; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
@@ -85,10 +85,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         plans: the probe plan, one per origin zone.
         services: those of the groups' pods at least; they say which replica answers a call.
         policy: the controller's default cost policy.
-        scheduler: the scheduler's configuration: which costs count, how long a gate stays shut, and who asks us (nobody named: all).
-        verdicts: pod (namespace/name) -> direction -> what its agent finds of its limit, by way of Prometheus; empty without one.
-        prices: of bytes between zones; None where nobody configured any.
-        control_plane: the state of our own programs; None where nobody read it, and then nothing is diagnosed.
+        scheduler: the scheduler's configuration: the costs that count, the gates' limits, and the schedulers' names (empty for
+            all).
+        verdicts: pod (namespace/name) -> direction -> its agent's verdict, from Prometheus; empty without it.
+        prices: of bytes between zones; None if not configured.
+        control_plane: the state of our own programs; None if it was not read, and then nothing is diagnosed.
     """
 
     now_s: float

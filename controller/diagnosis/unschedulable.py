@@ -200,7 +200,7 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
         return (f"add a toleration of {taint.key} to its template",)
     wanted = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
-    # The list is replaced as a whole; what Kubernetes added to the pod by itself, it adds again.
+    # The patch replaces the whole list; Kubernetes adds its own tolerations again.
     kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_BY_KUBERNETES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, wanted]}]
     kind, name = pod.owner

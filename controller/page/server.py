@@ -1,7 +1,6 @@
 """The page's HTTP routes: the document, and its data.
 
-Data are computed when somebody asks and the last answer is a second old; nothing is computed while nobody looks, and viewers,
-however many, open no watches: the page is made from the manager's stores.
+Data are computed on request, at most once a second, from the manager's stores; viewers open no watches.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Page:
         config: settings.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
-        scheduler: for which costs to show, how long gates stay shut, and who asks us.
-        client: reads the state of our own programs, and asks who may see the page if the configuration says so.
+        scheduler: the scheduler's configuration: costs to show, the gates' limits, the schedulers' names.
+        client: reads the state of our own programs, and checks tokens of the page.
         clock: wall clock, unix seconds.
 
     Attributes:
@@ -90,7 +89,7 @@ class Page:
                 app.router.add_get(path, handler if self._access is None else self._access.authorize(handler))
 
     async def run(self) -> None:
-        """Read the state of our own programs, while somebody looks; until cancelled."""
+        """Read the state of our own programs while the page has viewers; until cancelled."""
         await self.sources.run()
 
     async def _document(self, _: web.Request) -> web.StreamResponse:

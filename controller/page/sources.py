@@ -33,7 +33,7 @@ class Sources:
         client: reads the Lease and our programs' pods, which no store keeps.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
-        scheduler: for which costs to show, how long gates stay shut, and who asks us.
+        scheduler: the scheduler's configuration: costs to show, the gates' limits, the schedulers' names.
     """
 
     def __init__(

@@ -289,7 +289,7 @@ class TopologyController:
         await self._write_status(key, topology, fresh)
 
     async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
-        """Write the status if it is worth a write; a changed node count alone may wait."""
+        """Write the status if it changed; a changed node count alone may wait."""
         kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
         if not kept:

@@ -42,7 +42,7 @@ class ObjectName(NamedTuple):
 
 
 def results_of_agents(home: str, base: str, zone_count: int, plans: Iterable[ZonePlan]) -> list[ObjectName]:
-    """The ConfigMaps that our agents write to: the shards of ``base``, and what plans in force say."""
+    """The ConfigMaps that our agents write to: the shards of ``base``, and those that current plans name."""
     return [ObjectName(home, name) for name in sorted({*shard_names(base, zone_count), *(p.results for p in plans)})]
 
 
@@ -79,7 +79,7 @@ class ResultsStore:
         )
 
     def subscribe(self, changed: Callable[[ObjectName], None]) -> None:
-        """Call ``changed`` with the name after each change of what anybody wants, and when it is first known."""
+        """Call ``changed`` with the name after each change of a wanted ConfigMap, and when it is first known."""
         self._changed.append(changed)
 
     @property

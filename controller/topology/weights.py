@@ -77,7 +77,7 @@ def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> di
 
 
 def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
-    """JSON patch that writes the weight and the latencies that go along with it, or None when both are there already."""
+    """JSON patch that writes the weight and its latencies; None if both are up to date."""
     changes = _change_weight(topology, weight) + _change_latencies(topology, latencies)
     if not changes:
         return None

@@ -27,8 +27,8 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 def declared(group: AppGroup) -> dict[tuple[str, str], int]:
-    """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Between workloads of the group's own namespace: to tell what
-    others do would show their traffic to whoever may write an AppGroup.
+    """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Only between workloads of the group's own namespace;
+    otherwise writers of AppGroups could observe others' traffic.
     """
     graph, own = build_graph(group.spec), _own_workloads(group)
     keys = [own.get(selector) for selector in graph.selectors]

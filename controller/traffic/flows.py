@@ -6,7 +6,7 @@ import msgspec
 
 
 class WorkloadId(msgspec.Struct, frozen=True, order=True):
-    """A workload as metrics name it. ``kind`` is empty where a source does not tell it; an empty ``name`` is nobody we know."""
+    """A workload as metrics name it. ``kind`` is empty if the source lacks it; an empty ``name`` is an unknown workload."""
 
     namespace: str = ""
     name: str = ""
@@ -14,7 +14,7 @@ class WorkloadId(msgspec.Struct, frozen=True, order=True):
 
     @property
     def key(self) -> str:
-        """``namespace/name``, for people and for comparing what sources with and without kinds say."""
+        """``namespace/name``, for people, and to compare sources with and without kinds."""
         return f"{self.namespace}/{self.name}"
 
     @property

@@ -28,7 +28,7 @@ SCRAPER_NAMES = (
     "datadog",
 )
 THIN_SHARE = 0.001
-"""An edge below this share of what either end moves is chance: a health check, an exporter, somebody's shell."""
+"""An edge below this share of either end's traffic is ignored: a health check, an exporter, a user's shell."""
 
 _ROUNDING = 1e-6
 
@@ -41,7 +41,7 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     Attributes:
         bytes_per_s: both ways, mean over the window.
         peak_bytes_per_s: both ways, 95th percentile; the sum of the flows' own, so never too small.
-        requests_per_s: None where nobody counts them.
+        requests_per_s: None if unknown.
         zones: (client's zone, server's zone) -> bytes per second, where zones are known.
     """
 

@@ -64,8 +64,8 @@ class Money(msgspec.Struct, frozen=True):
 def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
     """A dependency's bytes per second by (client's place, server's place).
 
-    Of bytes that the source tells no zones for, each client replica is taken to call each server replica alike, which is what a
-    Service without a traffic distribution does.
+    For bytes without zones, each client replica is assumed to call each server replica alike, as with a Service without
+    `trafficDistribution`.
     """
     for (client_zone, server_zone), rate in sorted(dependency.zones.items()):
         yield workloads.place_of(client_zone), workloads.place_of(server_zone), rate

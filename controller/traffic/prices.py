@@ -1,6 +1,6 @@
 """Price per GB between two places: your own table, or a cloud's list prices.
 
-A preset is list price of one day, in one currency, without discounts: good for finding what is worth moving, not for book-keeping.
+A preset is the list price of one day, in one currency, without discounts: an estimate, not a bill.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ Reach = Literal["zone", "zones", "regions"]
 class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Prices per GB (10^9 bytes) that one byte costs on its way, sender's and receiver's side together.
 
-    A price that is left out is that of the next nearer reach: nobody charges less for a longer way, and taken as free it would
-    make the longest way the best one.
+    A missing price is that of the next nearer reach, because longer paths are never cheaper.
 
     Attributes:
         currency: as printed.
@@ -96,7 +95,7 @@ PRESETS: Mapping[str, PriceTable] = {
 
 
 def price_table(preset: str, table: PriceTable | None = None) -> PriceTable | None:
-    """The table in force: the operator's own, else the preset; None when neither is given.
+    """The configured table, else the preset; None without either.
 
     Raises:
         ConfigError: there is no such preset, or a price is negative.

@@ -25,17 +25,17 @@ from kubekit.wire import split_key
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
 JOINING_SHARE = 0.01
-"""A dependency joins two workloads into one group when it carries this share of what the smaller of them moves."""
+"""A dependency joins two workloads into one group if it carries this share of the smaller one's traffic."""
 HUB_CALLERS = 0.6
-"""A server that this share of a namespace's workloads calls joins nobody: a log sink, a shared cache, a gateway."""
+"""A server that this share of a namespace's workloads calls joins no group: a log sink, a shared cache, a gateway."""
 HUB_LEAST = 6
 
 CostOf = Callable[[Place, Place], int | None]
-"""Cost between two places as the scheduler has it; None where it is not known."""
+"""Cost between two places, as in the scheduler; None if unknown."""
 
 
 class ProposedDependency(msgspec.Struct, frozen=True):
-    """A dependency as it should stand in an AppGroup; rates in bits per second."""
+    """A dependency as proposed for an AppGroup; rates in bits per second."""
 
     client: str
     server: str
@@ -225,7 +225,7 @@ def _parts(edges: Sequence[ObservedDependency], known: _Written) -> list[frozens
 def _new_name(
     edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]
 ) -> str:
-    """The namespace's own name for its first group; later ones are named after the workload that nobody calls."""
+    """The namespace's own name for its first group; later ones are named after a workload that no other calls."""
     called = {d.server for d in edges}
     calls: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
@@ -284,7 +284,7 @@ def _proposal(
 def _spec_workloads(
     existing: AppGroup | None, selectors: Mapping[WorkloadId, str], dependencies: Iterable[ProposedDependency]
 ) -> list[dict[str, Any]]:
-    """``spec.workloads``: what a person wrote as it stands, then what traffic adds."""
+    """``spec.workloads``: existing entries unchanged, then those from traffic."""
     items: dict[str, dict[str, Any]] = {}
     if existing is not None:
         for item in msgspec.to_builtins(existing.spec).get("workloads") or ():

@@ -46,7 +46,7 @@ MOVED_SHARE = 0.1
 MOVED_FACTOR = 2.0
 """Or when there is so many times more or less of it in all."""
 MOST_FAILURES = 3
-"""Looks that may fail before what was said is taken back."""
+"""Failed readings after which the conditions become Unknown."""
 KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
@@ -65,10 +65,10 @@ def compare(
     prices: PriceTable | None,
     membership: Membership,
 ) -> Seen:
-    """Hold groups against flows; ``membership`` says whose workloads they may have. Pure."""
+    """Compare groups with flows; ``membership`` says which pods belong to which group. Pure."""
     known, _ = workloads.resolve(flows)
     graph = build_traffic_graph(known)
-    # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
+    # Index flows by workload, because scanning all traffic for each group would be quadratic.
     calls: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
         calls[d.client.key].append(d)
@@ -89,10 +89,10 @@ class TrafficController:
     Args:
         client: fenced by the leadership.
         caches: the stores.
-        config: settings; without the address of a Prometheus nothing is done.
+        config: settings; without Prometheus' address nothing is done.
         registry: for metrics.
-        membership: kept up to date by somebody else.
-        notify: called with an AppGroup's key when there is news for its status.
+        membership: kept up to date by the caller.
+        notify: called with an AppGroup's key if its conditions changed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TrafficController:
         self._seen: Seen | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
-        # Whether silence means that nothing is known, and not that nobody looked yet.
+        # Whether missing results mean that traffic is unknown, and not that it was not read yet.
         self._sure, self._failures = False, 0
         registry.register(self)
 
@@ -125,11 +125,11 @@ class TrafficController:
                     await self._look(prometheus)
                     await asyncio.sleep(self._config.interval_s)
             finally:
-                # What another leader sees from now on is its own to tell.
+                # From now on another leader reports.
                 self._seen, self._conditions, self._sure = None, {}, False
 
     def conditions(self, key: str) -> list[Condition]:
-        """Conditions of a group: none while traffic was never known, Unknown once it is known no more."""
+        """Conditions of a group: none before traffic was first known, Unknown after it was lost."""
         group, said = self._caches.app_groups.get(key), self._conditions.get(key)
         if group is None:
             return []
@@ -152,7 +152,7 @@ class TrafficController:
             window_s = await known_window(prometheus, source, self._config.window_s)
             places = build_zone_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
-            # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
+            # In threads, because at 10,000 workloads this takes seconds, while the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, places, services)
             flows = await read_flows(prometheus, source, window_s)
         except (PrometheusError, NoTrafficError) as error:
@@ -173,7 +173,7 @@ class TrafficController:
                 await self._keep(group, self._seen.weights[key])
 
     def _note_failure(self) -> None:
-        """A Prometheus that restarts is no news; one that is away for longer takes what was said with it."""
+        """Count a failed reading; after some in a row the conditions become Unknown. A restart of Prometheus changes nothing."""
         self._failures += 1
         if self._failures == MOST_FAILURES:
             self._sure, self._seen = True, None
@@ -184,7 +184,7 @@ class TrafficController:
     def _log_drift(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
         said = describe(drift) if drift or is_seen else None
         if said is None:
-            # None of its workloads was seen: no news, unless they were seen before.
+            # None of its workloads was seen; that is reported only if they were seen before.
             if self._conditions.pop(key, None) is not None:
                 self._notify(key)
         elif self._conditions.get(key) != said:
@@ -211,7 +211,7 @@ class TrafficController:
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:
-        """By AppGroup; empty on replicas that do not lead, and without a Prometheus."""
+        """The metric families, by AppGroup; empty on replicas that do not lead, and without Prometheus."""
         drift = GaugeMetricFamily(
             "netaware_appgroup_traffic_drift",
             "Dependencies that differ from traffic: new, gone, or ten times their minBandwidth.",
@@ -235,9 +235,7 @@ class TrafficController:
         age = GaugeMetricFamily(
             "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
         )
-        seen = (
-            self._seen
-        )  # Metrics are collected in a thread: meanwhile a leadership may end, and nothing is seen any more.
+        seen = self._seen  # Metrics are collected in a thread, meanwhile the leadership may end.
         if self._read_at is not None and seen is not None:
             age.add_metric((), self._read_at)
             for key, found in seen.drift.items():
@@ -266,7 +264,7 @@ class TrafficController:
 
 
 def describe(drift: Sequence[Drift]) -> tuple[str, str]:
-    """Reason and message of the condition; rates are left out, since a status that moves all the time is no news."""
+    """Reason and message of the condition; without rates, which would change the status all the time."""
     if not drift:
         return "AsDescribed", "calls are those that the AppGroup declares"
     words = {
@@ -280,7 +278,7 @@ def describe(drift: Sequence[Drift]) -> tuple[str, str]:
 
 
 def is_worth_writing(before: Weights, now: Weights) -> bool:
-    """Whether weights differ enough: the way that traffic goes, or how much there is in all. Nothing measured is no news."""
+    """Whether weights differ enough: in their distribution, or in the total. No measurement is no difference."""
     old, new = by_edge(before), by_edge(now)
     was, is_ = sum(old.values()), sum(new.values())
     if is_ <= 0:

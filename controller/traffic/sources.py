@@ -1,6 +1,6 @@
 """Readers of traffic from Prometheus, one per project, with the names that the project documents.
 
-Each reader says what its source cannot know. A source is chosen by what Prometheus has, or by name.
+Each reader lists what its source lacks. A source is chosen by the metrics that Prometheus has, or by name.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ class Source:
 
     @property
     def metrics(self) -> list[str]:
-        """Metrics whose presence shows that this source is there."""
+        """Metrics whose presence shows that this source exists."""
         return sorted({counter.metric for counter in self.counters})
 
     @property
     def presence(self) -> str:
-        """An expression that has a value where the source is; names alone may be somebody else's."""
+        """An expression that has a value if the source exists; metric names alone may belong to another one."""
         return " or ".join(f"group({counter.selector})" for counter in self.counters)
 
     def rate(self, counter: SourceMetric, range_s: int) -> str:

@@ -50,5 +50,5 @@ def annotated_weights(group: AppGroup, name: str, problems: list[str]) -> Edges:
 
 
 def measured_traffic(group: AppGroup, problems: list[str]) -> Edges:
-    """Bytes per second as measured; empty where nobody measures."""
+    """Measured bytes per second; empty without measurements."""
     return annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems)

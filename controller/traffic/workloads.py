@@ -17,7 +17,7 @@ Place = tuple[str, str]
 
 
 def _workload_id(pod: PodInfo) -> WorkloadId:
-    """Deployment, StatefulSet, DaemonSet or Job behind a pod; the pod itself when nobody owns it."""
+    """Deployment, StatefulSet, DaemonSet or Job behind a pod; the pod itself if it has no owner."""
     namespace, kind, name = pod.workload.split("/") if pod.workload else (pod.namespace, "Pod", pod.name)
     return WorkloadId(namespace, name, kind)
 

@@ -46,7 +46,7 @@ class PlanInputs(NamedTuple):
         state: AppGroups, costs and Services.
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
-        prices: of bytes between zones; None where nobody configured any.
+        prices: of bytes between zones; None if not configured.
         declared: how many replicas workloads declare, and how many pods their quota allows; None where nobody reads that.
     """
 
