@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TypeVar
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -15,17 +14,12 @@ from controller.cli.plan_inputs import inputs_of
 from controller.cli.style import BAD, FAINT, GOOD, grid
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import SPREAD_ANNOTATION
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan
-from controller.scheduler.placement.preferences import OBJECTIVE_ANNOTATION
-from controller.scheduler.placement.problem_builder import Objective, Spread
 from kubekit.text import counted
-from kubekit.wire import Object
 
-T = TypeVar("T", bound=Object)
 NO_WORKLOAD = "its AppGroup has no such workload, so that kube-scheduler places it alone"
 
 
@@ -49,25 +43,17 @@ class OfflinePlan(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Given(msgspec.Struct, frozen=True):
-    """Settings from the command line."""
-
-    spread: Spread | None = None
-    objective: Objective | None = None
-
-
-def plan_offline(cluster: ClusterFile, given: Given) -> tuple[OfflinePlan, list[str]]:
+def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """Plan the groups of a file one after the other, small ones first, as the leader does.
 
     Args:
         cluster: what the file holds.
-        given: overrides.
 
     Returns:
         The answer, and remarks on what could not be read or was left out.
     """
     began, reader = time.perf_counter(), PodReader()
-    inputs, members, refused = _read(cluster, given, reader)
+    inputs, members, refused = _read(cluster, reader)
     remarks = [*cluster.problems, *refused]
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
@@ -99,28 +85,21 @@ def plan_offline(cluster: ClusterFile, given: Given) -> tuple[OfflinePlan, list[
     return answer, list(dict.fromkeys(remarks))
 
 
-def _read(
-    cluster: ClusterFile, given: Given, reader: PodReader
-) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
+def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
     """The cluster, the pods of each group, and remarks on groups that are not let in where they want to be."""
-    groups = [
-        _annotated(_annotated(group, SPREAD_ANNOTATION, given.spread), OBJECTIVE_ANNOTATION, given.objective)
-        for group in cluster.groups
-    ]
-    pods = [_annotated(pod, SPREAD_ANNOTATION, given.spread) for pod in cluster.pods]
     snapshot = ClusterSnapshot(
         now_s=0.0,
         nodes=tuple(cluster.nodes),
         topologies=tuple(cluster.topologies),
-        groups=tuple(groups),
+        groups=tuple(cluster.groups),
         namespaces=tuple(cluster.namespaces),
         services=tuple(cluster.services),
     )
     inputs = inputs_of(
-        snapshot, map(reader.read, pods), Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
+        snapshot, map(reader.read, cluster.pods), Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
     )
     members: dict[str, list[GroupPod]] = defaultdict(list)
-    for pod in pods:
+    for pod in cluster.pods:
         key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
         if key:
             members[key].append(pod)
@@ -131,14 +110,6 @@ def _read(
         if names
     ]
     return inputs, members, refused
-
-
-def _annotated(item: T, name: str, value: str | None) -> T:
-    """The object with another annotation; itself where there is no value."""
-    if value is None:
-        return item
-    annotations = {**(item.metadata.annotations or {}), name: value}
-    return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, annotations=annotations))
 
 
 def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:

@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.convert import read_files
-from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
+from controller.cli.offline import OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session
@@ -29,7 +29,6 @@ from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, plan_group
-from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
 from controller.scheduler.stock import place
 from kubekit.errors import ConfigError
 from kubekit.text import counted
@@ -104,14 +103,6 @@ class Simulate(Command):
             metavar="FILE",
             help="a v1 List (JSON or YAML) of a whole cluster; - is standard input",
         )
-        parser.add_argument(
-            "--spread", choices=get_args(Spread), help="with --offline: overrides the AppGroups' annotations"
-        )
-        parser.add_argument(
-            "--objective",
-            choices=[name for name in get_args(Objective) if name not in PRICED],
-            help="with --offline: time that calls spend on the network (default), or upstream's sum over all pairs (parity)",
-        )
 
     def asks_cluster(self, options: argparse.Namespace) -> bool:
         """Not with ``--offline``, nor to say that there is no file."""
@@ -125,9 +116,6 @@ class Simulate(Command):
             raise ConfigError(
                 "--filename", "is missing", "name a file with an AppGroup, or a whole cluster by --offline FILE"
             )
-        for flag in ("spread", "objective"):
-            if getattr(options, flag):
-                raise ConfigError(f"--{flag}", "works with --offline only")
         documents, _ = convert(await asyncio.to_thread(read_files, options.filename))
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
@@ -148,9 +136,8 @@ class Simulate(Command):
     async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
-        given = Given(options.spread, options.objective)
         cluster = await asyncio.to_thread(read_cluster, options.offline)
-        answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
+        answer, remarks = await asyncio.to_thread(plan_offline, cluster)
         session.remarks += remarks
         return answer
 

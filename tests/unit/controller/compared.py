@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from controller.cli.offline import Given, OfflinePlan, plan_offline
+from controller.cli.offline import OfflinePlan, plan_offline
 from controller.cli.offline_objects import read_cluster
 from tests.unit.controller.clusters import Json, Style, random_objects, style_of
 from tests.unit.controller.oracle import Best, World
@@ -54,7 +54,7 @@ def plan_file(objects: list[Json]) -> OfflinePlan:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.json"
         path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-        return plan_offline(read_cluster(str(path)), Given())[0]
+        return plan_offline(read_cluster(str(path)))[0]
 
 
 def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:

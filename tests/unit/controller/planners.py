@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cli.offline import Given, plan_offline
+from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
 from controller.cli.simulate import simulate
@@ -80,7 +80,7 @@ class Planners(World):
         self.file.pods.append(pod)
         await self.plans.make("d/g")
         leader = self.plans.get_or_request("d/g", self.of("d/g")).plan
-        offline, _ = plan_offline(self.file, Given())
+        offline, _ = plan_offline(self.file)
         assert leader is not None
         assert dict(leader.why) == offline.unplaced
         found = {

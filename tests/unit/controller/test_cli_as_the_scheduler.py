@@ -15,7 +15,7 @@ from aiohttp import web
 from controller.cli.costs import ShowCosts
 from controller.cli.explain import Explain, Explained
 from controller.cli.graph import GraphOf
-from controller.cli.offline import Given, plan_offline
+from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
 from controller.cli.shared import read_facts_of, state_of
@@ -231,7 +231,6 @@ async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which
         simulated = await simulate(session, file)
     offline, _ = plan_offline(
         ClusterFile([msgspec.convert(lone, Node)], [waiting], groups=[mine]),
-        Given(),
     )
     assert (simulated.network_aware.unplaced == simulated.default.unplaced == 0) == room
     assert bool(offline.placements) == room

@@ -16,7 +16,7 @@ from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController
 from controller.cli.command import Command
 from controller.cli.graph import GraphOf
-from controller.cli.offline import Given, _read, plan_offline
+from controller.cli.offline import _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
 from controller.cli.session import Session
@@ -265,7 +265,7 @@ class World:
         if self.config == DEFAULT:  # a file has no other
             file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
             file.namespaces.extend(self.of("Namespace", Object))
-            _, pods_of, _ = _read(file, Given(), PodReader())
+            _, pods_of, _ = _read(file, PodReader())
             found["offline"] = sum(pod.bound for pod in pods_of.get(key, ()))
         return found
 
@@ -366,7 +366,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
         file = ClusterFile(*(world.of(*kind) for kind in (("Node", Node), ("Pod", GroupPod), ("Service", Service))))
         file.groups.extend(world.of("AppGroup", AppGroup))
         file.topologies.extend(world.of("NetworkTopology", NetworkTopology))
-        found["offline"] = plan_offline(file, Given())[0].violations == 0
+        found["offline"] = plan_offline(file)[0].violations == 0
     assert found == dict.fromkeys(found, met)
 
 

@@ -125,10 +125,10 @@ def topology(
 def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the command on objects, on a text, or on a file; its answer as JSON."""
 
-    def run(*objects: dict[str, Any], text: str = "", flags: tuple[str, ...] = ()) -> dict[str, Any]:
+    def run(*objects: dict[str, Any], text: str = "") -> dict[str, Any]:
         path = tmp_path / "cluster"
         path.write_text(text or json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
-        code = main(["simulate", "--offline", str(path), "-o", "json", *flags])
+        code = main(["simulate", "--offline", str(path), "-o", "json"])
         out, err = capsys.readouterr()
         assert code == 0, err
         answer: dict[str, Any] = json.loads(out)
@@ -216,15 +216,18 @@ def test_pods_behind_another_gate_are_planned_around(simulate: Any) -> None:
 
 def test_spread_zone_keeps_a_replica_in_each_of_two_zones(simulate: Any) -> None:
     pods = [pod(f"{w}{i}", w) for w in "ab" for i in range(3)]
-    objects = (*TWO_ZONES, FAR, app_group(("a", "b", 2), workloads="ab"), *pods)
+    objects = (*TWO_ZONES, FAR, *pods)
+
+    def group(spread: str) -> dict[str, Any]:
+        return app_group(("a", "b", 2), workloads="ab", spread=spread)
 
     def zones(answer: dict[str, Any], workload: str) -> set[str]:
         return {answer["placements"][f"default/{workload}{i}"][0] for i in range(3)}
 
-    spread = simulate(*objects, service("b", "PreferSameZone"), flags=("--spread", "zone"))
+    spread = simulate(*objects, group("zone"), service("b", "PreferSameZone"))
     assert zones(spread, "a") == zones(spread, "b") == {"a", "b"}
     assert spread["violations"] == 0, "every caller has a replica in its zone, which answers it"
-    near = simulate(*objects, flags=("--spread", "none"))
+    near = simulate(*objects, group("none"))
     assert len(zones(near, "a") | zones(near, "b")) == 1, "where any replica answers, all are together"
 
 
@@ -289,10 +292,12 @@ def test_same_file_gives_the_same_plan(simulate: Any) -> None:
 
 def test_parity_counts_all_pairs(simulate: Any) -> None:
     bound = [pod("b0", "b", nodeName="a0"), pod("b1", "b", nodeName="b0")]
-    objects = (*TWO_ZONES, FAR, service("b", "PreferSameNode"), app_group(("a", "b", 2), workloads="ab"), *bound)
-    answer = simulate(*objects, pod("a", "a"), flags=("--objective", "parity"))
-    assert (answer["cost"], answer["violations"]) == (5, 1)
-    assert simulate(*objects, pod("a", "a"), flags=("--objective", "time"))["violations"] == 0
+    objects = (*TWO_ZONES, FAR, service("b", "PreferSameNode"), *bound, pod("a", "a"))
+    parity, time = (
+        simulate(*objects, app_group(("a", "b", 2), workloads="ab", objective=objective))
+        for objective in ("parity", "time")
+    )
+    assert (parity["cost"], parity["violations"], time["violations"]) == (5, 1, 0)
 
 
 def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
