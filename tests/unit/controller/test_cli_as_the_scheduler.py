@@ -177,6 +177,25 @@ async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
+async def test_a_simulation_follows_the_groups_annotations_and_the_services_and_needs_no_costs(tmp_path: Any) -> None:
+    nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
+    spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
+    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    found: dict[str, Simulation] = {}
+    for spread, more in (("none", ()), ("zone", (near, topology(weight("UserDefined", 7))))):
+        made = group("default")
+        made["metadata"]["annotations"] = {"netaware.io/spread": spread}
+        file = group_file(tmp_path, made, *(deployment(name, replicas=2) for name in "ab"))
+        async with cluster(HEAD, *nodes, *more) as session:
+            found[spread] = await simulate(session, file)
+    packed, apart = found["none"].network_aware.zones, found["zone"].network_aware.zones
+    assert len({*packed["a"], *packed["b"]}) == 1
+    assert found["none"].default.violations == 0
+    # Each caller has a replica in its own zone, which answers it.
+    assert sorted(apart["a"]) == sorted(apart["b"]) == ["z1", "z2"]
+    assert found["zone"].network_aware.violations == 0
+
+
 HERE = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
 ELSEWHERE = (topology(weight("UserDefined", 7), name="other", namespace="a"), topology(name="another", namespace="b"))
 
