@@ -12,13 +12,9 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import NetworkTopology
 from controller.cluster.zones import facts_of
-from controller.diagnosis.agents import build_agents
-from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.model import BandwidthView
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
-from controller.diagnosis.zones import build_network, by_pair, in_order
-from controller.views.groups import build_groups
+from controller.diagnosis.zones import by_pair, in_order
 from controller.views.overview import build
 from kubekit.wire import Condition, NodeStatus
 from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
@@ -55,7 +51,7 @@ def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
-    network = build_network(make_snapshot(4))
+    network = build(make_snapshot(4)).network
     assert len(network.pairs) == 12
     assert {pair.basis for pair in network.pairs} == {"measured", "mirrored"}
     for pair in network.pairs:
@@ -67,7 +63,7 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
 
 def test_pairs_come_in_the_order_of_the_zones_and_numbers_in_names_count_as_numbers() -> None:
     assert in_order({"z10": "r", "z2": "r", "a1": "", "q": "a"}) == ["q", "z2", "z10", "a1"]
-    network = build_network(make_snapshot(12))
+    network = build(make_snapshot(12)).network
     names = [zone.name for zone in network.zones]
     assert [(p.origin, p.destination) for p in network.pairs] == [(a, b) for a in names for b in names if a != b]
 
@@ -76,11 +72,11 @@ def test_what_a_cost_rests_on_follows_from_the_newest_sample() -> None:
     snapshot = make_snapshot(4)
     first, *others = samples_of(snapshot)
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
-    network = build_network(with_samples(snapshot, [old, *others]))
+    network = build(with_samples(snapshot, [old, *others])).network
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
-    assert by_pair(build_network(with_samples(snapshot, others)).pairs)[first.zones].basis == "inferred"
+    assert by_pair(build(with_samples(snapshot, others)).network.pairs)[first.zones].basis == "inferred"
     doubted = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = by_pair(build_network(with_samples(snapshot, [doubted, *others])).pairs)
+    shown = by_pair(build(with_samples(snapshot, [doubted, *others])).network.pairs)
     assert shown[doubted.zones].quality_flags == ("throttled",)
 
 
@@ -94,14 +90,14 @@ def test_a_cost_policy_that_makes_no_sense_shows_the_controllers_own() -> None:
     snapshot = make_snapshot(2)
     spec = msgspec.structs.replace(snapshot.topologies[0].spec, cost_policy=msgspec.Raw(b'{"unitUs": -3}'))
     broken = NetworkTopology(metadata=snapshot.topologies[0].metadata, spec=spec)
-    assert build_network(msgspec.structs.replace(snapshot, topologies=(broken,))).unit_us == 1000
+    assert build(msgspec.structs.replace(snapshot, topologies=(broken,))).network.unit_us == 1000
 
 
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
 def test_a_topology_is_priced_from_the_results_that_the_controller_prices_it_from(elsewhere: str) -> None:
     """What another NetworkTopology names, and shards that no agent is told to write to, are not its own."""
     snapshot = make_snapshot(3)
-    network = build_network(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]}))
+    network = build(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
@@ -127,7 +123,7 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
     unready_pod = msgspec.structs.replace(
         unready_pod, status=msgspec.structs.replace(unready_pod.status, conditions=[Condition("Ready", "False")])
     )
-    states = {a.node: (a.state, a.reason) for a in build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes))}
+    states = {a.node: (a.state, a.reason) for a in build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents}
     assert {node: state for node, (state, _) in states.items()} == {
         "n1": "up",
         "n2": "away",
@@ -135,12 +131,12 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
         "n4": "away",
     }
     assert all(reason for node, (_, reason) in states.items() if node != "n1")
-    (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
+    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),))).agents
     assert (first.node, first.state) == ("n1", "down")
     reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
     meta = msgspec.structs.replace(nodes[0].metadata, annotations=reporting)
     nodes = (msgspec.structs.replace(nodes[0], metadata=meta), *nodes[1:])
-    (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
+    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),))).agents
     assert "results are refused" in first.reason
 
 
@@ -151,7 +147,7 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
     named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
     nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
     usable, _ = eligible(facts_of(node, {}) for node in nodes)
-    up = {a.node for a in build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes)) if a.state == "up"}
+    up = {a.node for a in build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
@@ -160,7 +156,7 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
 
 def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency() -> None:
     snapshot = make_snapshot(4)
-    (group,) = build_groups(snapshot, build_network(snapshot))
+    (group,) = build(snapshot).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
     assert {w.selector: w.index for w in group.workloads}["P11"] == 1
     assert len(group.edges) == 15
@@ -190,7 +186,7 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
     snapshot = ClusterSnapshot(
         now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(bandwidth_pod(p) for p in pods)
     )
-    view = build_bandwidth(snapshot)
+    view = build(snapshot).bandwidth
     assert [p.name for p in view.pods] == ["a", "b", "c", "d", "g"]
     assert {p.name: p.problem.split()[0] if p.problem else "" for p in view.pods} == {
         "a": "",
@@ -209,7 +205,7 @@ def test_limits_are_read_as_the_agent_reads_them() -> None:
         bandwidth_pod(make_pod(name, node="n1", annotations={"kubernetes.io/egress-bandwidth": text}))
         for name, text in asked.items()
     ]
-    view = build_bandwidth(msgspec.structs.replace(make_snapshot(2), bandwidth_pods=tuple(pods)))
+    view = build(msgspec.structs.replace(make_snapshot(2), bandwidth_pods=tuple(pods))).bandwidth
     assert (view.pods[0].egress_asked_bps, [pod.problem for pod in view.pods]) == (
         1000,
         ["", "egress 10E is unreasonably large", "egress 998500m is unreasonably small", "egress 'ten' is no quantity"],
@@ -218,7 +214,7 @@ def test_limits_are_read_as_the_agent_reads_them() -> None:
 
 def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
-    assert build_bandwidth(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).nodes[0].capacity_bps is None
+    assert build(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
     small = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )
@@ -226,7 +222,9 @@ def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_h
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
-    assert Bandwidth().is_bad(BandwidthView(nodes=(none_left,))), "a node that offers nothing any more"
+    assert Bandwidth().is_bad(msgspec.structs.replace(build(snapshot).bandwidth, nodes=(none_left,))), (
+        "a node that offers nothing any more"
+    )
 
 
 # --- findings --------------------------------------------------------------------------------------------------------
