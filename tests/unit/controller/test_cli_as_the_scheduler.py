@@ -48,6 +48,8 @@ LISTS = {
     "nodes": "Node",
     "pods": "Pod",
     "services": "Service",
+    "deployments": "Deployment",
+    "statefulsets": "StatefulSet",
     "appgroups": "AppGroup",
     "networktopologies": "NetworkTopology",
 }
@@ -65,7 +67,7 @@ async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator
             return web.json_response({"spec": {"template": {"spec": {"volumes": [volume]}}}})
         if last == "settings" and config is not None:
             return web.json_response({"data": {"config.yaml": config}})
-        if last in {*LISTS, "configmaps", "deployments", "statefulsets"}:
+        if last in {*LISTS, "configmaps"}:
             named = [o for o in objects if o["kind"] == LISTS.get(last)]
             items = [o for o in named if space in {None, o["metadata"].get("namespace")}]
             return web.json_response({"metadata": {}, "items": items})
