@@ -1,6 +1,6 @@
 """The controller's command line: ``manager`` keeps costs, orders and plans; ``extender`` answers kube-scheduler;
 ``gate-opener`` opens scheduling gates where no manager does; ``webhook`` gates pods on clusters before Kubernetes 1.36, and
-``webhook-certificate`` prints what it needs; ``check-config`` tells whether a configuration file is good, without a cluster.
+``webhook-certificate`` prints the webhook's certificate; ``check-config`` checks a configuration file without a cluster.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ControllerConfiguration(Section, frozen=True):
     traffic: TrafficConfig = TrafficConfig()
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for a namespace or an address that is none."""
+        """Raise ConfigError for an invalid namespace or address."""
         if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(
                 join(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"

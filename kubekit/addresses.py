@@ -8,7 +8,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def read_address(text: str) -> Address | None:
-    """The address that a text is; None when it is none, such as a name. IPv4 inside IPv6 (``::ffff:10.0.0.1``) is IPv4."""
+    """The address in a text; None if it is not an address, such as a name. IPv4 inside IPv6 (``::ffff:10.0.0.1``) is IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

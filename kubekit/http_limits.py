@@ -204,7 +204,7 @@ class BodyTooLargeError(Exception):
 
 
 async def read_body(request: web.Request, most_bytes: int, within_s: float) -> bytes:
-    """The body of a POST, whatever the server's bound for other requests.
+    """The body of a POST, with a bound of its own.
 
     Raises:
         BodyTooLargeError: it is larger; what exceeds the bound is not kept.

@@ -154,7 +154,7 @@ class WriteFence:
         return _Uncounted(self)
 
     async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
-        """Wait for open writes, at most ``limit_s``; tell whether none ended without an answer in the last ``since_s``."""
+        """Wait for open writes, at most ``limit_s``; returns whether none ended without an answer in the last ``since_s``."""
         return await wait_for(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
 
 
@@ -241,7 +241,7 @@ class LeaderElector:
         self.leadership.end()
 
     async def _try(self, limit_s: float = float("inf")) -> bool:
-        """Take or renew the lease once, within ``limit_s``; tell whether we hold it."""
+        """Take or renew the lease once, within ``limit_s``; returns whether we hold it."""
         if limit_s <= 0:
             return False
         started = self._clock()

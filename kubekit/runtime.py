@@ -97,7 +97,7 @@ async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
 
 
 async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, mended: str) -> bool:
-    """Wait for what may fail without ending the program, who has more to do; tell whether it did not.
+    """Wait for what may fail without ending the program; returns whether it succeeded.
 
     Args:
         work: what may raise.

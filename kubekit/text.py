@@ -13,7 +13,7 @@ UNSAFE_NAME = "NAME"
 
 
 def command(template: str, *values: object, **named: object) -> str:
-    """A command line to paste: ``template`` is ours, what is put into it may be anybody's.
+    """A command line to paste: ``template`` is ours, what is put into it may come from users.
 
     What is put in are texts that are names of Kubernetes objects, or else become `UNSAFE_NAME`; sequences of such; mappings and
     sequences of mappings, which become one quoted word of JSON.

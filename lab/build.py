@@ -242,7 +242,7 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
         run_step(argv, folder, output, log=log, progress=progress, env=env, describe=compiling.describe)
         progress.end()
         for name in missing:
-            # A rename is atomic: nobody ever runs half a program.
+            # A rename is atomic, so no half-written program ever runs.
             (Path(scratch) / _executable(name, module.programs[name])).rename(bin_dir / name)
 
 

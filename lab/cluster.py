@@ -169,7 +169,7 @@ class Lab:
         await self.programs.watch()
 
     async def tend(self) -> None:
-        """Return never: whatever ends, the lab goes on, and says so once."""
+        """Never returns: if a program ends, the lab goes on, and reports it once."""
         said: set[str] = set()
         while True:
             for program in self.programs:

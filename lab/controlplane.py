@@ -314,7 +314,7 @@ class ControlPlane:
                 await self._boot_once()
                 return
             except BootError as error:
-                # Somebody may take a port between our choice and the program's bind; then, and only then, choose again.
+                # Another program may take the port between our choice and the bind; only then choose again.
                 if "address already in use" not in str(error) or attempt == _BOOT_ATTEMPTS - 1:
                     raise
                 await self.programs.stop_all()

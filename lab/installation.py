@@ -256,7 +256,7 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
 async def bound_kubeconfig(
     client: Client, lab: Lab, account: str, file_name: str, wanted: Callable[[Pod], bool]
 ) -> Path:
-    """A kubeconfig with the service account's token, bound to the pod that stands for the program."""
+    """A kubeconfig with the service account's token, bound to the pod that represents the program."""
     found: list[Pod] = []
 
     async def look() -> bool:

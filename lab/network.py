@@ -228,7 +228,7 @@ def remove_network(state_dir: Path) -> None:
     except (OSError, ValueError):
         return
     if network != _own_network():
-        # The lab lived in a user namespace and took its devices with it; the same names here are somebody else's.
+        # The lab lived in a user namespace and took its devices with it; the same names here belong to others.
         return
     with _machine_wide_mutex(), IPRoute() as host:
         found = host.link_lookup(ifname=bridge_name(slot))
@@ -261,7 +261,7 @@ def _own_network() -> int:
 
 
 def _alias(state_dir: Path) -> str:
-    # The kernel keeps 255 bytes of an alias; the end of a path tells labs apart better than its beginning.
+    # The kernel keeps 255 bytes of an alias; the end of a path distinguishes labs better than its beginning.
     return str(state_dir)[-255:]
 
 

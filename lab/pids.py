@@ -94,7 +94,7 @@ def _environ(entry: Path) -> bytes:
     """The environment of a process. One that is replacing its program has none for a moment; it is waited for, or it would be missed.
 
     Raises:
-        OSError: it has ended, or is somebody else's.
+        OSError: it has ended, or belongs to another user.
     """
     has_program = False
     for _ in range(_MOST_LOOKS):

@@ -55,7 +55,7 @@ class Program:
         name: what it is in this lab; unique among the running ones.
         log: file that holds its stdout and stderr.
         essential: its unexpected end is the end of the lab.
-        patience_s: how long it may take to end when it is told to, seconds.
+        patience_s: time to end after the signal, in seconds.
         again: starts the same command once more.
     """
 

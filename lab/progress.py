@@ -1,6 +1,6 @@
 """Progress on stderr: a line that is rewritten on a terminal, a line now and then in a log.
 
-The first build takes minutes; somebody who sees nothing for minutes presses Ctrl-C.
+The first build takes minutes, so its progress is shown.
 """
 
 from __future__ import annotations

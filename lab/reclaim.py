@@ -1,7 +1,7 @@
 """Removes processes, devices and files of a lab.
 
-A lab holds a lock on ``<name>.lock`` while it lives; the kernel drops it when the process dies, whatever killed it. So a
-free lock beside a state directory means leftovers, and nothing else does.
+A lab holds a lock on ``<name>.lock`` while it lives; the kernel drops it when the process dies. So a free lock beside a state
+directory means leftovers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def hold(place: LabPlace) -> Iterator[None]:
         if time.monotonic() > deadline:
             msg = f"a lab named {place.name} is running; `python -m lab down --name {place.name}` ends it"
             raise LabError(msg)
-        # Somebody who only asks whether the lab lives holds the lock for a moment.
+        # A check whether the lab lives holds the lock for a moment.
         time.sleep(0.02)
 
 

@@ -50,7 +50,7 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
-    # A node's program that ends is told as such, and not as pods that are not ready minutes later.
+    # Report a node's program that ended, instead of pods that are not ready minutes later.
     rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.watch())
     try:
         await asyncio.wait({rollout, failure}, return_when=asyncio.FIRST_COMPLETED)

@@ -45,7 +45,7 @@ class Link:
 
     @property
     def jitters_too_much(self) -> bool:
-        """More than the round trip takes itself: whoever sets a link refuses that."""
+        """Whether the jitter exceeds the round trip, which a link refuses."""
         return self.jitter_us > self.rtt_us
 
 

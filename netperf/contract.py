@@ -35,11 +35,11 @@ INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
 EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
 """On a pod: its limits, as the CNI bandwidth plugin reads them."""
 CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
-"""On a node, set by a person: a quantity in bits per second that outranks whatever the agent finds."""
+"""On a node, set by a person: a quantity in bits per second that overrides what the agent finds."""
 OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
-"""On a node: who writes the resource. A value other than ours tells the agent to keep its hands off."""
+"""On a node: who writes the resource. With a value other than ours the agent does not write it."""
 SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
-"""On a node: where the published number came from, in words."""
+"""On a node: source of the published number, as text."""
 
 AGENT_ANNOTATION = "netaware.io/agent"
 """On a node: compact JSON of an `Announcement`. Absent means that no agent answers there."""
@@ -90,7 +90,7 @@ _decode_announcement = msgspec.json.Decoder(Announcement).decode
 
 
 def read_announcement(text: str) -> Announcement | None:
-    """The announcement in an annotation; None when there is none that can be read."""
+    """The announcement in an annotation; None if it is missing or unreadable."""
     if not text or len(text) > MAX_ANNOTATION_BYTES:
         return None
     try:

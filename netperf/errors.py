@@ -24,7 +24,7 @@ class Refusal(msgspec.Struct, frozen=True):
         key: what was refused, cut to 80 characters, since anyone may have written it.
         reason: a short name with few values, fit for a metric label.
         detail: for people; names the field and what was expected.
-        source: the node that it says it comes from, where it says so.
+        source: the node that it names as its origin, if any.
     """
 
     key: str
@@ -40,7 +40,7 @@ def refuse(key: str, reason: str, detail: str = "", source: str = "") -> Refusal
 
 
 class PlanRefusedError(KubekitError):
-    """A plan object cannot be used as a whole; the plan in force stays.
+    """A plan object cannot be used as a whole; the current plan stays.
 
     Attributes:
         reason: ``missing``, ``half-written``, ``bad-field``, ``wrong-zone`` or ``past-epoch``.
@@ -79,7 +79,7 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
     Args:
         name: of the object.
         data: keys and values.
-        fix: what is to be done about one that is too large, in words.
+        fix: what to do about an object that is too large.
 
     Raises:
         TooLargeError: it is over the limit, so a write would be refused by the API server, or the next one would.

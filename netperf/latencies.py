@@ -2,7 +2,7 @@
 
 ``networkCost`` counts whole units and is held within its hysteresis, since limits are compared with it; between the zones of
 most clouds that is 2 for every pair. Decisions need what was measured, so the controller publishes the priced latency of
-every directed pair of zones, whatever their regions. An annotation, because upstream's definition prunes fields that it does
+every directed pair of zones. An annotation, because upstream's definition prunes fields that it does
 not know and keeps annotations (docs/adr/0007-measurement.md).
 """
 

@@ -75,7 +75,7 @@ CostState = dict[ZonePair, PairState]
 def restore(
     written: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
 ) -> CostState:
-    """The state from the written costs, after a restart: costs stay within their hysteresis, and pairs that nobody measures keep
+    """The state from the written costs, after a restart: costs stay within their hysteresis, and unmeasured pairs keep
     theirs, stale from the start, until they expire.
     """
     latencies = latencies or Latencies()

@@ -67,7 +67,7 @@ def missed_turns(plan: ZonePlan, node: str, after_s: float, before_s: float) -> 
 def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
     """The test that a probe runs in a round: the usual one, or in every ``extra_every``-th round an extra one.
 
-    An extra test takes the usual one's place instead of following it, so that a slot holds one run whatever is asked for.
+    An extra test takes the usual one's place instead of following it, so that a slot always holds one run.
     """
     if not settings.extra_tests:
         return settings.test

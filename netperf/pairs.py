@@ -3,8 +3,8 @@
 Each unordered pair of zones is measured between a few pairs of nodes, each of them a *link* of its own: netperf runs on that
 of index 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps
 its nodes while both can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow
-rotation picks anew, one pair index at a time and all links of a zone together, and no node is given more than its share. The
-previous plan is an argument: that, not luck with hashes, is what keeps everything else where it was.
+rotation replaces nodes, one pair index at a time and all links of a zone together, and no node gets more than its share. The
+previous plan is an argument, so that everything else stays.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
         zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
         left_out: nodes and zones that take no part, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
-        links: unordered zone pairs that are measured, whatever the pairs of nodes.
+        links: unordered zone pairs that are measured.
         interval_s: length of a round; slots: how many parts it has.
     """
 
@@ -138,7 +138,7 @@ def plan_pairs(
         additional_pairs: origin and destination nodes of probes to add, which show whether a suspect can be reached.
         nodes: every node of the cluster.
         options: how.
-        previous: the plans in force by origin zone, as decoded from their objects; None or empty to start over.
+        previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
         now_s: wall clock, seconds since 1970; decides rotations and new epochs.
     """
     usable, left_out = eligible(nodes)
@@ -284,7 +284,7 @@ def _choose(
         old = before.get(link)
         rotation = _rotation(link, options, now_s)
         if old is not None and _no_choice(link, usable):
-            # Its rotation would write a plan that says the same; it is made up for once there is a second node.
+            # Its rotation would change nothing; it is repeated once there is a second node.
             rotation = old.rotation
         if old is None or old.rotation != rotation:
             chosen[link] = _Ends(None, None, rotation)

@@ -121,7 +121,7 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
     probes: tuple[Probe, ...]
 
     def of_node(self, node: str) -> tuple[Probe, ...]:
-        """The probes that start at this node, of whatever pair."""
+        """The probes that start at this node."""
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
@@ -212,7 +212,7 @@ def decode_plan(
         current: the plan in use, whose epoch must not be undercut.
 
     Raises:
-        PlanRefusedError: nothing in it can be used; the plan in force should stay. Reasons: ``missing``,
+        PlanRefusedError: nothing in it can be used; the current plan should stay. Reasons: ``missing``,
             ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
     """
     text = (data or {}).get(PLAN_KEY)

@@ -1,7 +1,7 @@
 """Reads devices, qdiscs and filters, and the network namespace of a process.
 
 A pod's namespace is never entered. The kernel numbers the namespaces that the host's devices lead to (IFLA_LINK_NETNSID)
-and tells the number of a process's namespace (RTM_GETNSID), so the two are matched from outside, without SYS_ADMIN.
+and returns the number of a process's namespace (RTM_GETNSID), so the two are matched from outside, without SYS_ADMIN.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def order(children: Adjacency, algorithm: str) -> Order:
 
     Args:
         children: per node its dependencies, in spec order; every entry is a node.
-        algorithm: one of `ALGORITHMS`; anything else means `FALLBACK`.
+        algorithm: one of `ALGORITHMS`; others mean `FALLBACK`.
     """
     parts = strong_components(children)
     part_of = {node: i for i, part in enumerate(parts) for node in part}

@@ -77,7 +77,7 @@ def gather(
 
     Args:
         group: the AppGroup.
-        pods: pods with the AppGroup label, of whatever group and namespace.
+        pods: all pods with the AppGroup label.
         locations: node name -> location; pods on nodes that are gone count nowhere.
         costs: the costs that dependencies are checked against.
         membership: which pods belong to the group.

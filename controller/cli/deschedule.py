@@ -116,7 +116,7 @@ class Deschedule(Command):
 
 
 async def preview(session: Session, config: DeschedulerConfig) -> Preview:
-    """Decide one round by the function of the live loop, without evicting anybody.
+    """Decide one round by the function of the live loop, without evictions.
 
     Raises:
         ConfigError: the configuration makes no sense.

@@ -57,7 +57,7 @@ class PageToken:
     """Short-lived tokens of the page's ServiceAccount.
 
     Attributes:
-        refused: why there is none; empty when there is one.
+        refused: why there is no token; empty if there is one.
     """
 
     def __init__(self, kubectl: Sequence[str], namespace: str) -> None:
@@ -66,7 +66,7 @@ class PageToken:
         self._lock = asyncio.Lock()
 
     async def get(self) -> str:
-        """The token; empty when there is none to be had, and then the page says whether it needs one."""
+        """The token; empty without one, and then the page says whether it needs one."""
         async with self._lock:
             if time.monotonic() >= self._renew_at:
                 process = await _start(self._command, *_TOKEN_FLAGS, stderr=asyncio.subprocess.PIPE)

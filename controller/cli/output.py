@@ -33,7 +33,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; a very large number if standard output is none."""
+        """Columns of the terminal; a very large number if standard output is not a terminal."""
         return self._console.width
 
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:

@@ -248,7 +248,7 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
     """Show what would be written and ask.
 
     Raises:
-        ConfigError: there is nobody to ask, or the answer was no.
+        ConfigError: there is no terminal, or the answer was no.
     """
     if not sys.stdin.isatty():
         raise ConfigError("--apply", "needs a terminal to ask on", "add --yes")

@@ -76,7 +76,7 @@ class Session:
         home: the namespace that netaware itself lives in.
         context: of the kubeconfig, empty in a cluster; server: the API server's address.
         notes: what could not be read and why, by kind; for stderr.
-        remarks: what else the command has to say; for stderr.
+        remarks: further notes for stderr.
         complaints: what the controller's replicas say is wrong with themselves, once they were asked.
         stack: for resources to close when the command ends.
     """

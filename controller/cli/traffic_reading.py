@@ -66,7 +66,7 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of every command that tells money."""
+    """Flags of every command that shows prices."""
     text = f"a preset ({', '.join(PRESETS)}: list prices), or a YAML file with your own (default: none)"
     parser.add_argument("--prices", default="", metavar="PRESET|FILE", help=text)
 

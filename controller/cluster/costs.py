@@ -108,7 +108,7 @@ class CostTable:
         return path.cost if path is not None else None
 
     def latency_us(self, origin: Location, destination: Location) -> float | None:
-        """Measured round trip between two zones, of whatever regions, in microseconds; None when it is not known."""
+        """Measured round trip between two zones in microseconds; None if unknown."""
         if self._latencies is None or not origin.zone or not destination.zone:
             return None
         return self._latencies.latency_us(origin.zone, destination.zone)
@@ -272,7 +272,7 @@ class CostIndex:
         return made
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-        """Update a NetworkTopology; tells whether a cost may have changed."""
+        """Update a NetworkTopology; returns whether a cost may have changed."""
         if new is None:
             self._topologies.pop(key, None)
         else:

@@ -20,7 +20,7 @@ CLOSING_TAINTS = frozenset(
         "karpenter.sh/disrupted",
     }
 )
-"""Taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter), whatever their effect.
+"""Taints, of any effect, of nodes that are about to be removed (Cluster Autoscaler, Karpenter).
 """
 
 

@@ -132,7 +132,7 @@ class _Resolver:
             self._by_name[workload.name].append(i)
 
     def find(self, wanted: WorkloadRef) -> int | str:
-        """Position of the workload that is meant, or a text that says why there is none."""
+        """Position of the referenced workload, or a text that says why there is none."""
         if wanted.selector in self._by_selector:
             return self._by_selector[wanted.selector]
         if wanted.selector:

@@ -85,7 +85,7 @@ class Membership:
         return self._groups
 
     def on_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
-        """Update an AppGroup; tells whether its spec or existence changed."""
+        """Update an AppGroup; returns whether its spec or existence changed."""
         name = key.rpartition("/")[2]
         if new is not None:
             self._groups[key] = new
@@ -115,7 +115,7 @@ class Membership:
         return self._named.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Update a namespace (None: deleted); tells whether its consent changed."""
+        """Update a namespace (None: deleted); returns whether its consent changed."""
         admitted = admitted_by(labels)
         if self._admitted.get(name, frozenset()) == admitted:
             return False

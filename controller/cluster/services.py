@@ -119,7 +119,7 @@ class ServiceIndex:
         return made
 
     def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
-        """Update a Service; tells whether routing may have changed."""
+        """Update a Service; returns whether routing may have changed."""
         namespace = key.rpartition("/")[0]
         known = self._known.pop(key, None)
         if known is not None and known.spec.selector:

@@ -29,7 +29,7 @@ def stored(wanted: StatusType, *, kept: bool) -> StatusType:
 async def write_status(
     client: Client, resource: Resource, read: Written, wanted: StatusType, before: StatusType, *, kept: bool, count: str
 ) -> Written | None:
-    """Write a status, if what the definition keeps of it is not what stands there; the object after that, else None.
+    """Write a status if it differs (in fields that the CRD keeps) from the current one; returns the new object, else None.
 
     Args:
         client: fenced by the leadership.

@@ -89,7 +89,7 @@ class Facts(msgspec.Struct, frozen=True):
         network: zones and pairs of the NetworkTopology that the scheduler uses.
         topologies: the conditions of each NetworkTopology, by ``namespace/name``.
         unreachable: (origin, destination) zones that the leader has published as unreachable.
-        max_wait_s: a gate is opened after this time whatever is missing.
+        max_wait_s: a gate is opened after this time in any case.
         our_schedulers: names of schedulers that ask us; empty for all.
     """
 

@@ -14,7 +14,7 @@ LEADERLESS = frozenset({"controller-down", "no-leader"})
 """Findings that say that no controller leads."""
 _CENTRAL = LEADERLESS | {"scheduler-down", "extender-down"}
 STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
-"""Findings that concern every pod, group, zone and node, whatever they name."""
+"""Findings that concern every pod, group, zone and node."""
 MAX_AFFECTED = 20
 """So many affected objects are named."""
 LONGEST = 1024
@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
         since: unix seconds; None if unknown.
         affects: what is affected, as ``namespace/name`` or names of nodes and zones.
         fix: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
-        alert: the alert that stands for the same state, and the section of the runbook; empty without one.
+        alert: the alert of the same state, and the section of the runbook; empty without one.
     """
 
     code: str

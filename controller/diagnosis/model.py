@@ -34,7 +34,7 @@ class PairView(View, frozen=True):
 
     Attributes:
         cost: as the weight in use has it, null where it has none.
-        p50_us: round trip, from the sample that stands for the pair, as are the next fields.
+        p50_us: round trip, from the pair's representative sample, as are the next fields.
         measured_at: unix seconds, by our clock.
         quality_flags: why the newest sample is not trusted; empty when it is.
         prober: ``netperf``, ``datagrams`` or ``external``.

@@ -28,7 +28,8 @@ _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-s
 _FEW = 3
 """So many agents are restarted by a line each, more by one line for all."""
 _TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
-# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects; other reasons tell by it alone.
+# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects; other reasons show only the
+# message.
 _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",

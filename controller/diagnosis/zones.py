@@ -69,7 +69,7 @@ def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and every ordered pair of them, with the costs that the scheduler uses, else others for want of them."""
+    """All zones and every ordered pair of them, with the costs that the scheduler uses, else any others."""
     topology = _topology(snapshot)
     counting = topology is not None and topology in (
         _counting(snapshot),

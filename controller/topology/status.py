@@ -260,7 +260,7 @@ def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatu
 
 
 def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
-    """Conditions to tell of in events; one that was never there and is as it should be is no news."""
+    """Conditions to report by events; a new condition with a good status is not reported."""
     known = {c.type for c in before or ()}
     return [c for c in news(before, after) if c.type in known or is_bad(c) or c.type == MEASURED]
 

@@ -65,7 +65,7 @@ class TrafficConfig(Section, frozen=True):
     prices: PricesConfig = PricesConfig()
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when Prometheus' address is none, or the source is unknown."""
+        """Raise ConfigError if Prometheus' address is invalid or the source unknown."""
         if self.prometheus_url:
             check_url(self.prometheus_url, join(field, "prometheusUrl"))
         names = [source.name for source in SOURCES]

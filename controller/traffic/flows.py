@@ -33,8 +33,8 @@ class Flow(msgspec.Struct, frozen=True):
         response_bytes_per_s: from server to client.
         peak_bytes_per_s: both ways, the 95th percentile over the window; the mean where a source cannot tell.
         requests_per_s: None where the source counts bytes alone.
-        client_zone: empty where the source does not tell it; likewise ``server_zone``.
-        port: the server's, 0 where the source does not tell it.
+        client_zone: empty if the source lacks it; likewise ``server_zone``.
+        port: the server's; 0 if the source lacks it.
     """
 
     client: WorkloadId

@@ -69,7 +69,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class TrafficGraph(msgspec.Struct, frozen=True):
-    """Dependencies, greatest first, and what is none."""
+    """Dependencies, greatest first, and omitted flows."""
 
     dependencies: tuple[ObservedDependency, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -88,7 +88,7 @@ class _Sum:
 
 
 def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
-    """Sort flows into dependencies and what is none."""
+    """Sort flows into dependencies and omitted ones."""
     sums: dict[tuple[WorkloadId, WorkloadId], _Sum] = defaultdict(_Sum)
     zones: dict[tuple[WorkloadId, WorkloadId], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
     out: dict[tuple[Reason, str, str], float] = defaultdict(float)

@@ -52,7 +52,7 @@ class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
         return self.of_reach(reach_of(origin, destination))
 
     def of_reach(self, reach: Reach) -> float:
-        """Price of a GB that goes so far, whatever pairs say."""
+        """Price of a GB by reach, without the prices of pairs."""
         price = self.same_zone
         for known, given in (
             ("zone", self.same_zone),

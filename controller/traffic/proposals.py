@@ -176,7 +176,9 @@ class _Written:
         return max(sorted(set(owners)), key=owners.count) if owners else ""
 
     def has_edge(self, group: str, client: str, server: str, selector: str) -> bool:
-        """Whether a person wrote an edge, by names of workloads and the called one's ``selector``; by name where `build_graph` goes by it."""
+        """Whether a person wrote an edge, by names of workloads and the called one's ``selector``; by name where `build_graph` uses
+        it.
+        """
         return group in self.groups and any(
             target.selector == selector if target.selector else target.name == server
             for item in self.groups[group].spec.workloads or ()

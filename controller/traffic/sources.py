@@ -22,7 +22,7 @@ _STEPS = 60
 
 _FINEST_STEP_S, _SURE_STEPS = 15, 20
 _LONGEST_PAUSE_S = 600.0
-"""Between two readings, whatever one agent says: it must not make everybody's rates ones over years."""
+"""Longest time between two readings, so that one agent's value cannot stretch all rates."""
 
 _INSTANCE = "instance"
 

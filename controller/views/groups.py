@@ -65,8 +65,8 @@ def build_group(
         locations: of all nodes, so made once for all groups.
         costs: by which dependencies are checked.
         pairs: for the latencies behind the costs.
-        membership: tells which pods belong to which group.
-        services: tell which replica answers a call.
+        membership: which pods belong to which group.
+        services: for which replica answers a call.
         by_answer: whether dependencies are checked by that replica.
     """
     facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)

@@ -23,7 +23,7 @@ from netperf.contract import PART_OF
 
 NAME = "netaware-webhook"
 _OUTSIDE = [placement for placement in get_args(Placement) if placement != "extender"]
-"""By which pods reach us whatever scheduler they name."""
+"""Label by which pods of any scheduler are gated."""
 _NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _OURS = {
     "name": "is-placed-by-us",

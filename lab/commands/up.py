@@ -1,4 +1,4 @@
-"""``python -m lab up``: boots a lab and leaves it running in the background; a second `up` finds it and says so."""
+"""``python -m lab up``: boots a lab and leaves it running in the background; a second `up` reports it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     command, environment = _holder_command(args), {**os.environ, **importable()}
     launch = plan_launch(command, environment) if topology is not None else Launch(command, environment)
-    # Here, and not in the background, so that somebody sees the progress of the first build.
+    # Here, and not in the background, so that the progress of the first build is visible.
     find_or_build()
     find_node_programs(topology)
     if args.programs and topology is not None and topology.real_nodes:

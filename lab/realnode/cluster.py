@@ -138,7 +138,7 @@ def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlan
         (COREDNS_IMAGE, binaries.node / "coredns"),
         (METRICS_SERVER_IMAGE, binaries.metrics_server),
         (APP_IMAGE, binaries.app),
-        # Whatever version an overlay names, the lab has one kube-scheduler.
+        # The lab has one kube-scheduler, regardless of the overlay's version.
         *((f"{SCHEDULER_IMAGE}:{tag}", control_plane.binaries["kube-scheduler"]) for tag in sorted(_scheduler_tags())),
     ):
         store.add_program(name, program)

@@ -49,7 +49,7 @@ state = "/run/containerd"
 
 
 def registry_hosts(url: str) -> str:
-    """hosts.toml that sends every pull, from whatever registry, to the lab's own."""
+    """hosts.toml that sends every pull, from any registry, to the lab's own."""
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 

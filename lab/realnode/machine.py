@@ -1,4 +1,4 @@
-"""What a machine needs for real nodes, asked before anything is started: whatever is missing is named in one error."""
+"""What a machine needs for real nodes, checked before anything is started; one error names all that is missing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     listener = listen(draft)
     forwarder = Forwarder(plan)
     be_punctual()
-    # Whoever finds the socket finds a network that carries packets.
+    # The socket exists only once the network carries packets.
     draft.rename(socket_path)
     forwarder.run(Control(listener, plan, forwarder))
     return 0

@@ -59,7 +59,7 @@ class Forwarder:
         return Answer(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
 
     def run(self, control: Control) -> None:
-        """Forward until the process is told to end."""
+        """Forward until the process is stopped."""
         self._poll.register(control.fileno(), select.EPOLLIN)
         queue, clock, poll = self._queue, time.monotonic, self._poll
         while True:
@@ -112,7 +112,7 @@ class Routes:
                 self._nodes.setdefault(left_out, {})[int(network.network_address) >> left_out] = index
 
     def find(self, packet: bytes) -> int | None:
-        """The index of the node that an IPv4 packet is for; ``None`` when it is for nobody."""
+        """The index of the node that an IPv4 packet is for; ``None`` if it has no receiver."""
         if packet[0] >> 4 != 4:
             return None
         address = int.from_bytes(packet[16:20], "big")

@@ -2,7 +2,7 @@
 
 Open loop: a datagram goes when its time has come, whether or not the one before came back, so that a stall of the path counts for
 every datagram that met it. Kernel stamps at both ends and the peer's own account of how long it held a request leave the path
-and the network stacks; what a peer held for long tells of the peer and is counted apart. A few datagrams a second
+and the network stacks; the time that the peer held a datagram is counted separately. A few datagrams a second
 cost a thousandth of a core, so they never stop.
 """
 
@@ -210,7 +210,7 @@ class DatagramStream:
 
     @staticmethod
     def _record(window: Window, sent: _Sent, received_ns: int, responder_delay_ns: int) -> None:
-        # Both stamps are of the wall clock, which may be set in between; the monotonic clock tells.
+        # Both stamps are of the wall clock, which may be set in between; the monotonic clock shows that.
         stepped_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
         rtt_us = (received_ns - sent.wall_ns - responder_delay_ns) / 1000
         if abs(stepped_ns) < STEP_LIMIT_NS and 0 < rtt_us <= MAX_LATENCY_US:
