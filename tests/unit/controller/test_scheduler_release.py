@@ -59,10 +59,53 @@ def released(turns: ReleaseDecision) -> list[tuple[str, str]]:
     return [(r.pod.metadata.name, r.cause) for r in turns.releases]
 
 
-def test_the_first_workload_goes_and_the_others_wait_for_it() -> None:
-    turns = plan_release(queue(pod("b", "B"), pod("a1", "A"), pod("a2", "A"), pod("c", "C")), CREATED, CONFIG)
-    assert released(turns) == [("a1", "turn"), ("a2", "turn")]
-    assert turns.waiting["d/b"] == "workload A comes first, and its pod a1 is not bound yet"
+def leaving(made: GroupPod) -> GroupPod:
+    meta = msgspec.structs.replace(made.metadata, deletion_timestamp=format_time(CREATED))
+    return msgspec.structs.replace(made, metadata=meta)
+
+
+A, B, BOUND = pod("a", "A"), pod("b", "B"), pod("a", "A", node="n")
+DONE, UNTRIED = pod("a-done", "A", gated=False, phase="Succeeded"), pod("a", "A", gated=False)
+WAIT_S = CONFIG.missing_workload_timeout_s
+LONE = queue(A, order="A", unplaced=frozenset({"d/a"}), members=2, seen_at={"d/a": CREATED})
+SHORT = queue(pod("a1", "A", node="n"), B, replicas={"A": 2, "B": 1})
+
+
+@pytest.mark.parametrize(
+    ("group", "after_s", "expected"),
+    [
+        (queue(B, pod("a1", "A"), pod("a2", "A"), pod("c", "C")), 0, "a1 a2"),
+        (queue(pod("a1", "A", node="n"), pod("a2", "A", gated=False), B, pod("c", "C")), 0, ""),
+        (queue(pod("a1", "A", node="n"), pod("a2", "A", node="n"), B, pod("c", "C")), 0, "b"),
+        (SHORT, 0, ""),
+        (SHORT, WAIT_S, "b"),
+        (queue(B), 0, ""),
+        (queue(B), WAIT_S, "b"),
+        (queue(B, replicas={"A": 0}), 0, "b"),
+        (queue(DONE, leaving(pod("a-gone", "A")), BOUND, B), 0, "b"),
+        (queue(unschedulable("a", "A", since_s=1), B), 0, ""),
+        (queue(unschedulable("a", "A", since_s=WAIT_S), B), 0, "b"),
+        # kube-scheduler says so of a pod whose volume cannot be bound.
+        (queue(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
+        (queue(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
+        (queue(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
+        (queue(UNTRIED, B, unplaced=frozenset({"d/a"})), 0, ""),
+        (queue(DONE, B), 0, "b"),
+        (queue(leaving(DONE), B), 0, ""),
+        (queue(pod("b1", "B", node="n"), pod("b2", "B")), 0, "b2"),  # A's Job is done and swept away
+        (queue(BOUND, pod("b1", "B", node="n"), pod("b2", "B"), replicas={"A": 2}), 0, ""),
+        (queue(BOUND, B, replicas={"A": 1, "B": 4, "C": 4}), 0, "b"),
+        (queue(B, pod("c", "C", gated=False), replicas={"A": 0, "B": 1}), 0, "b"),
+        (LONE, DEBOUNCE_S - 0.1, ""),
+        (LONE, DEBOUNCE_S, "a"),
+    ],
+)
+def test_a_workload_goes_when_those_before_it_are_bound_done_or_missing_for_long(
+    group: GroupQueue, after_s: float, expected: str
+) -> None:
+    turns = plan_release(group, CREATED + after_s, CONFIG)
+    cause = "unplaced" if group is LONE else "turn"
+    assert released(turns) == [(name, cause) for name in expected.split()]
 
 
 def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_listed() -> None:
@@ -75,64 +118,6 @@ def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_liste
     assert [r.pod.metadata.name for r in plan_release(waiting, CREATED + 100, CONFIG).releases] == ["z", "a", "m"]
 
 
-def test_a_pod_without_a_place_goes_when_its_group_has_settled_and_not_a_moment_before() -> None:
-    lone = GroupQueue(
-        {"A": 1}, exists=True, pods=(pod("a", "A"),), unplaced=frozenset({"d/a"}), members=2, seen_at={"d/a": CREATED}
-    )
-    assert released(plan_release(lone, CREATED + DEBOUNCE_S - 0.1, CONFIG)) == []
-    assert released(plan_release(lone, CREATED + DEBOUNCE_S, CONFIG)) == [("a", "unplaced")]
-
-
-def test_the_next_goes_when_all_pods_before_it_are_bound_and_not_before() -> None:
-    half = queue(pod("a1", "A", node="n"), pod("a2", "A", gated=False), pod("b", "B"), pod("c", "C"))
-    assert released(plan_release(half, CREATED, CONFIG)) == []
-    whole = queue(pod("a1", "A", node="n"), pod("a2", "A", node="n"), pod("b", "B"), pod("c", "C"))
-    assert released(plan_release(whole, CREATED, CONFIG)) == [("b", "turn")]
-
-
-def test_replicas_that_are_declared_and_not_there_yet_are_waited_for_a_while() -> None:
-    few = queue(pod("a1", "A", node="n"), pod("b", "B"), replicas={"A": 2, "B": 1})
-    turns = plan_release(few, CREATED, CONFIG)
-    assert "1 of its pods do not exist yet" in turns.waiting["d/b"]
-    assert turns.again_s == pytest.approx(CONFIG.missing_workload_timeout_s)
-    assert released(plan_release(few, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("b", "turn")]
-
-
-def test_a_workload_without_pods_holds_nobody_up_for_longer_than_that() -> None:
-    lonely = queue(pod("b", "B"))
-    assert plan_release(lonely, CREATED, CONFIG).releases == ()
-    assert released(plan_release(lonely, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("b", "turn")]
-
-
-def test_a_workload_scaled_to_nothing_is_not_waited_for() -> None:
-    assert released(plan_release(queue(pod("b", "B"), replicas={"A": 0}), CREATED, CONFIG)) == [("b", "turn")]
-
-
-def test_finished_and_terminating_pods_hold_nobody_up() -> None:
-    done = pod("a-done", "A", gated=False, phase="Succeeded")
-    leaving = msgspec.structs.replace(
-        pod("a-gone", "A"),
-        metadata=msgspec.structs.replace(pod("a-gone", "A").metadata, deletion_timestamp=format_time(CREATED)),
-    )
-    turns = plan_release(queue(done, leaving, pod("a", "A", node="n"), pod("b", "B")), CREATED, CONFIG)
-    assert released(turns) == [("b", "turn")]
-
-
-def test_an_earlier_pod_that_fits_nowhere_is_passed_over_after_a_while() -> None:
-    fresh = queue(unschedulable("a", "A", since_s=1), pod("b", "B"))
-    assert plan_release(fresh, CREATED, CONFIG).releases == ()
-    old = queue(unschedulable("a", "A", since_s=CONFIG.missing_workload_timeout_s), pod("b", "B"))
-    assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
-
-
-def test_a_pod_whose_volume_cannot_be_bound_is_passed_over_as_well() -> None:
-    """kube-scheduler then says SchedulerError, not Unschedulable."""
-    old = queue(unschedulable("a", "A", CONFIG.missing_workload_timeout_s, reason="SchedulerError"), pod("b", "B"))
-    assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
-    gated = queue(unschedulable("a", "A", CONFIG.missing_workload_timeout_s, reason="SchedulingGated"), pod("b", "B"))
-    assert released(plan_release(gated, CREATED, CONFIG)) == []
-
-
 def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together() -> None:
     pods = [pod("a", "A", gated=False), pod("b", "B"), pod("c1", "C"), pod("c2", "C")]
     held = queue(*pods)
@@ -142,29 +127,6 @@ def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together()
     assert set(turns.waiting) == {"d/b"}
     growing = queue(*pods, unplaced=frozenset({"d/c1"}), members=9, seen_at={"d/c1": CREATED})
     assert released(plan_release(growing, CREATED, CONFIG)) == []
-
-
-def test_an_earlier_pod_that_was_refused_as_the_plan_foresaw_holds_nobody_up() -> None:
-    pods = (unschedulable("a", "A", since_s=0), pod("b", "B"))
-    assert released(plan_release(queue(*pods, unplaced=frozenset({"d/a"})), CREATED, CONFIG)) == [("b", "turn")]
-    untried = (pod("a", "A", gated=False), pod("b", "B"))
-    assert released(plan_release(queue(*untried, unplaced=frozenset({"d/a"})), CREATED, CONFIG)) == []
-
-
-def test_a_job_that_is_done_does_not_delay_a_scale_out() -> None:
-    done = pod("a-done", "A", gated=False, phase="Succeeded")
-    assert released(plan_release(queue(done, pod("b", "B")), CREATED, CONFIG)) == [("b", "turn")]
-    swept_away = queue(pod("b1", "B", node="n"), pod("b2", "B"))
-    assert released(plan_release(swept_away, CREATED, CONFIG)) == [("b2", "turn")]
-    leaving = msgspec.structs.replace(
-        done, metadata=msgspec.structs.replace(done.metadata, deletion_timestamp=format_time(CREATED))
-    )
-    assert released(plan_release(queue(leaving, pod("b", "B")), CREATED, CONFIG)) == []
-
-
-def test_replicas_that_an_earlier_workload_declares_are_waited_for_in_a_scale_out_too() -> None:
-    both = queue(pod("a", "A", node="n"), pod("b1", "B", node="n"), pod("b2", "B"), replicas={"A": 2})
-    assert released(plan_release(both, CREATED, CONFIG)) == []
 
 
 @pytest.mark.parametrize(
@@ -313,13 +275,6 @@ def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_go
     assert plan_release(held, CREATED, CONFIG).again_s == 100
     passed = queue(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
     assert released(plan_release(passed, CREATED, CONFIG)) == [("b", "turn")]
-
-
-def test_nobody_waits_for_missing_replicas_of_the_own_workload_or_of_later_ones() -> None:
-    group = queue(pod("a", "A", node="n"), pod("b", "B"), replicas={"A": 1, "B": 4, "C": 4})
-    assert released(plan_release(group, CREATED, CONFIG)) == [("b", "turn")]
-    later = queue(pod("b", "B"), pod("c", "C", gated=False), replicas={"A": 0, "B": 1})
-    assert released(plan_release(later, CREATED, CONFIG)) == [("b", "turn")]
 
 
 def test_of_two_reasons_the_earlier_workload_s_is_told() -> None:
