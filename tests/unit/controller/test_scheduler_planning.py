@@ -14,7 +14,6 @@ from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
-from controller.scheduler.placement.worker import PlanningProcess
 from kubekit.wire import Node
 from tests.unit.controller.leader import World
 
@@ -81,18 +80,6 @@ async def play(seed: int) -> int:
 @pytest.mark.parametrize("seed", range(ROUNDS))
 async def test_three_groups_at_once_never_count_on_the_same_room(seed: int) -> None:
     assert await play(seed) > 0
-
-
-async def test_a_plan_alone_would_have_counted_on_the_same_room() -> None:
-    """The same three groups, each planned as if it were alone: the host that is best for one is best for all."""
-    world = World(12, 4)
-    for group in GROUPS:
-        world.add_group(group, 2)
-        world.add_pod(group, f"{group[2:]}-0", "P1", 2)
-        world.add_pod(group, f"{group[2:]}-1", "P2", 2)
-        await world.plans.make(group)
-        world.plans.assumed.reserve(group, ())
-    assert world.overbooked() != []
 
 
 async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_changes() -> None:
@@ -421,43 +408,6 @@ async def test_other_hot_hosts_make_a_new_plan_for_pods_that_wait() -> None:
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
     assert world.plan_of("d/g1").targets["d/a"].node != target
-
-
-async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_planned_as_ever() -> None:
-    """Both ask at once, and the plans are made as the leader makes them: by its queue, in the planner's process."""
-    world = World(30, 4)
-    world.declared.by_workload = {"P1": 50_000_000}
-    world.add_group("evil/g1", 50_000_000)
-    world.add_pod("evil/g1", "a", "P1", 1)
-    world.add_group("e/g3", 20)
-    world.declared.elsewhere["e"] = {"P1": 20}
-    for i in range(20):
-        world.add_pod("e/g3", f"b{i}", "P1", 2)
-    process, asked = PlanningProcess(world.node_cache, deadline_s=60.0), []
-
-    async def solve(snapshot: GroupSnapshot, _: float) -> Plan:
-        asked.append(sum(snapshot.replicas.values()))
-        return await process.solve(snapshot)
-
-    world.plans._solve = solve
-    working = asyncio.create_task(world.plans.run())
-    try:
-        assert world.plans.get_or_request("evil/g1", world.of("evil/g1")).pending
-        assert world.plans.get_or_request("e/g3", world.of("e/g3")).pending
-        async with asyncio.timeout(60):
-            while len(world.woken) < 2:
-                await asyncio.sleep(0.01)
-    finally:
-        working.cancel()
-        await process.stop()
-    report = world.plans.report("evil/g1")
-    assert report is not None
-    assert (report.status, report.reason) == ("False", "TooManyPods")
-    assert asked == [20], "the planner's process never heard of them"
-    plan = world.plans.get_or_request("e/g3", world.of("e/g3")).plan
-    assert plan is not None
-    assert len(plan.targets) == 20
-    assert world.overbooked() == []
 
 
 @pytest.mark.parametrize(
