@@ -38,7 +38,7 @@ class PodSelector(Section, frozen=True):
 
 
 class AnomalyCondition(Section, frozen=True):
-    """When a node counts as hot for good.
+    """When a node counts as hot for long enough.
 
     Attributes:
         timeout: a node's finding of being hot expires after this time; seconds, or ``1m``.

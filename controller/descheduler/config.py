@@ -246,7 +246,7 @@ class Settings:
         return LowNodeLoadArgs().node_metric_expiration_seconds if self.load is None else self.load.expiry_s
 
     def is_dry(self, strategy: Strategy) -> bool:
-        """Whether moves of a strategy are decided and told, and nobody is evicted."""
+        """Whether moves of a strategy are decided and reported, without evictions."""
         rehearsed = strategy != "LowNodeLoad" and self.misplacement.dry_run
         return self.dry_run or rehearsed or (self.load is not None and self.load.dry_run)
 

@@ -222,7 +222,7 @@ def decide(
         now: unix seconds.
         confirmed: act on what is hot or misplaced now, without waiting for it to last. For a dry-run from outside the loop,
             which cannot know for how long things have been so.
-        survival_only: between two rounds, while a zone is filled again: nobody else moves, and detectors, which count rounds,
+        survival_only: between two rounds, while a zone is filled again: no other pod moves, and detectors, which count rounds,
             stay as they are.
 
     Returns:

@@ -82,7 +82,7 @@ class RoundPlan(Answer, frozen=True):
     """The answer of one round.
 
     Attributes:
-        notes: what stopped the round or a part of it, in words.
+        notes: why the round or a part of it stopped.
         skipped: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
     """
 

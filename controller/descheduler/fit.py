@@ -73,7 +73,7 @@ class Fit:
         return self._constraints[pod.key]
 
     def static_refusal(self, node: Host, pod: PodInfo) -> str:
-        """Why the node would not have the pod at all, whatever other pods are there; empty when it would."""
+        """Why the pod may not run on the node, regardless of other pods; empty if it may."""
         key = (constraints := self.constraints_of(pod), node.name)
         if key not in self._static:
             self._static[key] = constraints.refusal(node.name, node.labels, node.taints)
@@ -114,7 +114,7 @@ class Fit:
         return self._requested[node]
 
     def reserve(self, pod: PodInfo, node: str) -> None:
-        """The pod is planned to go, to a node or (empty) nobody knows where."""
+        """Record a planned move, to a node or (empty) an unknown one."""
         self._planned[pod.key] = pod, node
         if node:
             add(self._requested_on(node), pod.asks)

@@ -84,7 +84,7 @@ def follow_up(
             history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
             backed_off.add(workload)
         elif outcome == "helped" and not history.backoff(workload, now):
-            # A back-off that is not over is served, whatever an earlier move of the same workload came to.
+            # A running back-off holds, regardless of earlier moves of the workload.
             backoffs = {key: found for key, found in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
         wait_s = history.backoffs[workload].until_s - now if outcome in INEFFECTIVE else 0.0
@@ -115,7 +115,7 @@ def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set
     """The move with its replacement, if one is bound that no other move has claimed.
 
     Where the replacement was replaced before its move was evaluated, its successor counts: otherwise it might be moved as one
-    that nobody has moved yet.
+    that were not moved yet.
     """
     if pending.landed and not _is_replaced(pending, snapshot):
         return pending
@@ -196,7 +196,7 @@ def _is_usage_missing(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 
 def _left_zone(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
-    """Whether the replacement is in another zone; of nodes that are gone nothing can be held against the move."""
+    """Whether the replacement is in another zone; also true if a node is gone."""
     places, node = snapshot.network.place_of, pending.move.node
     return node not in places or places[node] != places.get(pending.landed)
 
@@ -211,7 +211,7 @@ def _cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether every resource that was exceeded is within its threshold, or fell by half of what the pod used."""
     share = _share_of(pending.move.node, snapshot)
     return all(
-        # A node whose usage nobody knows any more cannot be held against the pod.
+        # If a node's usage is no longer known, the move is not counted against the pod.
         resource not in share
         or share[resource] <= pending.high.get(resource, 100.0)
         or share[resource] <= before - pending.relief.get(resource, 0.0) / 2

@@ -67,7 +67,7 @@ class PendingMove(Stored, frozen=True):
 
 
 def mark_of(uid: str) -> str:
-    """Eight digits that tell the pods of one workload apart, so that hundreds of them fit into the ConfigMap."""
+    """Eight digits that identify a pod within its workload, so that hundreds fit into the ConfigMap."""
     return f"{zlib.crc32(uid.encode()):08x}"
 
 

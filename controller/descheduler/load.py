@@ -299,7 +299,7 @@ def nodes_to_taint(
 ) -> frozenset[str]:
     """Nodes that are to carry the taint: hot ones, and those more than half way there, until they have low load again.
 
-    A node just below its threshold is no better a place: whatever lands there makes it hot.
+    A node just below its threshold is no better place, because any pod there makes it hot.
     """
 
     def has_it(name: str) -> bool:

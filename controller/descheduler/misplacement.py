@@ -88,7 +88,7 @@ class SingleZoneWorkloads:
 
 
 def keeps_limits(now: PlaceScore, there: PlaceScore) -> bool:
-    """Whether no more dependencies would be beyond their maxNetworkCost: survival is worth the way, and not more."""
+    """Whether no more dependencies would be above their maxNetworkCost, which survival does not justify."""
     return there.passes and there.violated <= now.violated
 
 
@@ -230,8 +230,8 @@ class MisplacementRound(TargetFinder):
         return ""
 
     def _is_gain(self, now: PlaceScore, there: PlaceScore) -> bool:
-        """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
-        # The cost of a pair that nobody has measured is a number for scores, and no reason to move a pod.
+        """Whether the move is a gain: fewer violated dependencies at no higher cost, or a lower cost by both margins."""
+        # The cost of an unmeasured pair is good for scores, but no reason to move a pod.
         if not there.passes or now.unknown or there.unknown:
             return False
         gain = now.cost - there.cost

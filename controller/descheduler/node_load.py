@@ -217,6 +217,6 @@ def next_victim(
         by_use = share if suffices else -share
         return (pod.priority, pod.qos, pod.cost, not suffices, by_use, -pod.created_s, pod.key)
 
-    # A pod of a millicore relieves nobody, however low its priority: it would only be the first of many.
+    # Moving a pod of a millicore relieves no node, however low its priority.
     worth = (v for v in victims if any(v[1].get(r, 0.0) >= least_relief * surplus[r] for r in exceeded))
     return min(worth, key=rank, default=None)

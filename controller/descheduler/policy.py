@@ -102,7 +102,7 @@ def read_policy(document: object, field: str = "") -> Policy:
 
     Args:
         document: what a YAML reader returned.
-        field: where it stands, for errors; may be empty.
+        field: its path, for errors; may be empty.
 
     Raises:
         ConfigError: naming the field that is unknown or makes no sense.

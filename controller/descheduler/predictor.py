@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
         return tuple(host for host in self.chances if host not in self.objections)
 
     def describe(self) -> str:
-        """Why it is not worth it."""
+        """Why it is not a gain."""
         worst = max(self.objections, key=lambda host: self.chances[host], default="")
         if not worst:
             return "kube-scheduler would find no node for it"
@@ -70,7 +70,7 @@ class Prediction(NamedTuple):
 class ReplacementPredictor:
     """Asks the default scheduler's scores; one per round.
 
-    Moves of one round are placed one after the other, and by then nobody knows whether those before have left their nodes, nor on
+    Moves of one round are placed one after the other, and then it is unknown whether earlier ones have left their nodes, nor on
     which of several equal hosts their replacements are. So every host is scored twice: with nothing of it gone and all of it arrived
     wherever it may, and the other way round. Pods that are already ending are in doubt in the same way.
 
@@ -135,13 +135,13 @@ class ReplacementPredictor:
                 return not self._fit.static_refusal(host, pod)
             return surely(host)
 
-        # Whatever may score as much as the best of those that surely do.
+        # All that may score as much as the best sure score.
         doubt = max(_best(self._hosts, most, perhaps) - _best(self._hosts, least, surely), 0) if self._left else 0
         chances = placement_probabilities(self._hosts, most, perhaps, near=NEAR + doubt)
         return Prediction(chances, {name: why for name in chances if (why := objection(name))})
 
     def _eligible_for(self, pod: PodInfo) -> Bools:
-        """[host] those that may have the pod, whatever else is there: the scheduler sets its scale by them."""
+        """[host] hosts that may run the pod, regardless of other pods; the scheduler scales scores by them."""
         constraints = self._fit.constraints_of(pod)
         if constraints in self._eligible and not pod.claims:
             return self._eligible[constraints]

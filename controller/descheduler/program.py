@@ -52,7 +52,7 @@ class Descheduler:
 
     Args:
         client: fenced by the leadership.
-        caches: nodes and pods; the disruption budgets are watched here, and only while leading, since nobody else needs them.
+        caches: nodes and pods; the disruption budgets are watched here, and only while leading.
         config: its section, checked.
         inputs: what plans are made from, so that both see one cluster; told which nodes are hot, so that plans avoid them.
         planner: places pods of AppGroups, and is asked before one of them is moved.
@@ -180,7 +180,7 @@ class Descheduler:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _taint(self, decision: RoundDecision) -> None:
-        """Before anybody is evicted: the prediction counts on it.
+        """Before evictions, because the prediction assumes the taints.
 
         Raises:
             KubekitError: a taint was not written, for a reason other than a node that has changed since.
@@ -219,7 +219,7 @@ class Descheduler:
 
     def _report_refused(self, refused: Mapping[Refusal, int]) -> None:
         self._metrics.count_refused(refused)
-        # Pods come and go between a source's rounds and ours; that alone is no news.
+        # Pods may start or end between a source's rounds and ours; that alone is not reported.
         kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
         what = "usage readings ignored" if kinds else "all usage readings are good again"
         log.change("usage-refused", kinds, what, count=sum(refused.values()))

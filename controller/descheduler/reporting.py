@@ -89,7 +89,7 @@ class RoundReporter:
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
                 self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
-        # A node whose anomaly timed out is still over, and soon found hot again: that is no change worth telling.
+        # A node whose anomaly timed out is still above its thresholds and soon hot again, so that is not reported.
         still_over = {state.node for state in plan.nodes if state.kind in {"over", "unknown"}}
         still_over -= {move.node for move in plan.moves}
         for node in self._stuck.keys() - stuck.keys() - still_over:

@@ -51,7 +51,7 @@ class EvictionBreaker:
 class DisruptionBudgets:
     """Remaining disruptions of every PodDisruptionBudget.
 
-    The eviction subresource keeps the same rule and has the last word; this is its forecast, and what a dry-run goes by.
+    The eviction subresource keeps the same rule and decides; this predicts its answer, and a dry run uses it.
     """
 
     def __init__(self, budgets: Mapping[str, Iterable[PdbState]]) -> None:

@@ -71,7 +71,7 @@ class UsageBatch(msgspec.Struct, frozen=True):
     """Usage readings of one round.
 
     Attributes:
-        faults: what could not be read at all, in words.
+        faults: messages about what could not be read.
     """
 
     nodes: tuple[UsageReading, ...] = ()

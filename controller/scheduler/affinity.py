@@ -101,7 +101,7 @@ def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Se
 
 
 def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
-    """The one requirement on zones that stands for the filter; None when it would exclude nothing.
+    """The requirement on zones that acts as the filter; None if it excludes no zone.
 
     Args:
         zones: what the rules say.
@@ -170,12 +170,12 @@ def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = ""
 
 
 def is_replaceable(pod: GroupPod) -> bool:
-    """Whether the pod may be deleted while it is pending, and somebody makes a new one."""
+    """Whether the pod may be deleted while it is pending, because its owner replaces it."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind in REPLACEABLE
 
 
 def is_daemon_pod(pod: GroupPod) -> bool:
-    """Whether its owner made the pod for one node, so that there is nothing to tell the scheduler."""
+    """Whether its owner made the pod for one node, so that the scheduler has no choice."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

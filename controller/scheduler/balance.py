@@ -70,7 +70,7 @@ class Advice(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         service: ``namespace/name``.
         workload: selector of the workload behind it.
-        traffic_distribution: in force, empty for any replica.
+        traffic_distribution: the current one; empty for any replica.
         advised: what to set instead; empty for none, the same where replicas and not the field should change.
         latency_us: expected of a call to it as it is; ``advised_us`` as advised.
         hottest: load of the busiest replica over its fair share as it is.
@@ -150,7 +150,7 @@ class _PlacedArrays:
         return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
 
     def unlabelled(self, callee: int) -> bool:
-        """Whether a replica is on a node without a zone: then nobody's zone hints count."""
+        """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
         zoned = self.problem.zoned[self.problem.zone_of[list(self.hosts_of[callee])]]
         return not has_zone_hints(Routing.ZONE, zoned)
 
@@ -225,7 +225,7 @@ def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
 def _nearer(
     arrays: _PlacedArrays, edges: Sequence[CallEdge], now: RoutingEstimate
 ) -> tuple[Routing, RoutingEstimate] | None:
-    """By zone, or by node where that is worth as much again; neither where a replica would be hot for it."""
+    """By zone, or by node if that saves as much again; neither if a replica would be hot."""
     best: tuple[Routing, RoutingEstimate] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
         then = arrays.estimate(edges, routing)

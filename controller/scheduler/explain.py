@@ -113,7 +113,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     Args:
         state: the cluster in the rules' eyes.
         pod: the pod.
-        ineligible: see `PlanInputs.ineligible`; empty where nobody asks.
+        ineligible: see `PlanInputs.ineligible`; may be empty.
 
     Raises:
         DeletedNodeError: only in upstream parity.

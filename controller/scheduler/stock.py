@@ -1,8 +1,8 @@
 """A model of the default kube-scheduler's scores, as of 1.36: where it would place one more pod.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation count 1 each, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and profiles that somebody changed; whoever
-goes by these scores has to see whether they come true. Of more than 100 hosts the scheduler looks at a share.
+TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and changed profiles; users of these scores
+must compare them with what happens. Of more than 100 hosts the scheduler looks at a share.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class DefaultSchedulerModel:
         return total
 
     def _company(self, spec: GroupPodSpec, around: Sequence[PodInfo], among: Bools) -> Ints:
-        """The pod's own wishes about others; what others wish of it is mostly the same, since most are its siblings."""
+        """The pod's own preferences about others; those of others are mostly the same, since most are its siblings."""
         affinity = spec.affinity
         near = affinity.pod_affinity if affinity else None
         anti_affinity = affinity.pod_anti_affinity if affinity else None
@@ -295,7 +295,7 @@ def sampled_share(hosts: int) -> float:
 
 
 def _levels(hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool], near: int) -> Iterator[list[str]]:
-    """Hosts that fit, by levels of their scores, the best first; of many equals a sample stands for all."""
+    """Hosts that fit, by levels of their scores, the best first; of many equal ones a sample."""
     order = np.argsort(-scores, kind="stable")
     sorted_scores = scores[order]
     at = 0

@@ -1,7 +1,7 @@
 """Handles the extender's verbs: filter, prioritize and preempt.
 
 A request is answered between two awaits, so that no change of a custom resource can come in the middle of it. What we cannot
-read gets an error that says so; the shipped scheduler configuration then goes on without us.
+read gets an error; the shipped scheduler configuration then goes on without us.
 """
 
 from __future__ import annotations

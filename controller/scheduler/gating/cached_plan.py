@@ -117,7 +117,7 @@ def _crowded(
 def compare_with_pods(
     plan: Plan, pods: Sequence[GroupPod], assumed: ReservationCache
 ) -> tuple[list[tuple[GroupPod, str]], bool]:
-    """The first two of `PlanCheck`. Whether there is room takes longer, and whoever has just planned need not ask."""
+    """The first two of `PlanCheck`. The third, free capacity, takes longer, and is not needed right after planning."""
     uncounted: list[tuple[GroupPod, str]] = []
     followed = True
     refused = assumed.refused(pods)
@@ -128,7 +128,7 @@ def compare_with_pods(
         target, seat = plan.targets.get(key), assumed.node_cache.assigned_node(key)
         node = pod.spec.node_name or seat
         if target is not None:
-            # A gated pod that nobody refused is where the plan has it: most of a large group, most of the time.
+            # A gated pod without refusals is where the plan has it, usually most of a large group.
             carried = carried_target(pod) if not pod.gated else None
             astray = (node and node != target.node) or (carried is not None and carried.node != target.node)
             followed &= not astray and not (refused and target.node in refused.get(key, ()))

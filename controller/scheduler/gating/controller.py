@@ -48,7 +48,7 @@ BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
 WORKERS = 4
 RIGHTS_EVERY_S = 60.0
-"""Somebody may add or remove the component that lets us delete stale pods while we lead."""
+"""The component that lets us delete stale pods may be added or removed while we lead."""
 
 
 class GatingController:
@@ -210,7 +210,7 @@ class GatingController:
 
     def _wake_all(self) -> None:
         self._burst = None
-        # Pods of a group that is gone, or not let in any more, belong to another: what it holds is nobody's then.
+        # Pods of a group that is gone, or no longer admitted, belong to another one, so its reservations end.
         for group in {*self._pods.waiting_groups(), *self.plans.holding()}:
             self._wake(group)
 
@@ -271,6 +271,6 @@ class GatingController:
 
 
 def _attempts(pod: GroupPod) -> tuple[bool, str]:
-    """Changes with every attempt of the scheduler that tells anything new."""
+    """Changes with every informative attempt of the scheduler."""
     found = pod.condition("PodScheduled")
     return pod.found_no_node, found.message if found is not None else ""

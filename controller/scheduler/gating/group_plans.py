@@ -1,7 +1,7 @@
 """Makes and keeps the plans of all groups, one after the other, within limits.
 
 One after the other, because a plan has to know what the one before it was promised. A group that cannot be planned (too
-large, too slow) says so in its condition, and its pods go by the plain rule; nobody else waits for it.
+large, too slow) says so in its condition, and its pods are placed by NetworkOverhead's rule; other groups do not wait for it.
 """
 
 from __future__ import annotations

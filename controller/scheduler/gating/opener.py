@@ -116,7 +116,7 @@ class Opener:
         return sorted(late, key=_created)
 
     def _is_late(self, pod: GatedPod) -> bool:
-        """While others hold a pod our gate holds up nothing; its wait counts from when their last gate opened."""
+        """While other gates hold a pod, ours delays nothing; its wait counts from the opening of the last of them."""
         since = max(_created(pod), self._free_at.get(pod.metadata.key, 0.0))
         return not pod.held_by_others and since <= self._clock() - self._max_wait_s
 

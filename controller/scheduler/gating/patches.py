@@ -22,7 +22,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 
 RETRY_ANNOTATION = "netaware.io/retry"
-"""On a pod: changes when the pod is worth another try, which puts it back into the scheduler's queue."""
+"""On a pod: changes when the pod should be tried again; the change puts it back into the scheduler's queue."""
 
 PodPatch = dict[str, Any]
 _OPEN = {"$patch": "delete", "name": GATE}

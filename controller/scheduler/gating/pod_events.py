@@ -17,11 +17,11 @@ from kubekit.wire import PODS, parse_time
 WAITING = "WaitingForGroup"
 """Reason of the event."""
 PATIENCE_S = 5.0
-"""Before this nobody asks why."""
+"""Shorter waits are not reported."""
 PLAN_PATIENCE_S = 30.0
 """A plan comes by itself. Where many groups come at once, a write for each of their pods would only make it come later."""
 MOST_AT_ONCE = 20
-"""Pods of one group that are told of in one look; the others' turn comes with the next."""
+"""Pods of one group that are reported in one round; the others follow in the next."""
 
 
 class WaitingEvents:

@@ -1,7 +1,7 @@
 """Decides whose gate opens, and when: TopologicalSort (docs/contracts, section 6). Pure.
 
 A pod is released when every workload that comes before its own has its pods bound. What does not come, or cannot be placed,
-holds nobody up for longer than a stated time; so no pod is ever held for good, whatever is wrong with its group. Pods for which
+delays others only for a stated time, so no pod is held for ever. Pods for which
 the plan found no place are released at once and all together, since an autoscaler sees only what the scheduler has refused.
 """
 
@@ -136,7 +136,9 @@ def peers_first(order: Mapping[str, int], pods: Iterable[GroupPod]) -> dict[str,
 
 
 def _missing_peers(pod: GroupPod, placed: Sequence[GroupPod]) -> list[PodAffinityTerm]:
-    """Required pod affinity of a pod that no placed pod of its group satisfies; one that the pod itself satisfies needs nobody."""
+    """Required pod affinity of a pod that no placed pod of its group satisfies; one that the pod itself satisfies needs no
+    other.
+    """
     near = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
     required = near.required_during_scheduling_ignored_during_execution if near else None
     return [term for term in required or () if not any(_is_peer(term, pod, other) for other in (pod, *placed))]
@@ -150,7 +152,7 @@ def _is_peer(term: PodAffinityTerm, pod: GroupPod, other: GroupPod) -> bool:
 
 
 class _Blocks(NamedTuple):
-    """The first workload in the order that holds up those after it, and why; nobody is at an infinite place."""
+    """The first workload in the order that delays those after it, and why; none has an infinite position."""
 
     place: float = math.inf
     reason: str = ""
@@ -230,7 +232,7 @@ class _Decider:
 
     def _decide_pod(self, pod: GroupPod) -> tuple[Cause | None, str]:
         if pod.other_gates:
-            # Nobody schedules it before they open: until then our gate holds up nothing, and its plan is kept for it.
+            # It is not scheduled before they open; until then our gate delays nothing, and its plan is kept.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
         age_s = min(pod.age_s(self._now), self._now - self._queue.free_at.get(pod.metadata.key, -math.inf))
         if age_s >= self._config.max_wait_s:
@@ -285,7 +287,7 @@ class _Decider:
         return f"workload {selector} comes first, and {missing} of its pods do not exist yet" if missing > 0 else ""
 
     def _absent_reason(self, selector: str) -> str:
-        """Nobody says how many pods it declares; one is expected, unless it had some that are done."""
+        """Its number of pods is unknown; one is expected, unless it had some that are finished."""
         known = selector in self._queue.replicas or selector in self._finished or self._live.get(selector)
         return "" if known else f"workload {selector} comes first, and 1 of its pods do not exist yet"
 

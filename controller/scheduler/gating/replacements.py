@@ -18,7 +18,7 @@ class Expected(msgspec.Struct, frozen=True):
         workload: its selector.
         target: the host.
         known: keys of the pods that were there when its predecessor was evicted.
-        until: when nobody waits for it any more.
+        until: end of the wait for it.
         requests: what its predecessor asked for.
     """
 
@@ -52,7 +52,7 @@ class ExpectedReplacements:
         self._by_group.pop(group, None)
 
     def drop_expired(self, now: float) -> int:
-        """Forget those that nobody waits for any more; tells how many."""
+        """Forget those whose wait has ended; returns how many."""
         before = sum(map(len, self._by_group.values()))
         left = {group: [e for e in expected if e.until > now] for group, expected in self._by_group.items()}
         self._by_group = {group: expected for group, expected in left.items() if expected}

@@ -18,7 +18,7 @@ _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
 
 
 class _Reservation(msgspec.Struct, frozen=True):
-    """Room on a host for a pod; of a gated one nobody makes use yet."""
+    """Reserved resources of a host for a pod; of a gated one not in use yet."""
 
     group: str
     amounts: Amounts
@@ -164,7 +164,9 @@ class ReservationCache:
         return promise.gated and group in self._begun and promise.group in self._idle
 
     def refuse(self, pod: GroupPod, node: str) -> None:
-        """The scheduler refused a pod a host: its class is not sent there again until the host changes, or room is let go."""
+        """Record that the scheduler refused a host; pods of its class are not sent there until the host changes or a reservation
+        ends.
+        """
         hosts = self._refused.setdefault(class_of(pod), {})
         hosts.pop(node, None)
         key = pod.metadata.key

@@ -47,7 +47,7 @@ class PlanInputs(NamedTuple):
         node_cache: nodes, and the pods bound to them.
         volumes: volumes and claims.
         prices: of bytes between zones; None if not configured.
-        declared: how many replicas workloads declare, and how many pods their quota allows; None where nobody reads that.
+        declared: how many replicas workloads declare, and how many pods their quota allows; None if not read.
     """
 
     state: State

@@ -63,7 +63,7 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
 _PRICES = ("limit_price", "one_zone_price", "load_price", "balance_price", "crowd_price")
 
 _WHOLE = 1e6
-"""What all calls together cost at worst, once scaled: prices above it come first, whatever the unit of weights."""
+"""What all calls together cost at worst, once scaled: prices above it come first in any unit of weights."""
 LIMIT_PRICE = 4 * _WHOLE
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 

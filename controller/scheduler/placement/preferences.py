@@ -1,6 +1,6 @@
 """Reads preferences of an AppGroup and its Services: spread, objective, weights, routing.
 
-Whatever cannot be read counts as not said, and the reader is told why.
+What cannot be read counts as absent, and is reported.
 """
 
 from __future__ import annotations

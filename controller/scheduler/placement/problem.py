@@ -1,6 +1,6 @@
 """The placement problem as arrays, for `solve` and `evaluation`.
 
-Classes are replicas that nothing tells apart: one workload, one set of requests, one set of hosts. Zones are locations, that is
+Classes are indistinguishable replicas: one workload, one set of requests, one set of hosts. Zones are locations, that is
 distinct pairs of region and zone. "Nowhere" is host -1.
 """
 

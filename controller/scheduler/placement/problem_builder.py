@@ -358,7 +358,7 @@ def total_cost(request: PlacementRequest, hosts_of: Sequence[Mapping[int, int]],
 
 
 def _anybody_shares(request: PlacementRequest) -> bool:
-    """Whether any pod says what it must or would not share a domain with: then labels tell pods apart."""
+    """Whether any pod has affinity or anti-affinity to other pods; then labels distinguish pods."""
     pods = [w.pod for w in request.waiting] + [s.pod for s in request.bound if s.pod is not None]
     return any(
         pod.spec.topology_spread_constraints

@@ -32,7 +32,7 @@ class Term(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: see `RuleKind`.
-        key: label that tells domains anti_affinity.
+        key: label whose values are the domains.
         selector: of the pods that count, JSON of a LabelSelector.
         namespaces: of the pods that count; empty for all.
         skew: of a spread.
@@ -207,5 +207,5 @@ def _counts(term: Term, selector: LabelSelector, pod: GroupPod) -> bool:
     if term.namespaces and pod.metadata.namespace not in term.namespaces:
         return False
     if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:
-        return False  # PodTopologySpread counts nobody who is leaving; affinity does
+        return False  # PodTopologySpread ignores pods that are leaving; affinity does not
     return selects(selector, pod.metadata.labels or {})

@@ -17,7 +17,7 @@ from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)
 ON_HOST_US, IN_ZONE_US = 30.0, 100.0
-"""Round trips within a host and between two hosts of a zone, where nobody measured them. Providers document 70 to 110 µs for
+"""Round trips within a host and between two hosts of a zone, if not measured. Providers document 70 to 110 µs for
 the latter.
 """
 _LEAST_BETWEEN_ZONES_US, _US_PER_COST = 250.0, 1000.0
@@ -47,7 +47,7 @@ def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
 def weighed_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
     """Times and prices as one table, and what a way within a host counts in it.
 
-    Money is brought to the scale of time, its dearest way to the slowest, so that whatever is made for microseconds fits; time counts
+    Money is scaled to time, the dearest path to the slowest, so that code for microseconds fits; time counts
     ``share`` of itself. Where every way costs the same, money has no say, and time alone is left.
 
     Args:

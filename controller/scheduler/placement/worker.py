@@ -89,7 +89,7 @@ class PlanningProcess:
                 await self.stop()
                 raise PlanningError("PlannerFailed", f"the planner's process ended ({type(error).__name__})") from error
             except asyncio.CancelledError:
-                # Half a message may be on its way: what is left of the process is of no use.
+                # Half a message may be in the pipe, so the process cannot be used any more.
                 await self.stop()
                 raise
         if kind == "failed":
@@ -187,7 +187,7 @@ def main() -> None:
     die_with_parent()
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    # What somebody prints must not get among the answers.
+    # Printed text must not get into the answers.
     sys.stdout = sys.stderr
     worker = PlanningWorker()
     while (message := _read(source)) is not None:
@@ -199,7 +199,7 @@ def main() -> None:
         try:
             answer = "plan", worker.plan(*content)
         except Exception as error:
-            # Whatever a group made the planner fail with: the next one is answered.
+            # An error of one group must not stop the next.
             answer = "failed", f"{type(error).__name__}: {error}"
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         sink.write(_HEADER.pack(len(data)) + data)
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """A plan that is being made is of no use to anybody once the manager is gone (prctl(2), PR_SET_PDEATHSIG)."""
+    """End the process with its parent, since its plan is then useless (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
