@@ -1,4 +1,4 @@
-"""Plans of random clusters as API servers list them, against CP-SAT. Figures for docs/scheduling.md.
+"""Plans of random clusters as API servers list them, against CP-SAT. Figures for docs/performance.md.
 
 Of every second cluster those pods are taken away that CP-SAT finds no place for, so that all of the others must get one.
 `NETAWARE_BENCH_CLUSTERS` says how many, `NETAWARE_BENCH_SECONDS` how long CP-SAT may look for each of its goals.

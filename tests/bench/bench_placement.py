@@ -1,6 +1,6 @@
 """Placement of a production cluster that others published.
 
-Runs on two cores; deadlines are those of `simulate`. Figures for docs/scheduling.md.
+Runs on two cores; deadlines are those of `simulate`. Figures for docs/performance.md.
 """
 
 from __future__ import annotations
