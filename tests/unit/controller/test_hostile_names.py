@@ -323,6 +323,7 @@ def check(shown: str, form: str = "table") -> None:
 async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_or_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("controller.cli.propose.read_traffic", traffic_of)
     monkeypatch.setattr("controller.cli.money.read_traffic", traffic_of)
     cluster = Cluster(*(made for number in NUMBERS for made in objects_of(number)))
