@@ -187,8 +187,7 @@ class DeschedulerConfig(Section, frozen=True):
             ConfigError: naming the first field that makes no sense.
         """
         policy = self._policy()
-        load = None if policy.args is None else policy.args.compiled(policy.args_field)
-        self._check_usage(load)
+        self._check_usage(policy.load)
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
             share_of(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
@@ -197,7 +196,7 @@ class DeschedulerConfig(Section, frozen=True):
         return Settings(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
             dry_run=self.dry_run or policy.dry_run,
-            load=load,
+            load=policy.load,
             limits=limits,
             protection=msgspec.structs.replace(protection, local_storage=local),
             misplacement=self.misplacement,
@@ -206,7 +205,7 @@ class DeschedulerConfig(Section, frozen=True):
 
     def _policy(self) -> Policy:
         if self.policy is None:
-            return Policy(args=LowNodeLoadArgs(), args_field=FIELD)
+            return Policy(load=LowNodeLoadArgs().compiled(FIELD))
         return read_policy(self.policy, f"{FIELD}.policy")
 
     def _check_usage(self, load: LowNodeLoad | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs
+from controller.descheduler.args import ARGS_KIND, LowNodeLoad, LowNodeLoadArgs
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind
@@ -83,14 +83,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Settings from a policy document; None where it has none.
 
     Attributes:
-        args: LowNodeLoad's arguments; None when the profile does not enable it.
-        args_field: where they stand in the document, for errors.
+        load: None when the profile does not enable LowNodeLoad.
         interval_s: seconds between rounds.
         limits: by their names in `controller.descheduler.config.LimitsConfig`.
     """
 
-    args: LowNodeLoadArgs | None
-    args_field: str
+    load: LowNodeLoad | None
     interval_s: float | None = None
     dry_run: bool = False
     limits: dict[str, Any] = {}
@@ -116,12 +114,8 @@ def read_policy(document: object, field: str = "") -> Policy:
         raise ConfigError(join(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
     _check_version(document, field)
     if kind == ARGS_KIND:
-        policy = Policy(args=read_kind(document, LowNodeLoadArgs, field), args_field=field)
-    else:
-        policy = _from_configuration(read_kind(document, _Configuration, field), field)
-    if policy.args is not None:
-        policy.args.compiled(policy.args_field)
-    return policy
+        return Policy(load=read_kind(document, LowNodeLoadArgs, field).compiled(field))
+    return _from_configuration(read_kind(document, _Configuration, field), field)
 
 
 def parse_policy(text: str, field: str) -> Policy:
@@ -148,9 +142,9 @@ def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     return parse_policy(text, join(field, f"data[{key}]"))
 
 
-def _from_configuration(config: _Configuration, field: str) -> Policy:
-    args, args_field, migration = None, "", _MigrationArgs()
-    migration_field = ""
+def _read_profiles(config: _Configuration, field: str) -> tuple[LowNodeLoadArgs | None, str, _MigrationArgs, str]:
+    """Arguments of LowNodeLoad, None where no profile enables it, and of MigrationController, each with its field."""
+    args, args_field, migration, migration_field = None, "", _MigrationArgs(), ""
     for i, profile in enumerate(config.profiles):
         where = join(field, f"profiles[{i}]")
         _check_plugins(profile, where)
@@ -164,9 +158,31 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
                 args, args_field = _args(entry.args, at), at
         if _enables(profile) and args is None:
             args, args_field = LowNodeLoadArgs(), where
+    return args, args_field, migration, migration_field
+
+
+def _from_configuration(config: _Configuration, field: str) -> Policy:
+    args, args_field, migration, migration_field = _read_profiles(config, field)
     if args is not None and config.node_selector is not None and args.node_selector is None:
         args = msgspec.structs.replace(args, node_selector=config.node_selector)
-    return _assembled(config, field, migration, migration_field, args=args, args_field=args_field)
+    config.validate(field)
+    interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
+    backoff_field = join(migration_field, "objectLimiters.workload.duration")
+    limits = {
+        "per_node": _least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        "per_round": _least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_workload": migration.max_migrating_per_workload,
+        "unavailable_per_workload": migration.max_unavailable_per_workload,
+        "workload_backoff_s": None if backoff is None else seconds(backoff, backoff_field),
+    }
+    return Policy(
+        load=None if args is None else args.compiled(args_field),
+        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
+        dry_run=config.dry_run,
+        limits={name: limit for name, limit in limits.items() if limit is not None},
+        local_storage=migration.evict_local_storage_pods,
+    )
 
 
 def _args(document: dict[str, Any], at: str) -> LowNodeLoadArgs:
@@ -192,36 +208,6 @@ def _check_plugins(profile: _Profile, where: str) -> None:
         if entry.name not in _PLUGINS:
             field = f"{where}.pluginConfig[{i}].name"
             raise ConfigError(field, f"{entry.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
-
-
-def _assembled(
-    config: _Configuration,
-    field: str,
-    migration: _MigrationArgs,
-    migration_field: str,
-    *,
-    args: LowNodeLoadArgs | None,
-    args_field: str,
-) -> Policy:
-    config.validate(field)
-    interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
-    backoff_field = join(migration_field, "objectLimiters.workload.duration")
-    limits = {
-        "per_node": _least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        "per_round": _least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
-        "per_workload": migration.max_migrating_per_workload,
-        "unavailable_per_workload": migration.max_unavailable_per_workload,
-        "workload_backoff_s": None if backoff is None else seconds(backoff, backoff_field),
-    }
-    return Policy(
-        args=args,
-        args_field=args_field,
-        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
-        dry_run=config.dry_run,
-        limits={name: limit for name, limit in limits.items() if limit is not None},
-        local_storage=migration.evict_local_storage_pods,
-    )
 
 
 def _least(*limits: int | None) -> int | None:
