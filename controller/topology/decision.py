@@ -49,10 +49,17 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
-    """The decision: costs, latencies to write, the next state, bandwidths and faults."""
+    """What follows from a snapshot.
+
+    Attributes:
+        latencies: to be written with the costs.
+        counts: what the costs rest on.
+        state: for the next decision.
+    """
 
     latencies: Latencies
     table: ZoneCosts
+    counts: status.PairsByBasis
     state: CostState
     policy: CostPolicy
     results: Results
@@ -97,7 +104,21 @@ def decide(
         interval_s=snapshot.interval_s,
     )
     table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
-    zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
+    return TopologyDecision(
+        latencies=hold_latencies(written, table.latencies()),
+        table=table,
+        counts=status.group_pairs(table, policy, snapshot.interval_s),
+        state=state,
+        policy=policy,
+        results=results,
+        bandwidths=_bandwidths_of(snapshot, results),
+        faults=_faults_of(snapshot, results, policy_fault),
+    )
+
+
+def _bandwidths_of(snapshot: TopologySnapshot, results: Results) -> Bandwidths:
+    zones, weight = snapshot.zone_map.zones, snapshot.topology.weight(NETPERF_COSTS)
+    zone_declared, region_declared = bandwidth.declared_capacities(snapshot.topology, NETPERF_COSTS)
     measured = bandwidth.measured_capacities(results.samples.values())
     if snapshot.streams:
         measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
@@ -105,30 +126,27 @@ def decide(
     region_held = bandwidth.held_capacities(
         written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), CAPACITY_HYSTERESIS
     )
-    return TopologyDecision(
-        latencies=hold_latencies(written, table.latencies()),
-        table=table,
-        state=state,
-        policy=policy,
-        results=results,
-        bandwidths=Bandwidths(
-            zone_capacity=held | zone_declared,
-            region_capacity=region_held | region_declared,
-            zone_allocated=snapshot.allocated,
-            region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
-        ),
-        faults=status.InputFaults(
-            policy=policy_fault,
-            missing=snapshot.missing,
-            large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
-            refused=results.refused,
-            writers=_writers(results),
-            quarantine=snapshot.quarantine,
-            failing=_failing(results),
-            netperf_failing={s.zones: s.run_failure or "" for s in results.samples.values() if s.runs_fail},
-            disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
-            zone_map=snapshot.zone_map,
-        ),
+    return Bandwidths(
+        zone_capacity=held | zone_declared,
+        region_capacity=region_held | region_declared,
+        zone_allocated=snapshot.allocated,
+        region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
+    )
+
+
+def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) -> status.InputFaults:
+    samples = results.samples.values()
+    return status.InputFaults(
+        policy=policy_fault,
+        missing=snapshot.missing,
+        large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
+        refused=results.refused,
+        writers=_writers(results),
+        quarantine=snapshot.quarantine,
+        failing={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
+        netperf_failing={s.zones: s.run_failure or "" for s in samples if s.runs_fail},
+        disagreeing=tuple(sorted({s.zones for s in samples if s.instruments_disagree})),
+        zone_map=snapshot.zone_map,
     )
 
 
@@ -152,8 +170,3 @@ def _writers(results: Results) -> dict[str, tuple[str, ...]]:
         if refusal.source:
             found[refusal.reason].add(refusal.source)
     return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
-
-
-def _failing(results: Results) -> dict[ZonePair, str]:
-    """Directed zone pairs whose last run failed, with the failure."""
-    return {(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()}

@@ -8,73 +8,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.topology.bandwidth import Quantity
-from controller.topology.status import PairsByBasis, count_bases
-from controller.topology.weights import Bandwidths
+from controller.topology.decision import TopologyDecision
+from controller.topology.status import count_bases
 from kubekit import quantity
-from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
-from netperf.results import Results
 
 SHOWN_OUTLIERS = 50
-
-
-class MetricsView(msgspec.Struct, frozen=True):
-    """The values to export of one topology."""
-
-    table: ZoneCosts
-    counts: PairsByBasis
-    bandwidths: Bandwidths
-    results: Results
 
 
 Values = Iterator[tuple[tuple[str, ...], float]]
 """Further labels, and the value."""
 
 
-def _costs(view: MetricsView) -> Values:
-    yield from ((("zone", *pair), entry.cost) for pair, entry in view.table.zones.items())
-    yield from ((("region", *pair), cost) for pair, cost in view.table.regions.items())
+def _costs(found: TopologyDecision) -> Values:
+    yield from ((("zone", *pair), entry.cost) for pair, entry in found.table.zones.items())
+    yield from ((("region", *pair), cost) for pair, cost in found.table.regions.items())
 
 
-def _latencies(view: MetricsView) -> Values:
-    reached = ((pair, entry) for pair, entry in view.table.zones.items() if entry.basis != "unreachable")
+def _latencies(found: TopologyDecision) -> Values:
+    reached = ((pair, entry) for pair, entry in found.table.zones.items() if entry.basis != "unreachable")
     return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
 
 
-def _errors(view: MetricsView) -> Values:
-    return ((pair, e.error_us / 1e6) for pair, e in view.table.zones.items() if e.basis != "unreachable")
+def _errors(found: TopologyDecision) -> Values:
+    return ((pair, e.error_us / 1e6) for pair, e in found.table.zones.items() if e.basis != "unreachable")
 
 
-def _outliers(view: MetricsView) -> Values:
-    return (((node,), off_us / 1e6) for node, off_us in islice(view.table.outliers_us.items(), SHOWN_OUTLIERS))
+def _outliers(found: TopologyDecision) -> Values:
+    return (((node,), off_us / 1e6) for node, off_us in islice(found.table.outliers_us.items(), SHOWN_OUTLIERS))
 
 
-def _ages(view: MetricsView) -> Values:
-    return ((pair, entry.age_s) for pair, entry in view.table.zones.items() if entry.basis != "inferred")
+def _ages(found: TopologyDecision) -> Values:
+    return ((pair, entry.age_s) for pair, entry in found.table.zones.items() if entry.basis != "inferred")
 
 
-def _pairs(view: MetricsView) -> Values:
-    return (((basis,), count) for basis, count in count_bases(view.counts, view.table).items())
+def _pairs(found: TopologyDecision) -> Values:
+    return (((basis,), count) for basis, count in count_bases(found.counts, found.table).items())
 
 
-def _refused(view: MetricsView) -> Values:
-    return (((reason,), count) for reason, count in view.results.refused.items())
+def _refused(found: TopologyDecision) -> Values:
+    return (((reason,), count) for reason, count in found.results.refused.items())
 
 
-def _capacities(view: MetricsView) -> Values:
-    yield from _bytes_per_s("zone", view.bandwidths.zone_capacity)
-    yield from _bytes_per_s("region", view.bandwidths.region_capacity)
+def _capacities(found: TopologyDecision) -> Values:
+    yield from _bytes_per_s("zone", found.bandwidths.zone_capacity)
+    yield from _bytes_per_s("region", found.bandwidths.region_capacity)
 
 
-def _allocations(view: MetricsView) -> Values:
-    yield from _bytes_per_s("zone", view.bandwidths.zone_allocated)
-    yield from _bytes_per_s("region", view.bandwidths.region_allocated)
+def _allocations(found: TopologyDecision) -> Values:
+    yield from _bytes_per_s("zone", found.bandwidths.zone_allocated)
+    yield from _bytes_per_s("region", found.bandwidths.region_allocated)
 
 
 def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
@@ -83,7 +71,7 @@ def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
 
 
 _ZONES = ("origin", "destination")
-_FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[MetricsView], Values]], ...] = (
+_FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], Values]], ...] = (
     ("netaware_network_cost", "Cost as written to NetperfCosts.", ("level", *_ZONES), _costs),
     (
         "netaware_zone_latency_seconds",
@@ -120,21 +108,21 @@ class TopologyMetrics(Collector):
     """Gauges of all topologies, and a counter of what was written: ``weights`` or ``status``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._views: dict[str, MetricsView] = {}
+        self._decisions: dict[str, TopologyDecision] = {}
         self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
         registry.register(self)
 
-    def show(self, key: str, view: MetricsView) -> None:
+    def show(self, key: str, found: TopologyDecision) -> None:
         """Set the values of ``namespace/name``."""
-        self._views[key] = view
+        self._decisions[key] = found
 
     def drop(self, key: str) -> None:
         """Remove the values of ``namespace/name``."""
-        self._views.pop(key, None)
+        self._decisions.pop(key, None)
 
     def clear(self) -> None:
         """Remove all values, because this replica does not lead."""
-        self._views.clear()
+        self._decisions.clear()
 
     def describe(self) -> Iterator[Metric]:
         """Empty, so that registering does not collect."""
@@ -142,10 +130,10 @@ class TopologyMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all topologies."""
-        views = tuple(self._views.items())  # A copy, because metrics are collected in a thread.
+        decisions = tuple(self._decisions.items())  # A copy, because metrics are collected in a thread.
         for name, text, labels, values_of in _FAMILIES:
             family = GaugeMetricFamily(name, text, labels=["topology", *labels])
-            for key, view in views:
-                for values, value in values_of(view):
+            for key, found in decisions:
+                for values, value in values_of(found):
                     family.add_metric([key, *values], value)
             yield family

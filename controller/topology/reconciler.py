@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches, OwnWrites
@@ -22,7 +21,7 @@ from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
-from controller.topology.metrics import MetricsView, TopologyMetrics
+from controller.topology.metrics import TopologyMetrics
 from controller.topology.planner import ProbePlanner
 from controller.topology.results import ObjectName, ResultsStore, results_named_by
 from controller.topology.weights import build_weight, patch_topology
@@ -47,13 +46,6 @@ LEAST_DEBOUNCE_S = 0.1
 RESYNC_S = 15.0
 ALL = "*"
 """Stands for every topology in the queue."""
-
-
-class PendingWrites(msgspec.Struct, frozen=True):
-    """The patch of the object, or None, and the basis of its costs."""
-
-    operations: list[Operation] | None
-    counts: status.PairsByBasis
 
 
 class TopologyController:
@@ -157,12 +149,12 @@ class TopologyController:
             return NOT_YET_S
         snapshot = await self._read(topology, objects)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
-        decision, pending = await asyncio.to_thread(
+        decision, operations = await asyncio.to_thread(
             self._evaluate, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
         )
         self._states[key] = decision.state
         try:
-            await self._execute(key, snapshot, decision, pending)
+            await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
             if error.not_found:  # Deleted meanwhile.
                 return None
@@ -173,21 +165,12 @@ class TopologyController:
 
     def _evaluate(
         self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
-    ) -> tuple[TopologyDecision, PendingWrites]:
-        """Decide, and compute the writes. Pure."""
-        decision = decide(
-            snapshot,
-            state,
-            self._defaults,
-            now_s=now_s,
-            wall_s=wall_s,
-            earlier=self._earlier.get(key),
-        )
+    ) -> tuple[TopologyDecision, list[Operation] | None]:
+        """Decide, and the patch of the object, if any. Reads nothing but its arguments and the configuration."""
+        earlier = self._earlier.get(key)
+        decision = decide(snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier=earlier)
         weight = build_weight(decision.table, decision.bandwidths)
-        operations = patch_topology(snapshot.topology, weight, decision.latencies)
-        return decision, PendingWrites(
-            operations, status.group_pairs(decision.table, decision.policy, snapshot.interval_s)
-        )
+        return decision, patch_topology(snapshot.topology, weight, decision.latencies)
 
     def _is_ours(self, topology: NetworkTopology) -> bool:
         return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces
@@ -266,14 +249,13 @@ class TopologyController:
         )
 
     async def _execute(
-        self, key: str, snapshot: TopologySnapshot, decision: TopologyDecision, pending: PendingWrites
+        self, key: str, topology: NetworkTopology, decision: TopologyDecision, operations: list[Operation] | None
     ) -> None:
-        topology, counts = snapshot.topology, pending.counts
-        if pending.operations is not None:
+        if operations is not None:
             after = await self._client.patch(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
-                pending.operations,
+                operations,
                 NetworkTopology,
                 kind=JSON_PATCH,
                 namespace=topology.metadata.namespace,
@@ -284,8 +266,8 @@ class TopologyController:
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
             topology = after
-        self._metrics.show(key, MetricsView(decision.table, counts, decision.bandwidths, decision.results))
-        fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
+        self._metrics.show(key, decision)
+        fresh = status.conditions_of(decision.counts, decision.table, decision.faults, topology.metadata.generation)
         await self._write_status(key, topology, fresh)
 
     async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:

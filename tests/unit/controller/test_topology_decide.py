@@ -69,8 +69,7 @@ def run(
 
 def conditions(decision: TopologyDecision, generation: int = 1) -> dict[str, Condition]:
     """By type."""
-    counts = status.group_pairs(decision.table, POLICY, 60)
-    found = status.conditions_of(counts, decision.table, decision.faults, generation)
+    found = status.conditions_of(decision.counts, decision.table, decision.faults, generation)
     return {condition.type: condition for condition in found}
 
 
@@ -201,7 +200,7 @@ def test_when_measuring_stops_the_last_good_value_stays_stale_and_then_goes_but_
     assert after is not None
     stale = run(after, data, at_s=START_S + 400, state=first.state)
     assert write(after, stale) is None, "the last good value is kept"
-    assert len(status.group_pairs(stale.table, POLICY, 60).stale) == 6
+    assert len(stale.counts.stale) == 6
     assert (conditions(stale)["Stale"].status, conditions(stale)["Measured"].status) == ("True", "False")
     gone = run(after, data, at_s=START_S + 4000, state=stale.state)
     emptied = write(after, gone)
@@ -215,7 +214,7 @@ def test_a_restart_with_old_samples_is_stale_from_the_start() -> None:
     after = write(found, run(found, results(ALL)))
     assert after is not None
     restarted = run(after, results(ALL), at_s=START_S + 400)
-    assert len(status.group_pairs(restarted.table, POLICY, 60).stale) == 6
+    assert len(restarted.counts.stale) == 6
     assert write(after, restarted) is None
 
 
@@ -225,7 +224,7 @@ def test_a_restart_that_finds_no_results_at_all_keeps_what_was_written_as_stale(
     assert after is not None
     restarted = decide(snapshot(after, {}, missing=("shop/netperf-metrics",)), None, POLICY, now_s=50.0, wall_s=START_S)
     assert write(after, restarted) is None
-    counts = status.group_pairs(restarted.table, POLICY, 60)
+    counts = restarted.counts
     assert len(counts.stale) == 6
     later = decide(snapshot(after, {}), restarted.state, POLICY, now_s=50.0 + 3600, wall_s=START_S + 3600)
     assert later.table.zones == {}
@@ -347,7 +346,7 @@ def test_a_pair_on_which_netperf_fails_again_and_again_is_named_though_datagrams
     (key, text), *others = results(ALL).items()
     fails = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}'}
     decision = run(topology(), {**dict(others), **fails})
-    assert len(status.group_pairs(decision.table, POLICY, 60).measured) == 6
+    assert len(decision.counts.measured) == 6
     found = conditions(decision)["OutlierNodes"]
     assert (found.status, found.reason) == ("True", "NetperfFails")
     assert "netperf fails (reset)" in found.message
