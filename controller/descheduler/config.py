@@ -120,7 +120,7 @@ class ProtectionConfig(Section, frozen=True):
     """Pods that are never evicted, beside mirror, DaemonSet, critical and annotated ones.
 
     Attributes:
-        bare_pods: whether pods without a controller, which nobody replaces, may go.
+        bare_pods: whether pods without a controller, which are not replaced, may go.
         local_storage: whether pods with emptyDir or hostPath volumes, whose data is lost, may go.
         priority_below: only pods with a priority below this go.
         volume_claims: whether pods with PersistentVolumeClaims may go.

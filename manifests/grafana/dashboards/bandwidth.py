@@ -26,7 +26,7 @@ BANDWIDTH = Dashboard(
                 number(
                     "Nodes of unknown capacity",
                     "short",
-                    "Nodes that publish nothing, because nothing trustworthy tells their speed.",
+                    "Nodes that publish nothing, because no source of their capacity is known.",
                     Query('count(netaware_node_bandwidth_known{node=~"$node"} == 0) or vector(0)'),
                     bad_above=0,
                     width=6,
@@ -130,7 +130,7 @@ BANDWIDTH = Dashboard(
                     width=6,
                 ),
                 lines(
-                    "Limit in force",
+                    "Effective limit",
                     "Bps",
                     "Effective rate of each limit as the kernel has it.",
                     Query(
