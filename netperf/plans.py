@@ -227,7 +227,7 @@ def decode_plan(
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")
     if current is not None and plan.zone == current.zone and plan.epoch < current.epoch:
-        raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, which is in force")
+        raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {current.epoch}, the current one")
     good: list[Probe] = []
     for index, probe in enumerate(plan.probes):
         problem = _problem(probe, plan)

@@ -350,7 +350,7 @@ def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:
         return "wrong-key", f"holds a {measurement.test}"
     for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
         if figures.prober == "external":
-            return "bad-field", "no agent's prober is called external: that is a bare number by somebody else"
+            return "bad-field", "no agent's prober is called external: that is a number of another component"
         ascending = [v for v in (figures.p50_us, figures.p90_us, figures.p99_us) if v is not None]
         if ascending != sorted(ascending):
             return "bad-field", "percentiles do not ascend"

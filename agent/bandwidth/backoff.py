@@ -77,7 +77,7 @@ class RepairBackoff:
         self._forget(now_s)
         return {
             place: f"set {len(record.set_s)} times in {record.set_s[-1] - record.set_s[0]:.0f} s, "
-            "because somebody removes or replaces it"
+            "because another program removes or replaces it"
             for place, record in self._records.items()
             if len(record.set_s) >= DISPUTED_AFTER
         }

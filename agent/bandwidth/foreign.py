@@ -58,7 +58,7 @@ def _foreign_redirect(direction: Direction, device: Device, tc: TcIndex) -> Limi
     through = tc.redirect_target(device.index)
     if direction == "ingress" or through is None or is_limit_device(through):
         return None
-    found = f"a filter of somebody else's redirects what {device.name} receives to {through.name}"
+    found = f"a foreign filter redirects what {device.name} receives to {through.name}"
     return _foreign_limit(found, through, tc)
 
 
@@ -91,7 +91,7 @@ def _cilium(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessmen
         return _foreign_limit(found, device, tc)
     if cilium.unknown or not cilium.installed:
         why = cilium.unknown or "there is no cilium-config"
-        return _foreign_limit(f"unknown: whether Cilium limits cannot be told, so nothing is set ({why})", device, tc)
+        return _foreign_limit(f"unknown: whether Cilium limits cannot be read, so nothing is set ({why})", device, tc)
     chained = tc.network.plugins and "cilium-cni" in tc.network.plugins[1:]
     if chained and device.kind == "veth":
         return None  # Another plugin routes the packets, so they pass token buckets.

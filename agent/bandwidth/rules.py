@@ -138,11 +138,11 @@ def _assess_located(
     pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
 ) -> LimitAssessment:
     if location.host_network:
-        detail = "its oldest process is in the node's network (a virtual machine's monitor or alike)"
+        detail = "its oldest process is in the node's network (for example a virtual machine's monitor)"
         return LimitAssessment("not-applicable", detail)
     device = find_device(location, tc.pod_devices)
     if device is None:
-        detail = "the pod's eth0 is no end of a veth pair on this node (macvlan, ipvlan, SR-IOV or alike)"
+        detail = "the pod's eth0 is not an end of a veth pair on this node (macvlan, ipvlan, SR-IOV or similar)"
         return LimitAssessment("not-applicable", detail)
     foreign = find_foreign(direction, device, location.attachment, tc)
     if foreign is not None:

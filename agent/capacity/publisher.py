@@ -70,7 +70,7 @@ class CompetingWriter:
 
     @property
     def _reason(self) -> str:
-        return f"somebody else replaced the published value {len(self._replaced_s)} times within ten minutes"
+        return f"another writer replaced the published value {len(self._replaced_s)} times within ten minutes"
 
 
 class Publisher:

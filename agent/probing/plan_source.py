@@ -45,7 +45,7 @@ class PlanSource:
         if plan is not None:
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes))
         else:
-            log.change("plan/use", "", "no plan: this node probes nobody")
+            log.change("plan/use", "", "no plan: this node sends no probes")
         self.on_change()
 
     async def run(self, client: Client, view: NodeView, namespace: str) -> None:

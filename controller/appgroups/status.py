@@ -205,8 +205,8 @@ def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
         message = (
-            f"pods of {', '.join(refused_by[:SHOWN])} are not the group's: these namespaces do not let groups of {home} "
-            f"in; whoever owns them may say so, for example: {consent_command(refused_by[0], home)}"
+            f"pods of {', '.join(refused_by[:SHOWN])} are not the group's: these namespaces do not consent to groups of "
+            f"{home}; their owners can, for example: {consent_command(refused_by[0], home)}"
         )
         return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find(group.status.conditions, ADMITTED) is None:

@@ -65,7 +65,7 @@ class Deschedule(Command):
         ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),
     )
     description = (
-        "Decides one round of descheduling and evicts nobody: evictions are the controller's. The configuration is the running "
+        "Decides one round of descheduling without evictions, which only the controller does. The configuration is the running "
         "controller's, unless --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
         "limits and back-off are applied, as the controller does. Percentages are of allocatable, before and after each move."
     )
@@ -100,7 +100,7 @@ class Deschedule(Command):
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
-        parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("nobody would move")]
+        parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("no pod would move")]
         hot = [node for node in answer.plan.nodes if node.kind == "over"]
         if hot:
             parts += [Text(), _hot(hot)]

@@ -29,7 +29,7 @@ class Latency(Command):
     name = "latency"
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
-        "Round trips between two zones. One node per zone measures, so usually one direction has samples and stands for both. "
+        "Round trips between two zones. One node per zone measures, so usually one direction has samples and counts for both. "
         "Its history is on the Grafana dashboard Latency."
     )
 

@@ -70,7 +70,7 @@ class OpenPage(Command):
             raise KubectlError(str(error) or type(error).__name__) from error
         if refused:
             why = f"; no token to be had: {token.refused}" if token.refused else ""
-            raise KubectlError(f"the page lets nobody in without a token: {refused}{why}")
+            raise KubectlError(f"the page requires a token: {refused}{why}")
         self._ended = forward.ended
         return Opened(await session.stack.enter_async_context(proxy.running()))
 

@@ -125,7 +125,7 @@ class Simulate(Command):
         templates = {c.workload: c for c in (*await session.controllers(namespace), *given)}
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight:
-            session.notes["costs"] = "there are none that count, so that every place is as good as another"
+            session.notes["costs"] = "there are none that count, so all places are equal"
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
         if unknown:

@@ -190,7 +190,7 @@ class UnconfirmedRound:
             return "the node is gone" if node is None else "it would come back"
         lacks = self._base.fit.insufficient(node, pod)
         if lacks:
-            return f"with what else is planned, it has too little room ({lacks})"
+            return f"with other planned pods it has too little ({lacks})"
         return self._strategy_of(move).objection(move, pod, node)
 
     def _strategy_of(self, move: Move) -> LoadRound | MisplacementRound:

@@ -102,7 +102,7 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         (
             "kubectl -n {namespace} get pvc",
             "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
-            "add nodes where its volume is, or create its claim anew elsewhere",
+            "add nodes where its volume is, or re-create its claim elsewhere",
         ),
     ),
     UnschedulableReason(

@@ -240,7 +240,7 @@ class ProbePlanner:
         silent = sorted(self._liveness.quarantine)
         self._silent.set(len(silent))
         shown = ", ".join(silent[:5])
-        log.change("silent", shown, "nodes that nobody can measure: their pairs move", count=len(silent), some=shown)
+        log.change("silent", shown, "nodes that cannot be measured: their pairs move", count=len(silent), some=shown)
 
     def _plan_objects(self) -> dict[str, ConfigMap]:
         names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}

@@ -159,7 +159,7 @@ def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) ->
 def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
     found: list[tuple[str, str]] = []
     if faults.quarantine:
-        found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
+        found.append(("NodesUnmeasurable", f"no node can measure {_some(faults.quarantine)}: left out of the plan"))
     unplanned = faults.writers.get("unplanned")
     if unplanned:
         found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
@@ -174,7 +174,7 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
         what = "netperf and datagrams read different latencies, and netperf's counts"
         found.append(("InstrumentsDisagree", f"{what}: {_worst(faults.disagreeing)}"))
     if table.disputed:
-        found.append(("PairsDisputed", f"one reporter stands against one: {_worst(sorted(table.disputed))}"))
+        found.append(("PairsDisputed", f"two reporters contradict each other: {_worst(sorted(table.disputed))}"))
     return _joined(found, "AllAgree", "all readings agree", bad=True)
 
 

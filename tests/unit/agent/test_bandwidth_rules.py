@@ -201,7 +201,7 @@ AWS = ("aws-cni", "egress-cni", "cilium-cni")
         (LXC, OFF, (FQ,), (), "missing", "bandwidth manager is off"),
         (NETKIT, OFF, (), (), "missing", "bandwidth manager is off"),
         # Its configuration cannot be read: unknown.
-        (LXC, HIDDEN, (FQ,), (), "other-enforcer", "unknown: whether Cilium limits cannot be told"),
+        (LXC, HIDDEN, (FQ,), (), "other-enforcer", "unknown: whether Cilium limits cannot be read"),
         (LXC, Cilium(), (), (), "other-enforcer", "there is no cilium-config"),
     ],
 )
