@@ -170,7 +170,6 @@ class PodStatus(Wire, frozen=True):
     phase: str = ""
     pod_ip: str = msgspec.field(name="podIP", default="")
     pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
-    host_ip: str = msgspec.field(name="hostIP", default="")
     qos_class: str = ""
     conditions: list[Condition] | None = None
 

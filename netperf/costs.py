@@ -85,7 +85,7 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         return Latencies(
             {pair: max(1, round(entry.latency_us)) for pair, entry in known.items()},
             {pair: two_figures(entry.error_us) for pair, entry in known.items()},
-            [pair for pair, entry in self.zones.items() if entry.basis == "unreachable"],
+            frozenset(pair for pair, entry in self.zones.items() if entry.basis == "unreachable"),
         )
 
 

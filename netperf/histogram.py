@@ -20,12 +20,11 @@ def rank_of(percent: float, count: int) -> int:
 class Histogram:
     """Counts by logarithm of the value. Values are microseconds above 0; others are not taken."""
 
-    __slots__ = ("_counts", "count", "max_us", "min_us", "sum_us")
+    __slots__ = ("_counts", "count", "max_us", "min_us")
 
     def __init__(self, values_us: Iterable[float] = ()) -> None:
         self._counts: dict[int, int] = {}
-        self.count, self.sum_us = 0, 0.0
-        self.min_us, self.max_us = math.inf, 0.0
+        self.count, self.min_us, self.max_us = 0, math.inf, 0.0
         for value_us in values_us:
             self.record(value_us)
 
@@ -36,7 +35,6 @@ class Histogram:
         index = math.floor(math.log2(value_us) * PER_OCTAVE)
         self._counts[index] = self._counts.get(index, 0) + 1
         self.count += 1
-        self.sum_us += value_us
         self.min_us, self.max_us = min(self.min_us, value_us), max(self.max_us, value_us)
 
     def merge(self, other: Histogram) -> None:
@@ -44,7 +42,6 @@ class Histogram:
         for index, count in other._counts.items():
             self._counts[index] = self._counts.get(index, 0) + count
         self.count += other.count
-        self.sum_us += other.sum_us
         self.min_us, self.max_us = min(self.min_us, other.min_us), max(self.max_us, other.max_us)
 
     def percentile_us(self, percent: float) -> float | None:
@@ -58,8 +55,3 @@ class Histogram:
                 middle_us: float = 2.0 ** ((index + 0.5) / PER_OCTAVE)
                 return min(max(middle_us, self.min_us), self.max_us)
         return self.max_us
-
-    @property
-    def mean_us(self) -> float | None:
-        """Exact; None when nothing was counted."""
-        return self.sum_us / self.count if self.count else None

@@ -9,7 +9,8 @@ not know and keeps annotations (docs/adr/0007-measurement.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -38,6 +39,7 @@ class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
 _decode_wire = msgspec.json.Decoder(_Wire).decode
 
 
+@dataclass(frozen=True, slots=True)
 class Latencies:
     """Latencies by directed pair of zones.
 
@@ -48,18 +50,10 @@ class Latencies:
         problem: why an annotation could not be read; empty when it could.
     """
 
-    __slots__ = ("errors_us", "problem", "unreachable", "us")
-
-    def __init__(
-        self,
-        us: Mapping[ZonePair, int] | None = None,
-        error_us: Mapping[ZonePair, int] | None = None,
-        unreachable: Collection[ZonePair] = (),
-        problem: str = "",
-    ) -> None:
-        self.us: Mapping[ZonePair, int] = dict(us or {})
-        self.errors_us: Mapping[ZonePair, int] = dict(error_us or {})
-        self.unreachable, self.problem = frozenset(unreachable), problem
+    us: Mapping[ZonePair, int] = field(default_factory=dict)
+    errors_us: Mapping[ZonePair, int] = field(default_factory=dict)
+    unreachable: frozenset[ZonePair] = frozenset()
+    problem: str = ""
 
     def latency_us(self, origin: str, destination: str) -> int | None:
         """Latency between two zones; None if unknown or unreachable."""
@@ -77,18 +71,6 @@ class Latencies:
         """Whether anything is known."""
         return bool(self.us or self.unreachable)
 
-    def __eq__(self, other: object) -> bool:
-        """Same latencies, same error bars, same dead pairs."""
-        if not isinstance(other, Latencies):
-            return NotImplemented
-        return (self.us, self.errors_us, self.unreachable) == (other.us, other.errors_us, other.unreachable)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """For tests that fail."""
-        return f"Latencies({self.us!r}, {self.errors_us!r}, {sorted(self.unreachable)!r})"
-
 
 def decode_latencies(text: str | None) -> Latencies:
     """Read the annotation. Never raises: what cannot be read knows nothing, and says why."""
@@ -105,7 +87,7 @@ def decode_latencies(text: str | None) -> Latencies:
     return Latencies(
         _pairs(wire.zones, wire.us, least=1),
         _pairs(wire.zones, wire.error_us, least=0),
-        map(tuple, wire.unreachable),  # type: ignore[arg-type]
+        frozenset(wire.unreachable),
     )
 
 

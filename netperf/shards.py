@@ -16,11 +16,6 @@ MAX_SHARDS = 100
 """The agents' role and policy name so many objects, and refuse a write to any other."""
 
 
-def shard_name(base: str, index: int) -> str:
-    """``base`` for shard 0, so that a small cluster has the one object that other tools know; else ``base-index``."""
-    return base if index == 0 else f"{base}-{index}"
-
-
 def zones_per_shard(zone_count: int) -> int:
     """Number of zones whose agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
 
@@ -32,8 +27,8 @@ def zones_per_shard(zone_count: int) -> int:
 
 
 def shard_names(base: str, zone_count: int) -> list[str]:
-    """Names of all results objects for this number of zones."""
-    return [shard_name(base, i) for i in range(max(1, math.ceil(zone_count / zones_per_shard(zone_count))))]
+    """Names of all results objects for this number of zones; the first is ``base``, the one object that other tools know."""
+    return [base, *(f"{base}-{i}" for i in range(1, math.ceil(zone_count / zones_per_shard(zone_count))))]
 
 
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:

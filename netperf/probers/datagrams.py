@@ -88,7 +88,6 @@ class Window:
             prober="datagrams",
             test="UDP_RR",
             min_us=rtts.min_us,
-            mean_us=rtts.mean_us,
             max_us=rtts.max_us,
             p50_us=rtts.percentile_us(50),
             p90_us=rtts.percentile_us(90),
