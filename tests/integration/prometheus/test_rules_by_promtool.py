@@ -1,7 +1,8 @@
-"""Rules and alerts on the program that runs them: promtool checks them, and plays each alert's state through to its end."""
+"""Rules, alerts and metrics in the eyes of promtool, which also plays each alert's state through to its end."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,28 @@ def run(program: Path, *args: str | Path) -> str:
 
 def test_promtool_finds_nothing_to_complain_about(prometheus_programs: Mapping[str, Path]) -> None:
     run(prometheus_programs["promtool"], "check", "rules", "--lint=all", "--lint-fatal", *RULES)
+
+
+def test_promtool_finds_nothing_to_complain_about_in_names_and_types_of_metrics(
+    prometheus_programs: Mapping[str, Path],
+) -> None:
+    reference = (FOLDER.parents[1] / "docs" / "metrics.md").read_text()
+    families = re.findall(r"^\| `(netaware_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", reference, re.MULTILINE)
+    assert len(families) > 40
+    text = "".join(
+        f"# HELP {name} {said}\n# TYPE {name} {kind}\n"
+        + (f"{name} 1\n" if kind != "histogram" else f'{name}_bucket{{le="+Inf"}} 1\n{name}_sum 1\n{name}_count 1\n')
+        for name, kind, said in families
+    )
+    done = subprocess.run(
+        [prometheus_programs["promtool"], "check", "metrics"],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=text,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda path: str(path.name))
