@@ -257,14 +257,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     Attributes:
         hot_node_hours: of nodes with pods that could be moved; with the descheduler, and without.
-        of_curable_nodes: the same, without nodes that are hot by what nobody can move alone: relieving these loads the others.
         excess_core_hours: cores in use above the threshold by what could be moved, in the same two cases.
     """
 
     seed: int
     requests: str
     hot_node_hours: tuple[float, float]
-    of_curable_nodes: tuple[float, float]
     excess_core_hours: tuple[float, float]
     evictions: int
     most_of_a_replica_that_can_be_helped: int
@@ -276,38 +274,30 @@ class Figures(msgspec.Struct, frozen=True):
 LIMITS = {"cpu": HIGH / 100 * CORES * 1000, "memory": HIGH / 100 * GIB * _GI}
 
 
-def is_hot(used: dict[str, float]) -> bool:
-    """Above the threshold in any resource."""
-    return any(used[resource] > limit for resource, limit in LIMITS.items())
-
-
 class Heat(NamedTuple):
     """Of one moment.
 
     Attributes:
         nodes: how many are above the threshold with pods on them that could be moved.
-        curable: how many of them would not be hot by what nobody can move alone.
         cores: in use above the threshold, by what could be moved.
     """
 
     nodes: int
-    curable: int
     cores: float
 
 
 def heat_of(day: Day, at_s: float) -> tuple[Heat, UsageView]:
     """How hot it is, and usage."""
     view = day.usage(at_s)
-    fixed: dict[str, Counter[str]] = defaultdict(Counter)
+    fixed = Counter[str]()
     for name, workload, _, node in day.placed():
         if not workload.helpable:
-            fixed[node].update({r: int(v) for r, v in view.pods[f"{day.namespace}/{name}"].items()})
-    hot = [name for name, used in view.nodes.items() if is_hot(dict(used))]
+            fixed[node] += int(view.pods[f"{day.namespace}/{name}"]["cpu"])
+    hot = [name for name, used in view.nodes.items() if any(used[r] > limit for r, limit in LIMITS.items())]
     movable = {node for _, workload, _, node in day.placed() if workload.helpable}
     nodes = sum(name in movable for name in hot)
-    curable = sum(not is_hot({r: fixed[name][r] for r in LIMITS}) for name in hot)
-    over = sum(max(used["cpu"] - max(LIMITS["cpu"], fixed[name]["cpu"]), 0.0) for name, used in view.nodes.items())
-    return Heat(nodes, curable, over / 1000), view
+    over = sum(max(used["cpu"] - max(LIMITS["cpu"], fixed[name]), 0.0) for name, used in view.nodes.items())
+    return Heat(nodes, over / 1000), view
 
 
 async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
@@ -351,7 +341,6 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         seed=day.seed,
         requests=day.requests,
         hot_node_hours=summed("nodes"),
-        of_curable_nodes=summed("curable"),
         excess_core_hours=summed("cores"),
         evictions=moves.total(),
         most_of_a_replica_that_can_be_helped=max((n for (w, _), n in replicas.items() if w in helpable), default=0),
@@ -409,14 +398,11 @@ def verdicts(found: list[Figures]) -> BenchFigures:
     ineffective = sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE)
     most_ineffective = max(f.most_of_a_workload_that_cannot for f in found)
     most_helped = max(f.most_of_a_replica_that_can_be_helped for f in found)
-    cooler, curable, cores = (
-        _less(getattr(f, field) for f in found) for field in ("hot_node_hours", "of_curable_nodes", "excess_core_hours")
-    )
+    cooler, cores = (_less(getattr(f, field) for f in found) for field in ("hot_node_hours", "excess_core_hours"))
     return {
         "evictions a day of a workload that cannot be helped": figure(most_ineffective, "evictions", 6),
         "evictions a day of a replica that can": figure(most_helped, "evictions", 2),
         "hot node-hours less than without": figure(cooler, "%", 80, at_least=True),
-        "the same of curable nodes": figure(curable, "%"),
         "cores above the threshold, hours less than without": figure(cores, "%"),
         "moves that helped": figure(
             100 * _share(found, "helped"), "%", 95, f"without benefit: {ineffective}", at_least=True
