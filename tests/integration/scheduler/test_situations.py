@@ -75,11 +75,11 @@ class Stage:
             await self.client.create(DEPLOYMENTS, body, Object, namespace=self.namespace)
 
     @staticmethod
-    def workload(name: str, **spec: Any) -> dict[str, Any]:
+    def workload(name: str, annotations: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
         labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: name}
         containers = [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m"}}}]
         pod = {"schedulerName": PROFILE, "terminationGracePeriodSeconds": 0, "containers": containers, **spec}
-        template = {"metadata": {"labels": labels}, "spec": pod}
+        template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
         return {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}
 
     async def change_all(self, body: Mapping[str, Any]) -> None:
@@ -106,11 +106,16 @@ class Stage:
     async def uids(self) -> frozenset[str]:
         return frozenset(pod.metadata.uid for pod in await self.live())
 
+    async def zones(self) -> dict[str, list[str]]:
+        """Where the pods of each workload are."""
+        found: dict[str, list[str]] = {name: [] for name in CHAIN}
+        for pod in await self.live():
+            found[pod.workload].append(self.zone_of[pod.spec.node_name])
+        return found
+
     async def violated(self) -> int:
         """Pairs of a caller and what it calls that are beyond the limit."""
-        zones: dict[str, list[str]] = {name: [] for name in CHAIN}
-        for pod in await self.live():
-            zones[pod.workload].append(self.zone_of[pod.spec.node_name])
+        zones = await self.zones()
         pairs = [(a, b) for caller, called in pairwise(CHAIN) for a in zones[caller] for b in zones[called]]
         return sum(BOTH_WAYS.get(pair, 0) > LIMIT for pair in pairs)
 
@@ -121,9 +126,9 @@ async def recreated(stage: Stage) -> None:
     await stage.until_placed(but=before)
 
 
-async def rolled_out(stage: Stage) -> None:
+async def rolled_out(stage: Stage, number: str = "1") -> None:
     before = await stage.uids()
-    await stage.change_all({"spec": {"template": {"metadata": {"annotations": {"round": "1"}}}}})
+    await stage.change_all({"spec": {"template": {"metadata": {"annotations": {"round": number}}}}})
     await stage.until_placed(but=before)
 
 
@@ -212,6 +217,15 @@ async def _any_bound(stage: Stage) -> bool:
     return any(pod.spec.node_name for pod in await stage.live())
 
 
+async def spread(stage: Stage) -> None:
+    """Services that survive a zone still do after rollouts."""
+    await stage.deploy(*CHAIN, annotations={"netaware.io/spread": "zone"})
+    await stage.until_placed()
+    for number in ("1", "2", "3"):
+        await rolled_out(stage, number)
+        assert [name for name, zones in (await stage.zones()).items() if len(set(zones)) == 1] == []
+
+
 async def unlabelled(stage: Stage) -> None:
     await rolled_out(stage)
     await scaled(stage)
@@ -226,6 +240,7 @@ FRESH: tuple[Situation, ...] = (
     foreign_affinity,
     devices,
     leader_killed,
+    spread,
 )
 BY_RULE: tuple[Situation, ...] = (devices, leader_killed)
 """Those in which a pod may be placed without a plan."""
