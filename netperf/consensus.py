@@ -74,22 +74,22 @@ def find_consensus(
     by_link: dict[Link, list[NodePairReading]] = defaultdict(list)
     for reading in everything:
         by_link[reading.link].append(reading)
-    aside: set[NodePairReading] = set()
+    ignored: set[NodePairReading] = set()
     for _ in range(ROUNDS):
         suspect = _most_contradicted(by_link)
         if suspect is None:
             break
         for reading in suspect:
             by_link[reading.link].remove(reading)
-            aside.add(reading)
-    disputed = _resolve_disputes(by_link, aside, agreed_us, disputed_before)
+            ignored.add(reading)
+    disputed = _resolve_disputes(by_link, ignored, agreed_us, disputed_before)
     values_us = {link: _middle_us(found) for link, found in by_link.items() if found}
     return Consensus(
         values_us=values_us,
         spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
         disputed=disputed,
-        outliers_us=_find_outliers(everything, aside, values_us),
-        ignored=frozenset((r.origin, r.destination) for r in aside),
+        outliers_us=_find_outliers(everything, ignored, values_us),
+        ignored=frozenset((r.origin, r.destination) for r in ignored),
     )
 
 
@@ -184,7 +184,7 @@ def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, in
 
 def _resolve_disputes(
     by_link: dict[Link, list[NodePairReading]],
-    aside: set[NodePairReading],
+    ignored: set[NodePairReading],
     agreed_us: Mapping[Link, float],
     disputed_before: Collection[Link],
 ) -> frozenset[Link]:
@@ -211,7 +211,7 @@ def _resolve_disputes(
         found = by_link[link]
         losers = found if link in alone else _loser(link, found, agreed_us.get(link), agreeing_us)
         by_link[link] = [r for r in found if r not in losers]
-        aside.update(losers)
+        ignored.update(losers)
     return frozenset(disputed | alone)
 
 
@@ -255,7 +255,7 @@ def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
 
 
 def _find_outliers(
-    readings: Collection[NodePairReading], aside: set[NodePairReading], values_us: Mapping[Link, float]
+    readings: Collection[NodePairReading], ignored: set[NodePairReading], values_us: Mapping[Link, float]
 ) -> dict[str, float]:
     """Outlier nodes with the median error of their ignored readings, microseconds.
 
@@ -268,10 +268,10 @@ def _find_outliers(
     for reading in readings:
         for node in (reading.origin, reading.destination):
             count[node] += 1
-            if reading in aside:
+            if reading in ignored:
                 bad[node].append(reading)
     blamed: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in aside:
+    for reading in ignored:
         shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
         blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)
     return {

@@ -236,18 +236,18 @@ def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) ->
 def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream, ...]]) -> bool:
     """Whether every pair of nodes has failed several times in a row, so that the path is dead.
 
-    Without samples and failures the last state stays: silence is no recovery.
+    Without samples and failures the last state stays, because missing results are no recovery.
     """
     both = (link, (link[1], link[0]))
     failures = [f for pair in both for f in (state[pair].failures if pair in state else ())]
     failing = {(f.origin.node, f.destination.node) for f in failures}
-    speaking = [
+    answering = [
         s
         for pair in both
         for s in fresh.get(pair, ())
         if s.prober != "external" and (s.origin.node, s.destination.node) not in failing
     ]
-    if speaking:
+    if answering:
         return False
     if not failures:
         return any(state[pair].unreachable for pair in both if pair in state)
@@ -275,8 +275,8 @@ def _mark_ignored(streams: Iterable[Stream], consensus: Consensus, now_s: float)
     """The streams with the time since which their readings are ignored."""
     marked: list[Stream] = []
     for stream in streams:
-        aside = (stream.origin.node, stream.destination.node) in consensus.ignored
-        since_s = (now_s if stream.ignored_since_s is None else stream.ignored_since_s) if aside else None
+        is_ignored = (stream.origin.node, stream.destination.node) in consensus.ignored
+        since_s = (now_s if stream.ignored_since_s is None else stream.ignored_since_s) if is_ignored else None
         marked.append(msgspec.structs.replace(stream, ignored_since_s=since_s))
     return tuple(marked)
 
@@ -327,16 +327,16 @@ def _last_good(
     """
     known: list[_Known] = []
     for direction in (pair, (pair[1], pair[0])):
-        there = state.get(direction)
-        if there is None:
+        pair_state = state.get(direction)
+        if pair_state is None:
             continue
-        if there.last_good_us is not None and there.unverified == unverified:
-            us = there.last_good_us
-            known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
+        if pair_state.last_good_us is not None and pair_state.unverified == unverified:
+            us = pair_state.last_good_us
+            known.append(_Known(us, 0.0, "stale", pair_state.last_good_s, max(pair_state.error_us, STALE_ERROR * us)))
         # After a restart, samples may be old already.
         known += [
             _Known(us := s.smoothed.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
-            for s in there.streams
+            for s in pair_state.streams
             if (s in fresh.get(direction, ())) == unverified
         ]
     newest = max(known, key=lambda k: (k.seen_s, k.latency_us), default=None)

@@ -110,23 +110,23 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int
     """The highest sequence of a node's own entries in a results ConfigMap. Never raises.
 
     Args:
-        data: of one results ConfigMap, by whomever.
+        data: of one results ConfigMap.
         node: whose entries count.
         now_s: wall clock, seconds since 1970.
 
     Returns:
-        The highest sequence, 0 without any; and the keys, to be removed, of those whose sequence no clock gives.
+        The highest sequence, 0 without any; and the keys whose sequence is in the future, to be removed.
     """
-    last, impossible = 0, set[str]()
+    last, future_keys = 0, set[str]()
     for key, value in data.items():
         name = parse_key(key)
         found = _decode_value(key, name, value) if name is not None and name.origin == node else None
         if isinstance(found, Sample | Failure):
             if found.sequence > _most_sequence(now_s):
-                impossible.add(key)
+                future_keys.add(key)
             else:
                 last = max(last, found.sequence)
-    return last, impossible
+    return last, future_keys
 
 
 def _most_sequence(now_s: float) -> float:

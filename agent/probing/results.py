@@ -174,7 +174,7 @@ class ResultsWriter:
             CONFIGMAPS, target.name, merge_patch(data), ConfigMap, kind=MERGE_PATCH, namespace=self._namespace
         )
         target.data, target.has_our_sequences = after.data or {}, True
-        target.impossible.clear()
+        target.future_keys.clear()
         self._queue.confirm(entries)
         for entry in entries:
             self._refused.pop(entry.key, None)
@@ -182,17 +182,19 @@ class ResultsWriter:
 
     def _encode(self, target: _Target, entries: Sequence[Entry]) -> dict[str, str | None]:
         plan = self._plans.plan
-        data: dict[str, str | None] = dict.fromkeys(target.impossible)
+        data: dict[str, str | None] = dict.fromkeys(target.future_keys)
         for entry in entries:
             if entry.removes_failure:
                 data[entry.key + FAILED_SUFFIX] = None
             if entry.sample is not None:
-                sample = msgspec.structs.replace(entry.sample, sequence=entry.sample.sequence + target.lift)
+                sample = msgspec.structs.replace(entry.sample, sequence=entry.sample.sequence + target.sequence_offset)
                 # Upstream's keys do not name a test, so only the usual one is written in that format.
                 usual = plan is not None and entry.test == plan.settings.test
                 data |= encode_samples([sample], upstream=self._upstream if usual else ())
             if entry.failure is not None:
-                failure = msgspec.structs.replace(entry.failure, sequence=entry.failure.sequence + target.lift)
+                failure = msgspec.structs.replace(
+                    entry.failure, sequence=entry.failure.sequence + target.sequence_offset
+                )
                 data |= encode_failure(failure, entry.test)
         return data
 
@@ -202,22 +204,22 @@ class _Target:
 
     Attributes:
         data: its latest known keys and values; None before the first read and after an error.
-        lift: added to each sequence. Sequences start from the clock; if it went back, new results would seem older than those of an
+        sequence_offset: added to each sequence. Sequences start from the clock; if it went back, new results would seem older than those of an
             earlier run of this agent.
-        impossible: own keys to remove, whose sequences are in the future.
-        has_our_sequences: the object's samples were written with this lift.
+        future_keys: own keys to remove, whose sequences are in the future.
+        has_our_sequences: the object's samples were written with this offset.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.data: Mapping[str, str] | None = None
-        self.lift = 0
-        self.impossible: set[str] = set()
+        self.sequence_offset = 0
+        self.future_keys: set[str] = set()
         self.has_our_sequences = False
 
     def catch_up(self, entries: Sequence[Entry], wall_s: float) -> None:
         """Continue the sequences of an earlier run of this agent."""
-        words = [word for entry in entries for word in (entry.sample, entry.failure) if word is not None]
-        if words and self.data and not self.has_our_sequences:
-            last, self.impossible = last_sequence(self.data, words[0].origin.node, wall_s)
-            self.lift = max(self.lift, last + 1 - min(word.sequence for word in words))
+        new = [item for entry in entries for item in (entry.sample, entry.failure) if item is not None]
+        if new and self.data and not self.has_our_sequences:
+            last, self.future_keys = last_sequence(self.data, new[0].origin.node, wall_s)
+            self.sequence_offset = max(self.sequence_offset, last + 1 - min(item.sequence for item in new))

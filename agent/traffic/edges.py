@@ -121,9 +121,9 @@ class EdgeTotals:
             if now_s - self._gone.setdefault(address, now_s) > KEEP_GONE_S:
                 del self.pods[address], self._gone[address]
                 self.servers.discard(address)
-        for address, end in pods.items():
+        for address, workload in pods.items():
             self._gone.pop(address, None)
-            self.pods[address] = end
+            self.pods[address] = workload
 
     def add_ended(self, entry: Entry) -> None:
         """Add an ended connection; it counts from the next round on."""
@@ -181,9 +181,9 @@ class EdgeTotals:
         Iterates over a copy, because a thread collects metrics during a round.
         """
         for address in self.servers.copy():
-            end = self.pods.get(address)
-            if end is not None and address not in self._gone:
-                yield address, end
+            workload = self.pods.get(address)
+            if workload is not None and address not in self._gone:
+                yield address, workload
 
     def _state(self, edge: Edge) -> _State:
         found = self._states.get(edge)

@@ -84,11 +84,11 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
             continue
-        end = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
+        workload = Workload(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
             address = read_address(text)
             if address is not None:  # Otherwise it has no address yet, or an invalid one.
-                found[address.packed] = end
+                found[address.packed] = workload
     return found
 
 
@@ -158,8 +158,10 @@ class Counting:
             "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
             labels=("server", *_SERVER),
         )
-        for address, end in self.edges.responding_servers():
-            info.add_metric((str(ipaddress.ip_address(address)), end.namespace, end.kind, end.name, zone), 1.0)
+        for address, workload in self.edges.responding_servers():
+            info.add_metric(
+                (str(ipaddress.ip_address(address)), workload.namespace, workload.kind, workload.name, zone), 1.0
+            )
         yield info
         yield _gauge(
             "netaware_traffic_edges",

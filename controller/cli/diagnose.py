@@ -21,7 +21,7 @@ SHOWN_AFFECTED = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The answer; ``at`` is unix seconds, ``pod`` the state of the pod that was asked about."""
+    """The answer; ``at`` is unix seconds, ``pod`` the state of the pod in question."""
 
     at: float
     findings: tuple[Finding, ...]
@@ -72,7 +72,7 @@ class Diagnose(Command):
         return Group(*parts)
 
     def is_bad(self, answer: Diagnosis) -> bool:
-        """Something is wrong that is more than a remark."""
+        """Whether any finding is more severe than info."""
         return any(finding.severity != "info" for finding in answer.findings)
 
 

@@ -1,7 +1,7 @@
 """Reads a cluster from a file, as ``kubectl get -o json`` or ``-o yaml`` prints it.
 
-People cut and write such files by hand, so null and absent fields read as empty, quantities may be numbers, and an object that
-makes no sense is left out with a note instead of failing the rest.
+Such files may be edited by hand, so null and absent fields read as empty, quantities may be numbers, and an invalid object is left
+out with a note.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kubekit.wire import DECODE_ERRORS, Node, Object
 T = TypeVar("T")
 
 DEFAULT_PODS = "110"
-"""The kubelet's default of pods per node, for nodes that were written down without it."""
+"""The kubelet's default of pods per node, for nodes without the field."""
 _QUANTITIES = frozenset({"requests", "limits", "allocatable", "capacity", "overhead"})
 _NAMESPACED = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "PersistentVolumeClaim"})
 
@@ -139,7 +139,7 @@ def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) 
 
 
 def _accepted(item: dict[str, Any]) -> dict[str, Any]:
-    """In the spelling that the API server accepts; the name stays, since pods refer to it."""
+    """The object as the API server accepts it; the name stays, since pods refer to it."""
     if str(item.get("apiVersion") or "") in {_OURS[item["kind"]], ""}:
         return item
     made = dict(convert([item])[0][0])
@@ -161,7 +161,7 @@ def _plain(value: Any, key: str = "") -> Any:
 
 
 def _whole(node: Node) -> Node:
-    """Allocatable is capacity where it was left out, and pods are the kubelet's default."""
+    """The node with missing allocatable set to capacity, and missing pods to the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}
     if allocatable and "pods" not in allocatable:

@@ -91,7 +91,7 @@ class NodeSelector(Wire, frozen=True):
 
 
 class PreferredTerm(Wire, frozen=True):
-    """A wish with a weight of 1 to 100."""
+    """A preferred term with a weight of 1 to 100."""
 
     weight: int
     preference: NodeSelectorTerm = NodeSelectorTerm()

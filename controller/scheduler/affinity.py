@@ -1,8 +1,7 @@
 """Turns a plan into node affinity of a gated pod: required zones, preferred zones and hosts. Pure.
 
-What filter would refuse is excluded by a required term, what score would prefer is wished for by weights; the stock scheduler
-then does the rest in its own process. Kubernetes allows exactly this of a gated pod: requirements may be added to each of
-the user's terms, wishes may be set freely, and nothing can be changed afterwards.
+Zones that filter would refuse are excluded by a required term, and scores become weights of preferred terms. Kubernetes allows this
+for gated pods only: requirements may be added to each of the user's terms, and preferred terms set freely.
 """
 
 from __future__ import annotations
@@ -76,13 +75,15 @@ def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: 
     return ZoneScores(tuple(good), tuple(bad), unlabelled, scores)
 
 
-def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
-    """The node affinity to give to a gated pod: the user's, narrowed, with our wishes beside the user's.
+def narrow_node_affinity(
+    pod: GroupPod, ours: MatchExpression | None, preferred: Sequence[PreferredTerm]
+) -> NodeAffinity:
+    """The node affinity to give to a gated pod: the user's required terms narrowed, and our preferred terms added to the user's.
 
     Args:
-        pod: as it is.
+        pod: the current pod.
         ours: from `requirement`.
-        wishes: from `preferred_terms`.
+        preferred: from `preferred_terms`.
     """
     own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_of(pod.spec.affinity)
@@ -90,14 +91,14 @@ def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Se
     if ours is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
         narrowed = [
-            # A term that says nothing matches nothing, and with a requirement it would match something.
+            # An empty term matches nothing, and with a requirement it would match something.
             NodeSelectorTerm([*(term.match_expressions or ()), ours], term.match_fields)
-            if required is None or _says_something(term)
+            if required is None or _has_requirements(term)
             else term
             for term in terms
         ]
         required = NodeSelector(narrowed)
-    return NodeAffinity(required, [*theirs, *wishes] or None)
+    return NodeAffinity(required, [*theirs, *preferred] or None)
 
 
 def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
@@ -133,7 +134,7 @@ def as_asked(pod: GroupPod) -> GroupPod:
         for term in required.node_selector_terms or ()
     ]
     # A term that says nothing without ours is ours alone; one that said nothing before was the user's.
-    kept = [after for before, after in terms if _says_something(after) or not _says_something(before)]
+    kept = [after for before, after in terms if _has_requirements(after) or not _has_requirements(before)]
     asked = msgspec.structs.replace(
         own, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
     )
@@ -141,14 +142,15 @@ def as_asked(pod: GroupPod) -> GroupPod:
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=stripped))
 
 
-def _says_something(term: NodeSelectorTerm) -> bool:
+def _has_requirements(term: NodeSelectorTerm) -> bool:
     return bool(term.match_expressions or term.match_fields)
 
 
 def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
     """Weights of preferred terms: the planned host, its zone, and other zones by score.
 
-    The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, wishes included.
+    The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, also in preferred
+    terms.
 
     Args:
         zones: what the rules say.

@@ -165,7 +165,7 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
         found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
     if table.outliers_us:
         named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.outliers_us.items()]
-        found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
+        found.append(("NodesContradicted", f"ignored, because other nodes contradict them: {_some(named)}"))
     if faults.netperf_failing:
         how = ", ".join(sorted(set(faults.netperf_failing.values())))
         what = f"netperf fails ({how}) and datagrams count instead"

@@ -32,10 +32,9 @@ class Handover(msgspec.Struct, frozen=True):
     """How a decision is delivered in affinity mode.
 
     Attributes:
-        hostname: the label of the target's host, empty where it has none.
-        demands: whether zones may be required; wishes alone where demands could not be met before.
-        as_asked: the pod keeps the words of its user and gets none of ours, as where the plan found no place for it: an
-            autoscaler makes a node for what it reads there.
+        hostname: the label of the target's host; empty without one.
+        demands: whether zones may be required; false if required terms could not be met before.
+        as_asked: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
     """
 
     hostname: str = ""

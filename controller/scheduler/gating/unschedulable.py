@@ -1,9 +1,9 @@
 """Handles pods for which the scheduler found no node: requeues or replaces them. Pure but for its memory.
 
-kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for some event of nodes or
-pods, or for five minutes. A change of the pod itself brings it back at once, so that is what we do. In affinity mode the
-answer is frozen in the pod, and only a new pod can get another: it is replaced where its owner makes a new one at no price.
-What could not be met is demanded of no pod of that class again: the successor is told by wishes alone.
+kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for an event of nodes or pods,
+or for five minutes. A change of the pod itself requeues it at once, so we annotate it. In affinity mode the placement is fixed in
+the pod, so the pod is deleted if its owner replaces it without a penalty. If required terms could not be met, later pods of that
+class get preferred terms only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kubekit.owners import controller_of
 OUR_WORDS = "Workload dependencies"
 """In every reason that the extender refuses a node for."""
 RETRY_EVERY_S, _LONGEST_RETRY_S, _FREE_TRIES = 1.0, 60.0, 8
-"""A pod that is refused every host in turn is tried less and less often, from a few tries on."""
+"""After some retries, a pod is retried with exponential back-off."""
 REPLACE_AFTER_S, _LONGEST_BACKOFF_S = 10.0, 600.0
-"""A frozen pod has been unschedulable for so long before it is replaced; doubles with each pod of its owner."""
+"""A pod with fixed affinity is replaced after it was unschedulable for so long; doubles with each pod of its owner."""
 _REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
 
 
@@ -33,7 +33,7 @@ class Retry(msgspec.Struct, frozen=True):
     """A pod to be tried again.
 
     Attributes:
-        answer: what the filter says of it by now.
+        answer: identifies the filter's current answer.
     """
 
     pod: GroupPod
@@ -60,7 +60,7 @@ Action = Retry | Replace | Tell
 
 
 class StuckPods:
-    """Remembers by what answer each pod is stuck, and how often an owner's pods were replaced.
+    """Remembers the filter's answer for each stuck pod, and how often an owner's pods were replaced.
 
     Attributes:
         may_delete: whether the controller has the right to.
@@ -130,7 +130,7 @@ class StuckPods:
         found = pod.condition("PodScheduled")
         ours = found is not None and OUR_WORDS in found.message
         changed = ours and self._answers.get(key) != answer
-        # Filter showed the scheduler no more than the planned host or zone; from now on it answers by the rule.
+        # Filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
         narrowed = before is not None and key not in self._answers
         if not moved and not changed and not narrowed:
             return None, None
@@ -142,7 +142,7 @@ class StuckPods:
         return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule", answer), None
 
     def on_retried(self, retry: Retry, now: float) -> None:
-        """A retry was written; until then it is due."""
+        """Record a written retry."""
         key = retry.pod.metadata.key
         _, times = self._tried.get(key, (0.0, 0))
         self._answers[key] = retry.answer
@@ -153,7 +153,7 @@ class StuckPods:
     ) -> tuple[Action | None, float | None]:
         key = pod.metadata.key
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
-            # Nothing that we wrote refuses it a node; the scheduler tries it again by itself.
+            # No affinity of ours excludes nodes; the scheduler retries it anyway.
             return None, None
         left_s = self._since[key] + REPLACE_AFTER_S - now
         if left_s > 0:
@@ -167,11 +167,11 @@ class StuckPods:
             return self._replace(pod, target, now)
         self._remember_unmet(pod)
         return Replace(
-            pod, "no node is left where its frozen node affinity allows; its successor gets wishes alone"
+            pod, "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
         ), None
 
     def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
-        """Replace a pod for which there is another place, less and less often for the pods of one owner."""
+        """Replace a pod for which there is another place, with exponential back-off per owner."""
         owner = class_of(pod)
         last, times = self._replaced.get(owner, (float("-inf"), 0))
         left_s = last + min(REPLACE_AFTER_S * 2**times, _LONGEST_BACKOFF_S) - now
@@ -186,7 +186,7 @@ class StuckPods:
         return Replace(pod, note), None
 
     def _give_up(self, pod: GroupPod) -> Tell | None:
-        """The pod cannot be taken back: the right is gone, or its owner is."""
+        """The pod cannot be replaced: we lack the right, or it has no owner that replaces it."""
         self._remember_unmet(pod)
         if pod.metadata.key in self._told:
             return None
@@ -206,7 +206,7 @@ class StuckPods:
 
 
 def class_of(pod: GroupPod) -> str:
-    """Pods that are alike for the scheduler: those of one owner, but each of a StatefulSet has volumes of its own."""
+    """The class of equal pods: those of one owner; each of a StatefulSet is its own, because of its volumes."""
     owner = controller_of(pod.metadata)
     if owner is None:
         return pod.metadata.key

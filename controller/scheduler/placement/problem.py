@@ -78,8 +78,8 @@ class Rule(msgspec.Struct, frozen=True):
         eligible: [domain] whether its count enters the least that skew is measured from.
         skew: most by which a domain may exceed the least.
         short: fewer domains than minDomains, so that the least is 0.
-        price: of a pair of owner and counted pod in one domain, as a share of what a replica's calls cost at worst; wishes
-            only, below 0 for those that would rather be together.
+        price: of a pair of owner and counted pod in one domain, as a share of what a replica's calls cost at worst; of preferred
+            rules only, below 0 for affinity.
     """
 
     kind: RuleKind
@@ -110,7 +110,7 @@ class Problem(msgspec.Struct, frozen=True):
         fixed: per workload, the hosts of replicas that stay.
         edges: at most one per ordered pair of workloads.
         tables: at least one where there are edges.
-        rules: demands and wishes.
+        rules: required and preferred rules.
         must_span_zones: [workload] whether it must not be wholly in one zone.
         colocation_penalty: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
             with those that they talk to; zones count a thousandth of that, so that they decide between equals only.

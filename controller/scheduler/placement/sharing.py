@@ -1,6 +1,6 @@
 """Turns topologySpreadConstraints, pod affinity and anti-affinity into rules of a `Problem`.
 
-Demands bind; wishes (ScheduleAnyway, preferred) are priced. Rules of pods that stay bind as well: anti-affinity holds in both
+Required rules bind; preferred ones and ScheduleAnyway are priced. Rules of pods that stay bind too: anti-affinity holds in both
 directions.
 """
 

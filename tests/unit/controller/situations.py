@@ -275,7 +275,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "one node behind a wrong route",
         "topology-NodesContradicted",
         "kubectl describe node n2",
-        topology("OutlierNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
+        topology("OutlierNodes", "True", "NodesContradicted", "ignored: n2 (reads more)"),
     ),
     Situation(
         "old measurements",

@@ -268,7 +268,7 @@ QUEUED = tuple(pod(name, created=NOW_S - ago) for name, ago in (("new", 5), ("ol
 
 
 def outlier(ago_s: float) -> Facts:
-    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
+    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition)
     return facts(topologies={"netaware-system/nt-default": (odd,)})
 
 
