@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,6 @@ from controller.scheduler.gating.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
     ComingRoom,
-    PlanCheck,
     check_plan,
     compare_with_pods,
 )
@@ -135,8 +134,7 @@ class GroupPlans:
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; requests one if there is none."""
-        known = self._state.groups.get(group)
-        if known is None:
+        if group not in self._state.groups:
             return PlanState()
         cached = self._cached.get(group)
         if cached is None:
@@ -145,14 +143,16 @@ class GroupPlans:
         self._record_progress(group, cached.plan, pods)
         coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
         check = check_plan(cached.plan, group, pods, self.assumed, coming)
-        if self._is_stalled(group, pods, check):
-            self._refuse_full(group, cached.plan, [p for p in pods if p.metadata.key in check.crowded], coming.leaving)
-            check = check_plan(cached.plan, group, pods, self.assumed, coming)
-        same = cached.inputs == self._inputs.key(group, pods)
         self._drop_expired()
         room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
-        if same and check.followed and check.has_room and not stale:
+        same = not stale and cached.inputs == self._inputs.key(group, pods)
+        if same and check.followed and check.has_room:
+            stalled = self._stalled(group, cached.made_at, pods, check.crowded)
+            if stalled:
+                self._refuse_full(group, cached.plan, stalled, coming.leaving)
+                check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        if same and check.followed and check.has_room:
             self.assumed.reserve(group, check.uncounted, coming.leaving)
             return PlanState(cached.plan, crowded=check.crowded)
         asked = self._ask(group)
@@ -306,19 +306,26 @@ class GroupPlans:
         uncounted, _ = compare_with_pods(plan, pods, self.assumed)
         self.assumed.reserve(group, uncounted, self._leaving(pods))
 
-    def _is_stalled(self, group: str, pods: Sequence[GroupPod], check: PlanCheck) -> bool:
-        """Whether pods wait for room that a rollout is to free, and nothing has come of it for a while."""
-        if not check.crowded:
+    def _stalled(
+        self, group: str, made_at: float, pods: Sequence[GroupPod], crowded: Collection[str]
+    ) -> list[GroupPod]:
+        """Pods that wait no longer for room that a rollout is to free. Where nothing starts or ends, the oldest alone: its start
+        lets the rollout go on.
+        """
+        waiting = [pod for pod in pods if pod.metadata.key in crowded]
+        if not waiting:
             self._rollouts.pop(group, None)
-            return False
+            return []
         held = [pod for pod in pods if self._node_cache.assigned_node(pod.metadata.key)]
         seen, now = frozenset((p.metadata.key, p.over) for p in held if p.over or p.ready), self._clock()
         before, since = self._rollouts.get(group, (None, now))
         if before != seen:
             self._rollouts[group] = (seen, since := now)
         # A pod that is starting will take an old one's place, and one that is going will leave its room.
-        moving = any(pod.over or not pod.ready for pod in held)
-        return now - since >= (self._config.max_wait_s / 2 if moving else ROLLOUT_PAUSE_S)
+        if any(pod.over or not pod.ready for pod in held):
+            return waiting if now - since >= self._config.max_wait_s / 2 else []
+        oldest = min(waiting, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.key))
+        return [oldest] if now - max(since, made_at) >= ROLLOUT_PAUSE_S else []
 
     def _refuse_full(self, group: str, plan: Plan, pods: Iterable[GroupPod], leaving: Iterable[str]) -> None:
         """These pods wait no longer for room on hosts that pods are about to leave."""

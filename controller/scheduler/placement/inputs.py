@@ -88,14 +88,16 @@ class PlanInputs(NamedTuple):
 
     def key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
         """Equal where a new plan would be made for the same group, costs, hosts and pods. Pods behind a gate of others are planned
-        around until that opens.
+        around until that opens; pods that a rollout is about to replace are none of the plan's.
         """
         replicas, _ = self.replicas(group, pods)
+        leaving = outdated(pod.metadata for pod in pods if not pod.over)
+        there = [pod for pod in pods if not pod.over and not (pod.waiting and pod.other_gates)]
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
             self.node_cache.version,
-            frozenset(p.metadata.key for p in pods if not p.over and not (p.waiting and p.other_gates)),
+            frozenset(p.metadata.key for p in there if p.waiting or p.metadata.key not in leaving),
             replicas,
             self.demands_of(pods, replicas),
             tuple(others for others in foreign_pods(self.node_cache, pods) if others.required),
