@@ -204,6 +204,7 @@ class GroupPlans:
         try:
             _check_size(pods, replicas)
             inputs = self._inputs.key(group, pods)
+            await asyncio.sleep(0)  # of thousands of pods each takes some 10 ms
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
