@@ -125,13 +125,13 @@ def compare_with_pods(
         if pod.over:
             continue
         key = pod.metadata.key
-        target, seat = plan.targets.get(key), assumed.node_cache.assigned_node(key)
-        node = pod.spec.node_name or seat
+        target, assigned = plan.targets.get(key), assumed.node_cache.assigned_node(key)
+        node = pod.spec.node_name or assigned
         if target is not None:
             # A gated pod without refusals is where the plan has it, usually most of a large group.
             carried = carried_target(pod) if not pod.gated else None
             astray = (node and node != target.node) or (carried is not None and carried.node != target.node)
             followed &= not astray and not (refused and target.node in refused.get(key, ()))
-        if not seat and (node or target is not None):
+        if not assigned and (node or target is not None):
             uncounted.append((pod, node or (target.node if target is not None else "")))
     return uncounted, followed
