@@ -213,6 +213,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 NEGATIVE = {"topologyKey": "k", "originList": [{"origin": "x", "costList": [{"destination": "y", "networkCost": -1}]}]}
+MANY = {f"w{i}" for i in range(72)}
 NO_GROUP = (
     ("topologySortingAlgorithm", "Quick", "Unsupported value"),
     ("numMembers", 0, "should be greater than or equal to 1"),
@@ -224,6 +225,7 @@ NO_GROUP = (
     ("workloads.1.workload.selector", "a", "selector of its own"),
     ("workloads.0.workload", {"kind": "Deployment", "name": "a"}, "Required value"),
     ("workloads.0.workload.selector", "not a label", "selector"),
+    ("workloads", group({name: " ".join(MANY) for name in MANY})["spec"]["workloads"], "5000 dependencies at most"),
 )
 NO_TOPOLOGY: tuple[tuple[dict[str, Any], str], ...] = (
     ({"configmapName": "netperfMetrics"}, "configmapName"),
