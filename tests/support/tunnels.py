@@ -32,6 +32,7 @@ class Tunnels:
         self.bytes_per_s: float | None = None
         self._carried: list[asyncio.StreamWriter] = []
         self._flows: set[asyncio.Event] = set()
+        self._served: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -41,7 +42,12 @@ class Tunnels:
             yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             server.close()
+            open_ones = list(self._carried)
             self.cut()
+            for writer in open_ones:
+                writer.transport.abort()
+            if self._served:
+                await asyncio.wait(self._served, timeout=5)
 
     def cut(self) -> None:
         """End every connection that is carried."""
@@ -57,6 +63,11 @@ class Tunnels:
             flow.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+        self._carried.append(writer)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             method, target, _ = head[0].split()
@@ -67,6 +78,8 @@ class Tunnels:
             if not self.refusing:
                 await self._carry(reader, writer)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -77,7 +90,7 @@ class Tunnels:
         flow = asyncio.Event()
         flow.set()
         self._flows.add(flow)
-        self._carried += [writer, onward]
+        self._carried.append(onward)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await asyncio.gather(self._pump(reader, onward, flow, down=False), self._pump(beyond, writer, flow, down=True))
         self._flows.discard(flow)
