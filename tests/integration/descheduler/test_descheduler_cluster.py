@@ -16,7 +16,8 @@ import yaml
 from controller.descheduler.decision import Move
 from controller.descheduler.evict import evict
 from kubekit.client import Client
-from kubekit.wire import PODS, Object, Pod, Resource
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod, Resource
+from netperf.contract import CONTROLLER
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
 from tests.integration.descheduler.stage import Stage, after_rounds, evictions, make_nodes, place
 
@@ -30,15 +31,21 @@ async def stock_scheduler(scheduler: StartScheduler) -> None:
 
 
 async def deschedule(stage: Stage) -> Any:
-    """What `kubectl netaware deschedule --dry-run` prints as JSON, in a process of its own."""
-    path = stage.folder / "command.yaml"
+    """What `kubectl netaware deschedule --dry-run` prints as JSON, in a process of its own, with the configuration in the cluster."""
     head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
-    path.write_text(yaml.safe_dump({**head, "descheduler": stage.config()}))
+    data = {"config.yaml": yaml.safe_dump({**head, "descheduler": stage.config()})}
+    labels, volume = {"app": CONTROLLER}, {"name": "config", "configMap": {"name": "config"}}
+    spec = {"containers": [{"name": "main", "image": "none"}], "volumes": [volume]}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    deployment = {"spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}}
+    for resource, name, body in ((CONFIGMAPS, "config", {"data": data}), (DEPLOYMENTS, CONTROLLER, deployment)):
+        whole = {**resource.type_meta, "metadata": {"name": name}, **body}
+        await stage.client.create(resource, whole, Object, namespace=stage.namespace)
     script = Path(sys.executable).parent / "kubectl-netaware"
     flags = ["--kubeconfig", str(stage.plane.kubeconfig), "--netaware-namespace", stage.namespace]
     process = await asyncio.create_subprocess_exec(
         script,
-        *("deschedule", "--dry-run", "-o", "json", "--config", str(path)),
+        *("deschedule", "--dry-run", "-o", "json"),
         *flags,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
