@@ -142,9 +142,6 @@ def _drop_unknown(found: Document, known: Iterable[str], field: str, note: _Note
     return {k: v for k, v in found.items() if k in set(known)}
 
 
-# --- AppGroup ------------------------------------------------------------------------------------------------------
-
-
 def _app_group(spec: Document, note: _Notes) -> Document:
     spec = _drop_unknown(spec, ("numMembers", "topologySortingAlgorithm", "workloads"), "spec", note)
     raw = _objects_in(spec.get("workloads"))
@@ -311,9 +308,6 @@ def _integer(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else None
-
-
-# --- NetworkTopology -----------------------------------------------------------------------------------------------
 
 
 def _network_topology(spec: Document, note: _Notes) -> Document:
