@@ -310,8 +310,8 @@ class GroupPlans:
     def _stalled(
         self, group: str, made_at: float, pods: Sequence[GroupPod], crowded: Collection[str]
     ) -> list[GroupPod]:
-        """Pods that wait no longer for room that a rollout is to free. Where nothing starts or ends, the oldest alone: its start
-        lets the rollout go on.
+        """Pods that stop waiting for resources that a rollout should free: all of them, or, if nothing starts or ends, only the
+        oldest, whose start lets the rollout go on.
         """
         waiting = [pod for pod in pods if pod.metadata.key in crowded]
         if not waiting:
