@@ -87,8 +87,8 @@ class PlanInputs(NamedTuple):
         )
 
     def key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
-        """Equal where a new plan would be made for the same group, costs, hosts and pods. Pods behind a gate of others are planned
-        around until that opens; without pods that a rollout is about to replace.
+        """Equal keys have the same group, costs, hosts and pods. Pods behind gates of others do not count until these open, nor do
+        pods that a rollout is about to replace.
         """
         replicas, _ = self.replicas(group, pods)
         leaving = outdated(pod.metadata for pod in pods if not pod.over)
