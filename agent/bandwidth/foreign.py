@@ -21,7 +21,11 @@ PLUGIN = "bandwidth"
 def find_foreign(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
 ) -> LimitAssessment | None:
-    """The verdict if a foreign shaper controls this direction, or None. One that sets no limit here prevents ours from working."""
+    """The verdict if foreign software controls this direction, or None.
+
+    It is ``other-enforcer`` if a limit of ours must not be set, and ``missing`` if foreign software sets no limit here but would
+    bypass or remove ours.
+    """
     return (
         _cilium(direction, device, tc)
         or _foreign_root(direction, device, attachment, tc)
@@ -31,13 +35,14 @@ def find_foreign(
     )
 
 
-def _foreign_limit(detail: str, device: Device, tc: TcIndex) -> LimitAssessment:
+def _other_enforcer(detail: str, device: Device, tc: TcIndex) -> LimitAssessment:
     return LimitAssessment("other-enforcer", detail, device, tc.params_at(device.index))
 
 
 def _foreign_root(
     direction: Direction, device: Device, attachment: Attachment | None, tc: TcIndex
 ) -> LimitAssessment | None:
+    """A qdisc that another program set at the root of the device or below: it limits what goes into the pod."""
     root = tc.roots.get(device.index)
     if direction == "egress" or root is None or tc.is_our_root(device.index):
         return None
@@ -45,21 +50,22 @@ def _foreign_root(
         plugins = attachment.plugins if attachment is not None and attachment.plugins else tc.network.plugins
         if root.handle == PLUGIN_HANDLE and (PLUGIN in plugins or not plugins):
             return None
-        what = f"{root.kind} {root.handle >> 16:x}: on {device.name}, not the CNI plugin"
+        foreign_qdiscs = f"{root.kind} {root.handle >> 16:x}: on {device.name}, not the CNI plugin"
     elif root.kind not in PASSIVE:
-        what = f"{root.kind} on {device.name}"
+        foreign_qdiscs = f"{root.kind} on {device.name}"
     else:
         below = sorted({kind for kind in tc.below_root(device.index) if kind not in PASSIVE})
-        what = f"{', '.join(below)} below the root of {device.name}" if below else ""
-    return _foreign_limit(f"another program set {what}", device, tc) if what else None
+        foreign_qdiscs = f"{', '.join(below)} below the root of {device.name}" if below else ""
+    return _other_enforcer(f"another program set {foreign_qdiscs}", device, tc) if foreign_qdiscs else None
 
 
 def _foreign_redirect(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
-    through = tc.redirect_target(device.index)
+    """A redirect of what the pod sends to a device that is neither ours nor the CNI bandwidth plugin's."""
+    through = tc.redirect_device(device.index)
     if direction == "ingress" or through is None or is_limit_device(through):
         return None
-    found = f"a foreign filter redirects what {device.name} receives to {through.name}"
-    return _foreign_limit(found, through, tc)
+    detail = f"a foreign filter redirects what {device.name} receives to {through.name}"
+    return _other_enforcer(detail, through, tc)
 
 
 def _foreign_in_other_direction(
@@ -71,7 +77,7 @@ def _foreign_in_other_direction(
         limited = tc.is_our_root(device.index)
     else:
         other = _foreign_root("ingress", device, attachment, tc)
-        limited = tc.redirect_target(device.index) is not None
+        limited = tc.redirect_device(device.index) is not None
     if other is None or limited:
         return None
     return LimitAssessment("missing", f"nothing limits {device.name} in this direction; {other.detail}", device)
@@ -80,23 +86,23 @@ def _foreign_in_other_direction(
 def _cilium(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
     """Cilium, by its configuration: neither device names nor an fq qdisc prove that it limits."""
     cilium = tc.cilium
-    its_own = tc.has_cilium and device.name.startswith(_CILIUM_DEVICES)
-    if not its_own and device.kind != "netkit":
+    is_named_by_cilium = tc.has_cilium and device.name.startswith(_CILIUM_DEVICES)
+    if not is_named_by_cilium and device.kind != "netkit":
         return None
     if cilium.limits:
         how = (
             "paces packets by their departure time" if direction == "egress" else "drops what is too much (since 1.18)"
         )
-        found = f"Cilium's bandwidth manager {how}: cilium-config has enable-bandwidth-manager: true"
-        return _foreign_limit(found, device, tc)
+        detail = f"Cilium's bandwidth manager {how}: cilium-config has enable-bandwidth-manager: true"
+        return _other_enforcer(detail, device, tc)
     if cilium.unknown or not cilium.installed:
         why = cilium.unknown or "there is no cilium-config"
-        return _foreign_limit(f"unknown: whether Cilium limits cannot be read, so nothing is set ({why})", device, tc)
+        return _other_enforcer(f"unknown: whether Cilium limits cannot be read, so nothing is set ({why})", device, tc)
     chained = tc.network.plugins and "cilium-cni" in tc.network.plugins[1:]
     if chained and device.kind == "veth":
         return None  # Another plugin routes the packets, so they pass token buckets.
-    found = "Cilium carries packets past this device, and its bandwidth manager is off (cilium-config)"
-    return LimitAssessment("missing", found, device)
+    detail = "Cilium carries packets past this device, and its bandwidth manager is off (cilium-config)"
+    return LimitAssessment("missing", detail, device)
 
 
 def unseen_programs(device: Device, tc: TcIndex) -> str:
@@ -114,9 +120,9 @@ def unseen_programs(device: Device, tc: TcIndex) -> str:
 
 
 def _shared_filters(direction: Direction, device: Device, tc: TcIndex) -> LimitAssessment | None:
-    """Tc refuses a filter on a device that shares its filter block; in the block it would match packets of all its devices."""
+    """A filter block that devices share: tc refuses a filter on such a device, and one in the block would apply to all of them."""
     block = tc.shared_blocks.get(device.index)
     if direction == "ingress" or block is None:
         return None
-    found = f"what {device.name} receives goes through filter block {block}, which devices share"
-    return _foreign_limit(found, device, tc)
+    detail = f"what {device.name} receives goes through filter block {block}, which devices share"
+    return _other_enforcer(detail, device, tc)

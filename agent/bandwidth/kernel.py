@@ -23,7 +23,7 @@ from agent.bandwidth.state import (
     LimitIngress,
     RemoveLimit,
 )
-from agent.bandwidth.tbf import WORD, TbfParams
+from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 from agent.bandwidth.traffic_control import ALL_PROTOCOLS
 from agent.netlink import KernelError
 from agent.rtnetlink import rtnetlink
@@ -41,13 +41,13 @@ def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The exact options of a `TbfParams`; pyroute2's helper would round the ticks."""
     params: TbfParams = arguments["params"]
     parameters = {
-        "rate": min(params.rate_bytes_per_s, WORD - 1),
+        "rate": min(params.rate_bytes_per_s, UINT32_RANGE - 1),
         "buffer": params.buffer_ticks,
         "limit": params.limit_bytes,
         "mtu": 0,
     }
     attributes: list[list[Any]] = [["TCA_TBF_PARMS", parameters], ["TCA_TBF_RTAB", True]]
-    if params.rate_bytes_per_s >= WORD:
+    if params.rate_bytes_per_s >= UINT32_RANGE:
         attributes.append(["TCA_TBF_RATE64", params.rate_bytes_per_s])
     return {"attrs": attributes}
 

@@ -62,13 +62,13 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
             statuses += [_status_of(pod, direction, refusal, None, tc) for direction in pod.limits]
             continue
         for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
-            found = _assess(pod, direction, location, tc)
-            if isinstance(found, str):
-                unlocated[pod.key] = found
+            assessment = _assess(pod, direction, location, tc)
+            if isinstance(assessment, str):
+                unlocated[pod.key] = assessment
                 continue
-            statuses.append(_status_of(pod, direction, found, location, tc))
-            if policy.enforce and found.action is not None and found.verdict in repaired:
-                actions.append(found.action)
+            statuses.append(_status_of(pod, direction, assessment, location, tc))
+            if policy.enforce and assessment.action is not None and assessment.verdict in repaired:
+                actions.append(assessment.action)
         if policy.enforce:
             actions += _leftovers_of(pod, location, tc)
     if policy.enforce:
@@ -84,13 +84,13 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
 def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
     """A status of the configuration, overruled by a measured excess or a dispute."""
     if exceeded:
-        verdict, found = "exceeded", exceeded
+        verdict, evidence = "exceeded", exceeded
     elif disputed:
-        verdict, found = "disputed", disputed
+        verdict, evidence = "disputed", disputed
     else:
         return status
     set_up = status.verdict + (f", {status.detail}" if status.detail else "")
-    return msgspec.structs.replace(status, verdict=verdict, detail=f"{found}; as set up: {set_up}")
+    return msgspec.structs.replace(status, verdict=verdict, detail=f"{evidence}; as set up: {set_up}")
 
 
 def intermediate_name(network: str, sandbox: str) -> str:
@@ -112,10 +112,10 @@ def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) ->
     """
     if pod_location.namespace_id is None:
         return None
-    found = ends.get(pod_location.namespace_id, ())
-    if pod_location.eth0_index is not None and all(device.peer is not None for device in found):
-        return next((device for device in found if device.peer == pod_location.eth0_index), None)
-    return min(found, key=lambda d: (d.peer or 0, d.index), default=None)
+    devices = ends.get(pod_location.namespace_id, ())
+    if pod_location.eth0_index is not None and all(device.peer is not None for device in devices):
+        return next((device for device in devices if device.peer == pod_location.eth0_index), None)
+    return min(devices, key=lambda d: (d.peer or 0, d.index), default=None)
 
 
 def _assess(
@@ -161,15 +161,15 @@ def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: 
     Also if they are likely and cannot be listed.
     """
     foreign_attachments = tc.foreign_attachments(device, hook)
-    found = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, tc)
-    if not found or assessment.verdict == "other-enforcer":
+    others = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, tc)
+    if not others or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
         return msgspec.structs.replace(
-            assessment, detail=f"as set up; whether {found} may carry packets past it is not known"
+            assessment, detail=f"as set up; whether {others} may carry packets past it is not known"
         )
-    found = f"{found}: not ours" if foreign_attachments else f"unknown: {found} may limit"
-    return LimitAssessment("other-enforcer", f"{found}, so nothing is set; {assessment.detail}", device)
+    others = f"{others}: not ours" if foreign_attachments else f"unknown: {others} may limit"
+    return LimitAssessment("other-enforcer", f"{others}, so nothing is set; {assessment.detail}", device)
 
 
 def _keep_stricter(
@@ -208,7 +208,7 @@ def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessme
 def _assess_egress(
     pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, tc: TcIndex
 ) -> LimitAssessment:
-    redirect, through = tc.redirect_of(device.index), tc.redirect_target(device.index)
+    redirect, through = tc.redirect_filter(device.index), tc.redirect_device(device.index)
     action = LimitEgress(
         device.index,
         device.name,
@@ -216,7 +216,7 @@ def _assess_egress(
         device.mtu,
         tbf.bounded_params(rate_bps, device.mtu),
         ALIAS_PREFIX + pod.uid,
-        add_hook=device.index not in tc.with_ingress_qdisc,
+        add_hook=device.index not in tc.devices_with_hook_qdisc,
         stale_filters=tuple(f.priority for f in tc.filters(device.index) if _is_stale(f, tc)),
     )
     if redirect is None:
@@ -244,12 +244,12 @@ def _is_stale(one: Filter, tc: TcIndex) -> bool:
 def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -> LimitAssessment:
     if any(f.polices for f in tc.filters(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
-    made = tc.by_name.get(action.through)
-    limit = tc.params_at(made.index) if made is not None else None
-    if made is None or limit is None:
+    intermediate = tc.by_name.get(action.through)
+    limit = tc.params_at(intermediate.index) if intermediate is not None else None
+    if intermediate is None or limit is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
-    detail = f"{made.name} has a limit, but no filter sends it what {device.name} receives"
-    return LimitAssessment("filter-missing", detail, made, limit, action)
+    detail = f"{intermediate.name} has a limit, but no filter sends it what {device.name} receives"
+    return LimitAssessment("filter-missing", detail, intermediate, limit, action)
 
 
 def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
@@ -269,7 +269,7 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
         return "wrapped", f"a burst of {asked} bytes overflowed into one of {params.burst_bytes}, {effect}"
     if tbf.blocks_everything(params, mtu):
         return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
-    if tbf.lets_too_much_through(params, mtu):
+    if tbf.has_excessive_burst_or_queue(params, mtu):
         return "burst-too-large", (
             f"a burst of {params.burst_bytes} bytes passes unlimited for {params.burst_s:.1f} s at the limit's rate, "
             f"and the queue may take {params.queue_s:.1f} s"
@@ -278,16 +278,16 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
 
 
 def _status_of(
-    pod: PodBandwidthSpec, direction: Direction, found: LimitAssessment, location: Location | None, tc: TcIndex
+    pod: PodBandwidthSpec, direction: Direction, assessment: LimitAssessment, location: Location | None, tc: TcIndex
 ) -> LimitStatus:
-    device, params = found.device, found.params if found.verdict != "filter-missing" else None
+    device, params = assessment.device, assessment.params if assessment.verdict != "filter-missing" else None
     status = LimitStatus(
         pod=pod,
         direction=direction,
-        verdict=found.verdict,
+        verdict=assessment.verdict,
         device=device.name if device is not None else "",
         wanted_bps=pod.limits[direction].rate_bps,
-        detail=found.detail,
+        detail=assessment.detail,
     )
     if params is not None and device is not None:
         status = msgspec.structs.replace(
@@ -300,9 +300,9 @@ def _status_of(
         return status  # In the node's network, eth0 would count the node's own traffic.
     end = find_device(location, tc.pod_devices)
     bucket = device.index if device is not None and device.index in tc.roots else None
-    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_of(end.index) is None):
+    if direction == "egress" and (end is None or bucket == end.index or tc.redirect_filter(end.index) is None):
         bucket = None
-    others_may_drop = found.lossy or found.verdict == "other-enforcer"
+    others_may_drop = assessment.lossy or assessment.verdict == "other-enforcer"
     return msgspec.structs.replace(
         status,
         host_device=end.name if end is not None else "",
@@ -318,16 +318,16 @@ def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex)
     device = find_device(location, tc.pod_devices)
     if device is None:
         return []
-    found: list[Action] = []
+    removals: list[Action] = []
     if "ingress" not in pod.limits and tc.is_our_root(device.index):
-        found.append(RemoveLimit(device.index, device.name, "ingress"))
-    through = tc.redirect_target(device.index)
+        removals.append(RemoveLimit(device.index, device.name, "ingress"))
+    through = tc.redirect_device(device.index)
     if through is None or not is_limit_device(through):
-        return found
+        return removals
     unwanted = "egress" not in pod.limits and tc.is_our_root(through.index)
     if unwanted or tc.bypassed_filters(device):
-        found.append(_removal_of_egress(device, through, tc))
-    return found
+        removals.append(_removal_of_egress(device, through, tc))
+    return removals
 
 
 def _removal_of_egress(device: Device, through: Device, tc: TcIndex) -> RemoveLimit:
@@ -340,7 +340,7 @@ def _removal_of_egress(device: Device, through: Device, tc: TcIndex) -> RemoveLi
 
 def _orphans(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
     """Our intermediate devices to which nothing is redirected and which no repair would use."""
-    used = tc.redirect_targets()
+    used = tc.redirect_indexes()
     names = {
         pod.uid: intermediate_of(pod, location, tc)
         if (location := snapshot.locations.get(pod.uid)) is not None

@@ -12,7 +12,8 @@ import msgspec
 
 TICKS_PER_US = 15.625
 TICK_S = 64e-9
-WORD = 1 << 32
+UINT32_RANGE = 1 << 32
+"""Number of values of the kernel's 32-bit fields."""
 ETHERNET_BYTES = 14
 """The Ethernet header, which the MTU does not include."""
 PLUGIN_LATENCY_S = 0.025
@@ -72,8 +73,8 @@ def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
     ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; in Go, conversions out of range depend on the processor.
     """
     time_us = int(burst_bytes * 1e6 / rate_bytes_per_s)
-    wrapped = int((time_us % WORD) * TICKS_PER_US) % WORD
-    saturated = min(int(min(time_us, WORD - 1) * TICKS_PER_US), WORD - 1)
+    wrapped = int((time_us % UINT32_RANGE) * TICKS_PER_US) % UINT32_RANGE
+    saturated = min(int(min(time_us, UINT32_RANGE - 1) * TICKS_PER_US), UINT32_RANGE - 1)
     return wrapped, saturated
 
 
@@ -86,11 +87,11 @@ def wrapped_burst(params: TbfParams) -> int | None:
         return None
     rate = params.rate_bytes_per_s
     base = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
-    for burst_bytes in (base, base + WORD):
+    for burst_bytes in (base, base + UINT32_RANGE):
         if burst_bytes <= 0:
             continue
         if any(abs(params.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffers(rate, burst_bytes)):
-            return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= WORD else None
+            return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= UINT32_RANGE else None
     return None
 
 
@@ -106,11 +107,11 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
     burst = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame)
     limit = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame)
     # At the lowest rates two frames exceed the bucket's 32 bits of ticks (274.9 s).
-    ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
-    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
+    ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), UINT32_RANGE - 1)
+    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, UINT32_RANGE - 1))
 
 
-def lets_too_much_through(params: TbfParams, mtu: int) -> bool:
+def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
     """Whether the limit has no effect for seconds, or may delay packets by more than half a second."""
     least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
@@ -121,4 +122,4 @@ def lets_too_much_through(params: TbfParams, mtu: int) -> bool:
 
 def blocks_everything(params: TbfParams, mtu: int) -> bool:
     """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
-    return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < WORD - 1
+    return params.burst_bytes < mtu + ETHERNET_BYTES and params.buffer_ticks < UINT32_RANGE - 1

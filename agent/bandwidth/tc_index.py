@@ -23,15 +23,19 @@ PLUGIN_PREFIX = "bwp"
 
 def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
     """Veth and netkit devices by the id of the network namespace at their other end."""
-    found: dict[int, list[Device]] = {}
+    by_namespace: dict[int, list[Device]] = {}
     for device in devices:
         if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
-            found.setdefault(device.namespace_id, []).append(device)
-    return found
+            by_namespace.setdefault(device.namespace_id, []).append(device)
+    return by_namespace
 
 
 class TcIndex:
-    """Devices, qdiscs, filters and programs of a snapshot, by device."""
+    """Devices, qdiscs, filters and programs of a snapshot, by device.
+
+    Attributes:
+        devices_with_hook_qdisc: indexes of the devices with the qdisc (ingress or clsact) that filters at hooks need.
+    """
 
     def __init__(self, snapshot: BandwidthSnapshot) -> None:
         kernel = snapshot.kernel
@@ -54,7 +58,7 @@ class TcIndex:
         self.programs_unknown = kernel.programs_unknown
         self.cilium = snapshot.cilium
         self.has_cilium = self.cilium.installed or "cilium_host" in self.by_name
-        self.with_ingress_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
+        self.devices_with_hook_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
     def params_at(self, device: int) -> TbfParams | None:
         """Parameters of the token bucket (or the plugin's HTB class) at a device's root; None without one."""
@@ -70,20 +74,20 @@ class TcIndex:
         """Kinds of the queueing disciplines below a device's root."""
         return self._below.get(device, [])
 
-    def redirect_of(self, device: int) -> Filter | None:
+    def redirect_filter(self, device: int) -> Filter | None:
         """The filter that redirects everything a pod sends."""
         return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
 
-    def redirect_target(self, device: int) -> Device | None:
-        """The device that `redirect_of` redirects to; None if there is no redirect or the device is gone."""
-        redirect = self.redirect_of(device)
+    def redirect_device(self, device: int) -> Device | None:
+        """The device that `redirect_filter` redirects to; None if there is no redirect or the device is gone."""
+        redirect = self.redirect_filter(device)
         return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
 
     def filters(self, device: int, hook: Hook = "ingress") -> list[Filter]:
         """Filters at a device's hook, in the order in which they see packets."""
         return self._filters.get((device, hook), [])
 
-    def redirect_targets(self) -> set[int | None]:
+    def redirect_indexes(self) -> set[int | None]:
         """Indexes of the devices that filters redirect to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
@@ -101,7 +105,7 @@ class TcIndex:
 
     def bypassed_filters(self, device: Device) -> list[Filter]:
         """Foreign filters that no longer see what a pod sends, because our filter has a smaller preference."""
-        ours, through = self.redirect_of(device.index), self.redirect_target(device.index)
+        ours, through = self.redirect_filter(device.index), self.redirect_device(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
         others = self.foreign_attachments(device, "ingress")

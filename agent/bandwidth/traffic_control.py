@@ -28,7 +28,7 @@ from agent.bandwidth.state import (
     Qdisc,
     TcState,
 )
-from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, TbfParams
+from agent.bandwidth.tbf import ETHERNET_BYTES, UINT32_RANGE, TbfParams
 from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
 
 _MASTER, _TXQLEN = 10, 13
@@ -130,7 +130,7 @@ def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Dev
     return TbfParams(
         rate_bytes_per_s=limited[0],
         buffer_ticks=limited[1],
-        limit_bytes=min((device.queue_packets or 1000) * (device.mtu + ETHERNET_BYTES), WORD - 1),
+        limit_bytes=min((device.queue_packets or 1000) * (device.mtu + ETHERNET_BYTES), UINT32_RANGE - 1),
         kind="htb",
         partial=qdisc.default_class == _PLUGIN_FREE_CLASS & 0xFFFF,
     )
@@ -174,7 +174,7 @@ async def _namespace_number(netlink: Any, pid: int) -> int | None:
     except NetlinkError:
         return None  # the process ended meanwhile
     number = answer["nsid"] if answer else None
-    return None if number is None or number in {-1, WORD - 1} else int(number)
+    return None if number is None or number in {-1, UINT32_RANGE - 1} else int(number)
 
 
 def parse_device(data: bytes, begin: int, end: int) -> Device:

@@ -37,7 +37,7 @@ _decode_clouds = msgspec.json.Decoder(list[_Cloud]).decode
 
 @lru_cache(maxsize=4)
 def find_instance(type_: str) -> Instance | None:
-    """An instance type's bandwidth; None if the table lacks it. The table is not kept in memory."""
+    """An instance type's bandwidth; None if the table lacks it. Only results are cached, not the table."""
     data = resources.files("agent.capacity").joinpath("instances.json").read_bytes()
     for cloud in _decode_clouds(data):
         mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))

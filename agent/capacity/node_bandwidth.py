@@ -75,9 +75,9 @@ def choose_bandwidth(
     warnings: list[str] = []
     label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""
     instance_type = label or instance_type
-    gross_bps, source, explanation = _configured(node, config, warnings, instance_type) or _found(
-        hardware, measured_bps
-    )
+    gross_bps, source, explanation = _configured_or_listed(
+        node, config, warnings, instance_type
+    ) or _detected_or_measured(hardware, measured_bps)
     if source == "unknown" and instance_type:
         explanation = f"instance type {instance_type} is not in the table; {explanation}"
     rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
@@ -96,7 +96,7 @@ def choose_bandwidth(
     )
 
 
-def _found(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
+def _detected_or_measured(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
     if hardware.rate_bps is not None:
         return hardware.rate_bps, "hardware", hardware.explanation
     if measured_bps is not None:
@@ -104,19 +104,17 @@ def _found(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | 
     return None, "unknown", hardware.explanation
 
 
-def _configured(
+def _configured_or_listed(
     node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
 ) -> tuple[int, Source, str] | None:
-    """The configured capacity: of the node, the agent, a node selector, the instance type; then the cloud's."""
+    """First match of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types."""
     annotated_bps = _read_annotation(node, warnings)
     if annotated_bps is not None:
         return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"
     if config.capacity_bps is not None:
         return config.capacity_bps, "flag", "--capacity"
-    if node is None:
-        return None
     for rule in config.capacity_rules:
-        if rule.selector.matches(node.metadata.labels):
+        if node is not None and rule.selector.matches(node.metadata.labels):
             return rule.rate_bps, "node-label", f"configured for nodes with {rule.text}"
     if instance_type in config.capacity_by_type:
         return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Literal
 
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
@@ -20,11 +19,11 @@ from netperf.sample import MIN_DATAGRAMS, Measurement
 log = logs.get("agent.probing")
 
 MAX_ROUNDS = 3
-"""A window stays open for at most so many rounds until it has enough datagrams."""
-TAIL_ROUNDS = 10
-"""Most rounds whose datagrams a p99 rests on; the newest that have 100 together suffice."""
+"""A window with too few datagrams stays open, but at most this many rounds."""
+P99_ROUNDS = 10
+"""A p99 uses at most this many rounds, and stops at the newest that have 100 datagrams together."""
 MIN_SENT = 3
-"""Least number of unanswered datagrams that counts as a failure."""
+"""If none is answered, a pair has failed only after this many datagrams."""
 
 
 class BackgroundProber:
@@ -37,7 +36,7 @@ class BackgroundProber:
     def __init__(self, plans: PlanSource) -> None:
         self._plans = plans
         self._stream: DatagramStream | None = None
-        self._tails: dict[DatagramTarget, deque[Histogram]] = {}
+        self._recent_rounds: dict[DatagramTarget, deque[Histogram]] = {}
 
     def pause(self, *, paused: bool) -> None:
         """Pause sending during a netperf run, which needs the CPU."""
@@ -54,22 +53,30 @@ class BackgroundProber:
             return None, window.returned
         target = self._target(probe)
         self._stream.close_window(target)
-        tails = self._tails.setdefault(target, deque(maxlen=TAIL_ROUNDS))
-        tails.append(window.rtts)
-        return window.measurement(now_s, tails), window.returned
+        rounds = self._recent_rounds.setdefault(target, deque(maxlen=P99_ROUNDS))
+        rounds.append(window.rtts)
+        return window.measurement(now_s, rounds), window.returned
 
-    async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
-        """Whether datagrams of a pair come back; if none does, whether the host answers, since UDP may be filtered."""
+    async def have_returned(self, probe: Probe) -> bool:
+        """Whether datagrams of a pair came back in this window; False if too few were sent to tell.
+
+        Raises:
+            ProbeFailedError: none came back. It says whether the host answers a TCP connection, since UDP may be filtered.
+        """
         window, plan = self._window(probe), self._plans.plan
         if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
-            return "waiting"
+            return False
         if window.returned:
-            return "heard"
-        try:
-            await tcp_ping(probe.destination.address, plan.settings.port)
-        except ProbeFailedError as failure:
-            return failure
-        return ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
+            return True
+        await tcp_ping(probe.destination.address, plan.settings.port)
+        raise ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
+
+    def follow_plan(self) -> None:
+        """Send to the destinations of the current plan."""
+        targets = {self._target(probe) for probe in self._plans.own_probes}
+        self._recent_rounds = {target: rounds for target, rounds in self._recent_rounds.items() if target in targets}
+        if self._stream is not None:
+            self._stream.set_targets(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
 
     async def run(self, address: str, secret: bytes) -> None:
         """Send from this address until cancelled; retries if it cannot be used."""
@@ -87,13 +94,6 @@ class BackgroundProber:
 
     def _window(self, probe: Probe) -> Window | None:
         return self._stream.peek(self._target(probe)) if self._stream is not None else None
-
-    def follow_plan(self) -> None:
-        """Send to the destinations of the current plan."""
-        targets = {self._target(probe) for probe in self._plans.own_probes}
-        self._tails = {target: tails for target, tails in self._tails.items() if target in targets}
-        if self._stream is not None:
-            self._stream.set_targets(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
 
     def _target(self, probe: Probe) -> DatagramTarget:
         plan = self._plans.plan

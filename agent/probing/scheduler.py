@@ -149,10 +149,14 @@ class ProbeScheduler:
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
     async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
-        found = await self._background.check(probe)
-        if found != "waiting" and self._plans.plan is plan:
-            run = found if isinstance(found, ProbeFailedError) else None
-            self._listener(self.conclude(probe, plan.settings.test, run))
+        failure: ProbeFailedError | None = None
+        try:
+            if not await self._background.have_returned(probe):
+                return
+        except ProbeFailedError as error:
+            failure = error
+        if self._plans.plan is plan:
+            self._listener(self.conclude(probe, plan.settings.test, failure))
 
     def _until_own_moment_s(self, plan: ZonePlan) -> float:
         digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()

@@ -15,7 +15,7 @@ MAGIC = b"NAE2"
 _TAG_BYTES = 16
 _NUMBERS = struct.Struct("!8sQQ")
 DATAGRAM_BYTES = len(MAGIC) + _NUMBERS.size + _TAG_BYTES
-MAX_RESPONDER_DELAY_NS = 60 * 10**9
+MAX_ENCODED_DELAY_NS = 60 * 10**9
 
 
 class Datagram(NamedTuple):
@@ -33,7 +33,7 @@ def derive_key(secret: bytes) -> bytes:
 
 def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
     """A request (side ``client``) or answer (side ``server``); a session has 8 bytes."""
-    responder_delay_ns = min(max(datagram.responder_delay_ns, 0), MAX_RESPONDER_DELAY_NS)
+    responder_delay_ns = min(max(datagram.responder_delay_ns, 0), MAX_ENCODED_DELAY_NS)
     body = MAGIC + _NUMBERS.pack(datagram.session, datagram.number, responder_delay_ns)
     return body + hmac.digest(key, b"udp " + side + b"\0" + body, hashlib.sha256)[:_TAG_BYTES]
 

@@ -1,9 +1,9 @@
 """Sends paced, authenticated datagrams between the runs of netperf.
 
-Open loop: a datagram goes when its time has come, whether or not the one before came back, so that a stall of the path counts for
-every datagram that met it. Kernel stamps at both ends and the peer's own account of how long it held a request leave the path
-and the network stacks; the time that the peer held a datagram is counted separately. A few datagrams a second
-cost a thousandth of a core, so they never stop.
+A datagram is sent when its time has come, whether or not the one before came back, so a stall of the path counts for every datagram
+that met it. An answer says how long the peer held its request. Subtracting this responder delay from the kernel's timestamps leaves
+only the time on the path and in the network stacks; the delay is recorded separately. A few datagrams a second cost a thousandth
+of a core, so they never stop.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from netperf.sample import MAX_LATENCY_US, SUPPORT, Measurement
 MAX_PER_S = 10.0
 """Datagrams of one agent, to all destinations together."""
 MAX_PER_DESTINATION_S = 4.0
-PER_ROUND = 120.0
-"""What a round aims at for each destination: a p99 needs 100."""
+TARGET_PER_ROUND = 120.0
+"""Datagrams of a round to each destination, unless a limit is lower: a p99 needs 100."""
 LOST_AFTER_S = 3.0
-MAX_RESPONDER_DELAY_US = 20_000.0
-"""A request that waited longer at the peer is not used: so long an account would have to be believed blindly."""
-STEP_LIMIT_NS = 10**6
+MAX_USABLE_DELAY_US = 20_000.0
+"""A longer responder delay makes a round trip useless: most of the result would be a claim of the peer that nothing verifies."""
+CLOCK_STEP_LIMIT_NS = 10**6
+"""If the wall clock was set by more than this during a round trip, its timestamps are not used."""
 _BATCH = 64
 
 
@@ -48,19 +49,19 @@ class Window:
     def __init__(self, opened_s: float) -> None:
         self.opened_s = opened_s
         self.sent = self.returned = self.delayed = self.lost = 0
-        self.rtts, self.held = Histogram(), Histogram()
+        self.rtts, self.responder_delays = Histogram(), Histogram()
         self._last_us: float | None = None
-        self._steps_us = 0.0
+        self._jitter_sum_us = 0.0
 
     def record(self, rtt_us: float, responder_delay_us: float) -> None:
         """Count an answer: its round trip without the time at the peer, and that time."""
         self.returned += 1
-        self.held.record(max(responder_delay_us, 0.001))
-        if responder_delay_us > MAX_RESPONDER_DELAY_US:
+        self.responder_delays.record(max(responder_delay_us, 0.001))
+        if responder_delay_us > MAX_USABLE_DELAY_US:
             self.delayed += 1
             return
         if self._last_us is not None:
-            self._steps_us += abs(rtt_us - self._last_us)
+            self._jitter_sum_us += abs(rtt_us - self._last_us)
         self._last_us = rtt_us
         self.rtts.record(rtt_us)
 
@@ -69,19 +70,19 @@ class Window:
 
         Args:
             now_s: monotonic time.
-            rounds: round trips of this window and of those before it, newest last. Where one window holds too few for a p99,
-                it rests on the newest rounds that hold enough together, and ``transactions`` counts theirs.
+            rounds: round trips of this window and of those before it, newest last. If this window has too few for a p99, the p99
+                is computed over the newest rounds with 100 together, and ``transactions`` counts those.
         """
         rtts = self.rtts
         if rtts.count < 2:
             return None
         p99_us, transactions = rtts.percentile_us(99), rtts.count
-        together = Histogram()
-        for one in reversed(rounds):
-            together.merge(one)
-            if together.count >= SUPPORT["p99"] > rtts.count:
-                p99_us = max(together.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
-                transactions = together.count
+        merged = Histogram()
+        for window_rtts in reversed(rounds):
+            merged.merge(window_rtts)
+            if merged.count >= SUPPORT["p99"] > rtts.count:
+                p99_us = max(merged.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
+                transactions = merged.count
                 break
         finished = self.returned + self.lost
         return Measurement(
@@ -95,8 +96,8 @@ class Window:
             transactions=transactions,
             duration_s=max(0.0, now_s - self.opened_s),
             loss_ratio=self.lost / finished,
-            jitter_us=self._steps_us / (rtts.count - 1),
-            responder_delay_us=self.held.percentile_us(90),
+            jitter_us=self._jitter_sum_us / (rtts.count - 1),
+            responder_delay_us=self.responder_delays.percentile_us(90),
             delayed_ratio=self.delayed / self.returned,
         )
 
@@ -119,9 +120,9 @@ class DatagramStream:
         self._address, self._key = address, derive_key(secret)
         self._session = secrets.token_bytes(8)
         self._windows: dict[DatagramTarget, Window] = {}
-        self._order: list[DatagramTarget] = []
+        self._targets: list[DatagramTarget] = []
         self._next = self._number = 0
-        self._under_way: OrderedDict[int, _Sent] = OrderedDict()
+        self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
         self._interval_s = 60.0
         self._changed = asyncio.Event()
         self.paused = False
@@ -133,17 +134,17 @@ class DatagramStream:
             targets: destinations.
             interval_s: length of a round, which a window is meant for.
         """
-        self._order = sorted(set(targets))
+        self._targets = sorted(set(targets))
         now_s = time.monotonic()
-        self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._order}
+        self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._targets}
         self._interval_s = interval_s
         self._changed.set()
 
     @property
     def rate_per_s(self) -> float:
         """Datagrams a second to all destinations together."""
-        each = min(MAX_PER_DESTINATION_S, PER_ROUND / self._interval_s)
-        return min(MAX_PER_S, len(self._order) * each)
+        per_destination_s = min(MAX_PER_DESTINATION_S, TARGET_PER_ROUND / self._interval_s)
+        return min(MAX_PER_S, len(self._targets) * per_destination_s)
 
     def peek(self, target: DatagramTarget) -> Window | None:
         """The window of a destination, without closing it."""
@@ -151,7 +152,7 @@ class DatagramStream:
         return self._windows.get(target)
 
     def close_window(self, target: DatagramTarget) -> Window | None:
-        """The window of a destination, which is over now, and a new one in its place; None for one that is no destination."""
+        """Close the window of a destination and open the next; returns the closed one, or None if this is no destination."""
         self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
@@ -169,26 +170,26 @@ class DatagramStream:
             loop.add_reader(udp, self._receive, udp)
             try:
                 while True:
-                    if not self._order:
+                    if not self._targets:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
                     if not self.paused:
                         self._send(udp)
                     # Jitter keeps us from beating in time with anything periodic.
-                    await asyncio.sleep(random.uniform(0.5, 1.5) / self.rate_per_s if self._order else 0.0)
+                    await asyncio.sleep(random.uniform(0.5, 1.5) / self.rate_per_s if self._targets else 0.0)
             finally:
                 loop.remove_reader(udp)
 
     def _send(self, udp: socket.socket) -> None:
         self._expire(time.monotonic_ns())
-        self._next = (self._next + 1) % len(self._order)
-        target = self._order[self._next]
+        self._next = (self._next + 1) % len(self._targets)
+        target = self._targets[self._next]
         self._number += 1
         request = encode_datagram(self._key, b"client", Datagram(self._session, self._number))
-        self._under_way[self._number] = _Sent(target, now_ns(), time.monotonic_ns())
+        self._unanswered[self._number] = _Sent(target, now_ns(), time.monotonic_ns())
         self._windows[target].sent += 1
-        with suppress(OSError):  # no route, or a refusal of an earlier one: it will not come back, which is what counts
+        with suppress(OSError):  # no route, or an earlier one was refused: it is counted as lost
             udp.sendto(request, tuple(target))
 
     def _receive(self, udp: socket.socket) -> None:
@@ -202,26 +203,26 @@ class DatagramStream:
             answer = decode_datagram(self._key, b"server", data)
             if answer is None or answer.session != self._session:
                 continue
-            sent = self._under_way.pop(answer.number, None)
+            sent = self._unanswered.pop(answer.number, None)
             window = self._windows.get(sent.target) if sent is not None else None
             if sent is not None and window is not None:
                 self._record(window, sent, received_ns, answer.responder_delay_ns)
 
     @staticmethod
     def _record(window: Window, sent: _Sent, received_ns: int, responder_delay_ns: int) -> None:
-        # Both stamps are of the wall clock, which may be set in between; the monotonic clock shows that.
-        stepped_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
+        # Both timestamps are of the wall clock, which may be set in between; the monotonic clock shows that.
+        clock_step_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
         rtt_us = (received_ns - sent.wall_ns - responder_delay_ns) / 1000
-        if abs(stepped_ns) < STEP_LIMIT_NS and 0 < rtt_us <= MAX_LATENCY_US:
+        if abs(clock_step_ns) < CLOCK_STEP_LIMIT_NS and 0 < rtt_us <= MAX_LATENCY_US:
             window.record(rtt_us, responder_delay_ns / 1000)
 
     def _expire(self, monotonic_ns: int) -> None:
         """Count datagrams without an answer as lost after a while."""
-        while self._under_way:
-            number, sent = next(iter(self._under_way.items()))
+        while self._unanswered:
+            number, sent = next(iter(self._unanswered.items()))
             if monotonic_ns - sent.monotonic_ns < LOST_AFTER_S * 1e9:
                 return
-            del self._under_way[number]
+            del self._unanswered[number]
             window = self._windows.get(sent.target)
             if window is not None:
                 window.lost += 1

@@ -10,11 +10,11 @@ from agent.bandwidth.tbf import (
     GSO_BYTES,
     MIN_QUEUE_FRAMES,
     QUEUE_S,
-    WORD,
+    UINT32_RANGE,
     TbfParams,
     blocks_everything,
     bounded_params,
-    lets_too_much_through,
+    has_excessive_burst_or_queue,
     plugin_buffers,
     wrapped_burst,
 )
@@ -52,14 +52,14 @@ def test_a_saturated_buffer_is_recognised_as_well() -> None:
     wrapped = plugin_shape(10_000_000, CONTAINERD_BURST)
     _, saturated = plugin_buffers(wrapped.rate_bytes_per_s, CONTAINERD_BURST)
     params = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=wrapped.limit_bytes)
-    assert saturated == WORD - 1
+    assert saturated == UINT32_RANGE - 1
     assert wrapped_burst(params) == CONTAINERD_BURST
 
 
 @given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
 def test_every_wrapped_burst_is_found_and_no_other_is_called_wrapped(rate_bps: int, burst: int) -> None:
     params = plugin_shape(rate_bps, burst)
-    overflows = burst / params.rate_bytes_per_s * 15.625e6 >= WORD
+    overflows = burst / params.rate_bytes_per_s * 15.625e6 >= UINT32_RANGE
     assert (wrapped_burst(params) is not None) == overflows
 
 
@@ -68,7 +68,7 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
     params = bounded_params(rate_bps, mtu)
     assert params.rate_bytes_per_s == rate_bps // 8
     assert not blocks_everything(params, mtu)
-    assert not lets_too_much_through(params, mtu)
+    assert not has_excessive_burst_or_queue(params, mtu)
     frames_s = MIN_QUEUE_FRAMES * (mtu + 14) / params.rate_bytes_per_s
     assert params.queue_s <= max(QUEUE_S, frames_s) * 1.001 + 1 / params.rate_bytes_per_s
 
@@ -76,13 +76,13 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
 def test_bursts_up_to_a_quarter_second_keep_five_seconds_within_five_percent() -> None:
     rate = 100_000_000
     fine, large = plugin_shape(rate, 3_000_000), plugin_shape(rate, 3_300_000)
-    assert not lets_too_much_through(fine, MTU)
-    assert lets_too_much_through(large, MTU)
+    assert not has_excessive_burst_or_queue(fine, MTU)
+    assert has_excessive_burst_or_queue(large, MTU)
     assert (5 * fine.rate_bytes_per_s + fine.burst_bytes) / (5 * fine.rate_bytes_per_s) <= 1.05
 
 
 def test_a_single_large_segment_is_never_too_large_a_burst() -> None:
-    assert not lets_too_much_through(plugin_shape(64_000, GSO_BYTES - 1), MTU)
+    assert not has_excessive_burst_or_queue(plugin_shape(64_000, GSO_BYTES - 1), MTU)
 
 
 def test_a_bucket_smaller_than_a_frame_blocks_everything() -> None:

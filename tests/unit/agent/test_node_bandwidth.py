@@ -52,6 +52,9 @@ def test_the_order_of_trust() -> None:
         node_bandwidth = choose_bandwidth(given, conf, HARDWARE, measured)
         assert (node_bandwidth.rate_bps, node_bandwidth.source) == expected
     assert choose_bandwidth(node(), config(), NOTHING, 7 * G).source == "measured"
+    by_type = config(capacity_by_type={"m5.large": 5 * G})
+    assert choose_bandwidth(None, by_type, HARDWARE, None, "m5.large").rate_bps == 5 * G
+    assert choose_bandwidth(None, config(), HARDWARE, None, "m5.large").rate_bps == 750_000_000
     unknown = choose_bandwidth(node(), config(), NOTHING, None)
     assert (unknown.rate_bps, unknown.source, unknown.explanation) == (None, "unknown", NOTHING.explanation)
 
