@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.requests import Amounts, add
+from controller.cluster.requests import Amounts
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import (
@@ -33,7 +33,6 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, without
 from kubekit import logs
 from kubekit.conditions import condition
-from kubekit.owners import outdated
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
@@ -141,7 +140,7 @@ class GroupPlans:
             return self._ask(group)
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
-        coming = ComingRoom(self._leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
+        coming = ComingRoom(self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
         check = check_plan(cached.plan, group, pods, self.assumed, coming)
         self._drop_expired()
         room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
@@ -305,7 +304,7 @@ class GroupPlans:
         pods = self._pods_of(group)
         self._record_progress(group, plan, pods)
         uncounted, _ = compare_with_pods(plan, pods, self.assumed)
-        self.assumed.reserve(group, uncounted, self._leaving(pods))
+        self.assumed.reserve(group, uncounted, self._inputs.leaving(pods))
 
     def _stalled(
         self, group: str, made_at: float, pods: Sequence[GroupPod], crowded: Collection[str]
@@ -334,15 +333,6 @@ class GroupPlans:
             for node in {*leaving, plan.targets[pod.metadata.key].node}:
                 if not self.assumed.has_room(group, node, self.assumed.asks_of(pod), now=True):
                     self.assumed.refuse(pod, node)
-
-    def _leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
-        """Node -> requests of pods that a rollout is about to replace there."""
-        found: dict[str, Amounts] = {}
-        for key in outdated(pod.metadata for pod in pods if not pod.over):
-            info = self._node_cache.held(key)
-            if info is not None:
-                add(found.setdefault(info.node, {}), info.asks)
-        return found
 
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         begun = any(pod.bound for pod in pods)

@@ -132,6 +132,15 @@ class PlanInputs(NamedTuple):
                     add(found.setdefault(info.occupied_node, {}), info.asks)
         return found
 
+    def leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
+        """Node -> requests of pods that a rollout is about to replace there."""
+        found: dict[str, Amounts] = {}
+        for key in outdated(pod.metadata for pod in pods if not pod.over):
+            info = self.node_cache.held(key)
+            if info is not None:
+                add(found.setdefault(info.node, {}), info.asks)
+        return found
+
     def ineligible(self, pod: GroupPod) -> dict[str, str]:
         """Node -> why a pod may not run there, or what there is too little of there, as plans have it."""
         asked, asks = as_asked(pod), asks_of(pod.spec)
