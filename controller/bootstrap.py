@@ -37,9 +37,9 @@ class BootstrapConfig(Section, frozen=True):
     probe_secret: bool = False
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when the name is too long for one."""
+        """Raise ConfigError when networkTopology is too long for an object's name."""
         if len(self.network_topology) > 253:
-            raise ConfigError(join(field, "networkTopology"), "is too long for a name", "write nt-default")
+            raise ConfigError(join(field, "networkTopology"), "is too long for an object's name", "write nt-default")
 
 
 class Bootstrap:
@@ -51,7 +51,7 @@ class Bootstrap:
         config: what to create.
         namespace: netaware's own.
         results_name: ConfigMap with the measurements, for the NetworkTopology.
-        passphrase: makes a new one.
+        make_passphrase: returns a random passphrase.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class Bootstrap:
         *,
         namespace: str,
         results_name: str,
-        passphrase: Callable[[], str] = secrets.token_hex,
+        make_passphrase: Callable[[], str] = secrets.token_hex,
     ) -> None:
         self._client, self._topologies, self._config = client, topologies, config
-        self._namespace, self._results_name, self._passphrase = namespace, results_name, passphrase
+        self._namespace, self._results_name, self._make_passphrase = namespace, results_name, make_passphrase
 
     async def run(self) -> None:
         """Create, and look again every minute, until cancelled."""
-        has_secret = not self._config.probe_secret
+        secret_done = not self._config.probe_secret
         while True:
-            if not has_secret:
-                has_secret = await self._create(SECRETS, PROBE_SECRET, self._secret())
+            if not secret_done:
+                secret_done = await self._create(SECRETS, PROBE_SECRET, self._secret())
             none_there = self._topologies.synced.is_set() and not len(self._topologies)
             if self._config.network_topology and none_there:
                 spec = {"spec": {"configmapName": self._results_name}}
@@ -80,7 +80,7 @@ class Bootstrap:
             await asyncio.sleep(CHECK_S)
 
     def _secret(self) -> dict[str, object]:
-        passphrase = base64.b64encode(self._passphrase().encode()).decode()
+        passphrase = base64.b64encode(self._make_passphrase().encode()).decode()
         return {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
 
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:

@@ -20,8 +20,8 @@ from controller.cluster.pods import Target
 from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundState, decide
-from controller.descheduler.decision import Answer, Move, NodeState, RoundPlan, Skip
 from controller.descheduler.history import History, HistoryStore
+from controller.descheduler.round_plan import Answer, Move, NodeState, RoundPlan, Skip
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageSmoother

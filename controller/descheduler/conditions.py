@@ -262,12 +262,12 @@ POD_CONDITIONS = (
     MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
     MoveCondition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
     MoveCondition("age", "It is older than `protection.minPodAgeS`.", _age),
-    MoveCondition("replicas", "Its workload has `protection.minReplicas` pods.", _replicas),
+    MoveCondition("replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas),
     MoveCondition("usage", "It uses a resource that is exceeded on its node.", _usage, LOAD),
 )  # fmt: skip
 """What a pod is: asked of every pod of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
-    MoveCondition("breaker", "Of the strategy's moves of a day, `limits.minSuccessPercent` helped.",
+    MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
     MoveCondition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
@@ -277,10 +277,10 @@ MOVE_CONDITIONS = (
     MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
     MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
     MoveCondition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
-    MoveCondition("replica-backoff", "Its back-off, after its own move or a refusal by the planner, has ended.",
+    MoveCondition("replica-backoff", "It is not in a back-off (see below) after its own move or after the planner refused it.",
               _replica_backoff),
-    MoveCondition("workload-backoff", "Its workload's back-off, after moves that did not help, has ended.", _workload_backoff),
-    MoveCondition("workload-limit", "`limits.perWorkload` moves within `limits.workloadBackoffS` are not reached.",
+    MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff),
+    MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",
               _workload_limit),
     MoveCondition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
     MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
@@ -290,6 +290,6 @@ MOVE_CONDITIONS = (
     MoveCondition("prediction", "kube-scheduler is expected to place its replacement on a better node (`limits.minChancePercent`).",
               lambda _, c: c.finder.predict(c), LOAD),
 )  # fmt: skip
-PLANNER = MoveCondition("planner", "If it was placed by a plan, the planner, asked twice, places its replacement on a better node.",
+PLANNER = MoveCondition("planner", "If a plan placed it: each of two new plans places its replacement on a better node.",
                     lambda _, c: c.planner)  # fmt: skip
 CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)

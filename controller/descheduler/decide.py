@@ -1,7 +1,7 @@
 """Decides one round: which pods to move. Pure; used by the controller and the dry-run.
 
-Moves of pods that our plans placed are made only if the planner, asked twice, puts the replacement where it is a gain. It is the
-planner that places them, with the same groups, costs, promises and heat; what it would undo is not done.
+A pod that our plans placed is moved only if each of two new plans, with different random seeds, places its replacement on a better
+node. Otherwise the planner might undo the move.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from controller.cluster.pods import Target
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.conditions import PLANNER, Candidate, check
 from controller.descheduler.config import Settings, Strategy
-from controller.descheduler.decision import Move, RoundPlan
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import History, PendingMove, back_off, mark_of
-from controller.descheduler.load import LoadRound
+from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.node_load import Detector
 from controller.descheduler.predictor import is_planned
 from controller.descheduler.round import Round
+from controller.descheduler.round_plan import Move, RoundPlan
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
@@ -168,7 +168,7 @@ class UnconfirmedRound:
         return msgspec.structs.replace(pending, move=redirected), targets[0]
 
     async def _targets(self, move: Move, question: PlanQuestion, place: AskPlanner) -> tuple[list[Target], str]:
-        """The planner's targets for the pod, asked twice, and why the move would not help."""
+        """The targets of two plans for the pod, and why the move would not help."""
         targets: list[Target] = []
         for turn in range(TURNS):
             try:

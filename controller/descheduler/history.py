@@ -10,7 +10,7 @@ import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER
 from controller.descheduler.config import LimitsConfig, Strategy
-from controller.descheduler.decision import Move
+from controller.descheduler.round_plan import Move
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError

@@ -27,10 +27,10 @@ from controller.descheduler.conditions import (
     TargetFinder,
     check,
 )
-from controller.descheduler.decision import Move
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
 from controller.descheduler.round import Round, workload_of
+from controller.descheduler.round_plan import Move
 from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import PlaceScore, ScoreTable
 from controller.scheduler.state import State

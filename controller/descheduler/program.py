@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
-from controller.descheduler.decision import Move
 from controller.descheduler.evict import Result, evict, why_outdated
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, back_off, remove_move
-from controller.descheduler.load import nodes_to_taint
+from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
+from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother

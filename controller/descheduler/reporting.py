@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decide import RoundDecision
-from controller.descheduler.decision import Move, RoundPlan
 from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
 from controller.descheduler.history import HOUR_S, History, Outcome
 from controller.descheduler.node_load import Class
 from controller.descheduler.predictor import HOT_EFFECT
 from controller.descheduler.round import EvictionBreaker
+from controller.descheduler.round_plan import Move, RoundPlan
 from controller.descheduler.usage import Refusal
 from kubekit import logs, patches
 from kubekit.events import EventRecorder, Reference

@@ -10,10 +10,10 @@ import msgspec
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.config import LimitsConfig, Settings, Strategy
-from controller.descheduler.decision import MAX_SKIPS, Move, Skip
 from controller.descheduler.fit import Fit
 from controller.descheduler.history import DAY_S, HOUR_S, History, PendingMove, mark_of
 from controller.descheduler.predictor import ReplacementPredictor
+from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import LoadSnapshot, PdbState
 
 BREAKER_RESULTS = 4

@@ -1,8 +1,8 @@
 """Usage of nodes and pods: checked, smoothed and expired readings.
 
 An amount maps a resource to a number: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource that is
-missing is not known, which is not the same as 0. What cannot be true is refused and counted, never corrected: no usage is a state
-that the rules know (the node is neither source nor target), a wrong usage is one that they cannot see.
+missing is unknown, which is not the same as 0. Impossible readings are refused and counted, never corrected: the rules can handle
+missing usage (the node is neither source nor target), but cannot recognise wrong usage.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ MOST_AHEAD_S = 60.0
 
 
 class UsageReading(msgspec.Struct, frozen=True, gc=False):
-    """One value as a source gave it. There are 200,000 of them in a big cluster, which the collector need not walk through.
+    """One value as a source gave it. ``gc=False``: a big cluster has 200,000, and the garbage collector need not traverse them.
 
     Attributes:
         name: of a node, or ``namespace/name`` of a pod.
-        resource: see `controller.descheduler.usage`.
+        resource: one of `RESOURCES`.
         at_s: unix seconds.
     """
 

@@ -34,7 +34,7 @@ from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundState, decide
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
 from controller.descheduler.history import History, add_moves
-from controller.descheduler.load import nodes_to_taint
+from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.usage import UsageView
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector

@@ -77,7 +77,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
         hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
         foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
-        turn: the same question asked again gets another search.
+        turn: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.
         allocatable: how much nodes are preferred by their size.
     """

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.descheduler.decision import Move
 from controller.descheduler.evict import evict
+from controller.descheduler.round_plan import Move
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod, Resource
 from netperf.contract import CONTROLLER

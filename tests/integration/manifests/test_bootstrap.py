@@ -42,10 +42,15 @@ async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Refle
     store: Reflector[NetworkTopology] = Reflector(admin, NETWORK_TOPOLOGIES, NetworkTopology)
     following = asyncio.create_task(store.run())
     await store.synced.wait()
-    room = Bootstrap(
-        admin, store, config, namespace=SPACE, results_name="netperf-metrics", passphrase=lambda: "0123456789abcdef"
+    bootstrap = Bootstrap(
+        admin,
+        store,
+        config,
+        namespace=SPACE,
+        results_name="netperf-metrics",
+        make_passphrase=lambda: "0123456789abcdef",
     )
-    work = asyncio.create_task(room.run())
+    work = asyncio.create_task(bootstrap.run())
     try:
         yield store
         assert not work.done()

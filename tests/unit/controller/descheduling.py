@@ -13,10 +13,10 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundDecision, RoundState, decide
-from controller.descheduler.decision import Move
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
 from controller.descheduler.node_load import Detector
+from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import Budget, LoadSnapshot
 from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother, UsageView
 from controller.scheduler.config import SchedulerConfig

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from controller.descheduler.decision import Move
 from controller.descheduler.evict import evict, why_outdated
+from controller.descheduler.round_plan import Move
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from tests.unit.controller.descheduling import node, pod

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.descheduler.decision import NodeState
-from controller.descheduler.load import nodes_to_taint
+from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.reporting import taint_patches
+from controller.descheduler.round_plan import NodeState
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler import program as of_program
-from controller.descheduler.load import LoadRound
+from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.program import Descheduler
 from kubekit.wire import Node, ObjectMeta
 from tests.support.descheduled import World

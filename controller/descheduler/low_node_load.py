@@ -19,7 +19,6 @@ from controller.descheduler.conditions import (
     TargetFinder,
     check,
 )
-from controller.descheduler.decision import Move, NodeState
 from controller.descheduler.fit import TargetPool
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
@@ -32,6 +31,7 @@ from controller.descheduler.node_load import (
     usage_of,
 )
 from controller.descheduler.round import Round, workload_of
+from controller.descheduler.round_plan import Move, NodeState
 from controller.descheduler.usage import above, percents
 from netperf.contract import HOT_TAINT
 
