@@ -125,7 +125,7 @@ class Manager:
             services=state.services if config.scheduler.by_answer else None,
             pods_of=self._scheduling.pods_of,
             capabilities=capabilities,
-            more=self._more,
+            extra_conditions=self._extra_conditions,
         )
         self._descheduler = Descheduler(
             fenced,
@@ -172,7 +172,7 @@ class Manager:
     def _enqueue(self, group: str) -> None:
         self._app_group.enqueue(group)
 
-    async def _more(self, group: str) -> list[Condition]:
+    async def _extra_conditions(self, group: str) -> list[Condition]:
         return [*await self._scheduling.conditions(group), *self._traffic.conditions(group)]
 
     async def run(self) -> None:

@@ -49,7 +49,7 @@ def find(conditions: Sequence[Condition] | None, type_: str) -> Condition | None
     return next((c for c in conditions or () if c.type == type_), None)
 
 
-def news(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
-    """Conditions of ``after`` that are new, or whose status or reason changed: what an event should tell."""
+def changed_status_or_reason(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
+    """Conditions of ``after`` that are new, or whose status or reason changed, for events."""
     known = {c.type: (c.status, c.reason) for c in before or ()}
     return [c for c in after or () if known.get(c.type) != (c.status, c.reason)]

@@ -46,7 +46,7 @@ class Backoff:
 
 
 class CooperativeYield:
-    """``await maybe_yield()`` in long work: yields to the event loop when its time slice is over.
+    """Yields to the event loop when a time slice is over: call an instance (``await maybe_yield()``) inside long loops.
 
     Args:
         every_s: length of a time slice.
@@ -81,28 +81,28 @@ async def wait_for(event: asyncio.Event, within_s: float) -> bool:
 async def until(
     check: Callable[[], object],
     what: str | Callable[[], str],
-    deadline_s: float,
+    timeout_s: float,
     *,
     every_s: float = 0.1,
     meanwhile: Callable[[], object] = lambda: None,
     error: type[KubekitError] = WaitTimeoutError,
 ) -> None:
-    """Ask until the answer is true.
+    """Call ``check`` until its answer is true.
 
     Args:
-        check: asked at once, then after each pause; may be awaitable.
-        what: is waited for, after "timed out after 5 s waiting for"; called, where only the end shows what is missing.
-        deadline_s: for how long, seconds.
+        check: called at once, then after each pause; may be asynchronous.
+        what: text that completes "timed out after 5 s waiting for"; or a function for it, called only on timeout.
+        timeout_s: for how long, seconds.
         every_s: the pause, seconds.
-        meanwhile: called after each answer that is not true; what it or ``check`` raises ends the wait.
-        error: raised at the deadline.
+        meanwhile: called after each answer that is not true. An exception of it or of ``check`` ends the wait.
+        error: raised on timeout.
 
     Raises:
         WaitTimeoutError: or ``error``.
     """
-    ends = time.monotonic() + deadline_s
-    while not (await found if inspect.isawaitable(found := check()) else found):
+    ends = time.monotonic() + timeout_s
+    while not (await answer if inspect.isawaitable(answer := check()) else answer):
         meanwhile()
         if time.monotonic() > ends:
-            raise error(f"timed out after {deadline_s:g} s waiting for {what if isinstance(what, str) else what()}")
+            raise error(f"timed out after {timeout_s:g} s waiting for {what if isinstance(what, str) else what()}")
         await asyncio.sleep(every_s)

@@ -32,7 +32,7 @@ class OwnerReference(Wire, frozen=True):
 
 
 class ObjectMeta(Wire, frozen=True):
-    """The part of metadata that we use. ``null`` maps, as some clients send them, read as empty."""
+    """The part of metadata that we use. `label` and `annotation` read a missing or null map as empty."""
 
     name: str = ""
     namespace: str = ""

@@ -82,7 +82,7 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
         fix: what to do about an object that is too large.
 
     Raises:
-        TooLargeError: it is over the limit, so a write would be refused by the API server, or the next one would.
+        TooLargeError: it is over our limit, which leaves room below the API server's 1 MiB.
     """
     size = size_bytes(data)
     if size > OBJECT_LIMIT_BYTES:

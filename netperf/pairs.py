@@ -37,7 +37,7 @@ from netperf.plans import (
 from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
 from netperf.shards import assign_shards
-from netperf.slots import assign_slots, tournament_rounds
+from netperf.slots import assign_slots, round_of_pairs
 
 ROTATION_S = 3600.0
 """After this time a zone picks new nodes for one pair of its links. Each zone has its own moment."""
@@ -146,7 +146,7 @@ def plan_pairs(
     zones = sorted(usable)
     links = _links(usable, options)
     chosen = _choose(links, usable, _ends_before(before), options, now_s)
-    rounds = tournament_rounds(zones)
+    rounds = round_of_pairs(zones)
     old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
     slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)

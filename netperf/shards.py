@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 ZONES_PER_SHARD = 10
 SAMPLES_PER_SHARD = 65
 MAX_SHARDS = 100
-"""The agents' role and policy name so many objects, and refuse a write to any other."""
+"""The agents' Role and admission policy list exactly this many names."""
 
 
 def zones_per_shard(zone_count: int) -> int:
     """Number of zones whose agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
 
-    A zone starts (Z - 1) / 2 probes, so this keeps an object at about `SAMPLES_PER_SHARD` samples of 500 bytes, twice
-    that with both directions, as long as there are names for so many.
+    A zone starts (Z - 1) / 2 probes. So an object has about `SAMPLES_PER_SHARD` samples of 500 bytes (twice as many if both
+    directions are measured), until `MAX_SHARDS` forces more zones into each.
     """
     fitting = min(ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
     return max(1, fitting, math.ceil(zone_count / MAX_SHARDS))

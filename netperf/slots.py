@@ -15,37 +15,37 @@ ZonePair = tuple[str, str]
 """Two zones in bytewise order."""
 
 
-def tournament_rounds(zones: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Round number of every pair of zones by the circle method; keys are in the order of ``zones``."""
+def round_of_pairs(zones: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Round of every pair of zones by the circle method; each key has its zones in the order of ``zones``."""
     count = len(zones) + len(zones) % 2
     rounds: dict[tuple[str, str], int] = {}
     for i in range(len(zones)):
         for j in range(i + 1, len(zones)):
-            # One team stands still (the last), the others turn: i + j mod (n - 1) is the round in which they meet.
+            # The last zone stays in place and the others rotate: zones i and j meet in round (i + j) mod (n - 1).
             number = (i + j) % (count - 1) if j < count - 1 else (2 * i) % (count - 1)
             rounds[zones[i], zones[j]] = number
     return rounds
 
 
-def assign_slots(pairs: Sequence[ZonePair], before: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
+def assign_slots(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
     """Give every pair a slot; pairs that had one keep it.
 
     Args:
         pairs: in order of preference for the low slots.
-        before: slots in force, as far as known.
+        previous_slots: slots in force, as far as known.
 
     Returns:
         Slot by pair, and the number of slots (at least 1). Starts over if keeping would cost a quarter more slots
         than needed.
     """
-    kept, count = _first_fit(pairs, before)
-    if not before:
+    kept, count = _first_fit(pairs, previous_slots)
+    if not previous_slots:
         return kept, count
     fresh, fresh_count = _first_fit(pairs, {})
     return (kept, count) if count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
 
 
-def _first_fit(pairs: Sequence[ZonePair], before: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
+def _first_fit(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
     busy: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
     slots: dict[ZonePair, int] = {}
     waiting: list[ZonePair] = []
@@ -56,7 +56,8 @@ def _first_fit(pairs: Sequence[ZonePair], before: Mapping[ZonePair, int]) -> tup
             busy[zone] |= 1 << slot
 
     for pair in pairs:
-        slot = before.get(pair)
+        slot = previous_slots.get(pair)
+        # A slot of a changed ConfigMap may be any number: the limit bounds the bit sets and the number of slots.
         if slot is None or slot > 4 * len(pairs) or (busy[pair[0]] | busy[pair[1]]) >> slot & 1:
             waiting.append(pair)
         else:

@@ -13,9 +13,10 @@ import msgspec
 
 WINDOW_RUNS = 5
 JUMP_RATIO = 0.15
-FLOOR_US = 100.0
+MIN_JUMP_US = 100.0
 """A smaller distance is never a jump: schedulers and interrupts cause as much."""
-DEVIATIONS = 5.0
+JUMP_DEVIATIONS = 5.0
+"""A jump is larger than the noise times this, once three runs show the noise."""
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -24,7 +25,8 @@ class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Attributes:
         estimate_us: the smoothed latency.
         deviation_us: median distance of the remembered runs from it: the noise.
-        recent_us: the runs that it is the median of, oldest first; empty while it is only the latency of the zones.
+        recent_us: the runs that it is the median of, oldest first; empty until the first own run counts. The estimate is then the
+            zones' latency.
         pending_us: the newest run, if it was too far off to count without a second one.
         runs: how many runs it rests on since it last jumped.
     """
@@ -67,13 +69,13 @@ def replace_newest_run(smoothed: SmoothedLatency, value_us: float) -> SmoothedLa
 
 def is_far(value_us: float, smoothed: SmoothedLatency) -> bool:
     """Whether a run is too far from the smoothed latency to belong to it."""
-    noise_us = DEVIATIONS * smoothed.deviation_us if len(smoothed.recent_us) > 2 else 0.0
-    bound_us = max(JUMP_RATIO * smoothed.estimate_us, min(noise_us, smoothed.estimate_us / 2), FLOOR_US)
+    noise_us = JUMP_DEVIATIONS * smoothed.deviation_us if len(smoothed.recent_us) > 2 else 0.0
+    bound_us = max(JUMP_RATIO * smoothed.estimate_us, min(noise_us, smoothed.estimate_us / 2), MIN_JUMP_US)
     return abs(value_us - smoothed.estimate_us) > bound_us
 
 
 def _differ(value_us: float, other_us: float) -> bool:
-    return abs(value_us - other_us) > max(JUMP_RATIO * max(value_us, other_us), FLOOR_US)
+    return abs(value_us - other_us) > max(JUMP_RATIO * max(value_us, other_us), MIN_JUMP_US)
 
 
 def _median_of(recent_us: tuple[float, ...], runs: int) -> SmoothedLatency:

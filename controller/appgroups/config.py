@@ -6,7 +6,7 @@ from kubekit.settings import Section
 
 
 class AppGroupConfig(Section, frozen=True):
-    """Order and status of AppGroups. ``scheduler.networkOverhead`` sets the costs of the condition CostsMet.
+    """Order and status of AppGroups. The condition CostsMet uses the costs chosen in ``scheduler.networkOverhead``.
 
     Attributes:
         namespaces: whose AppGroups are managed; empty for all.

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.appgroups.config import AppGroupConfig
-from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admitted, gather, plan_status
+from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admission_condition, gather, plan_status
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
 from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
@@ -22,18 +22,18 @@ from controller.cluster.services import ServiceIndex, has_same_routing
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
-from kubekit.conditions import news
+from kubekit.conditions import changed_status_or_reason
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
-NOT_YET_S = 0.2
+CONFLICT_RETRY_S = 0.2
 DEBOUNCE_S = 0.3
 """Pods and costs change in bursts."""
 RESYNC_S = 300.0
 ALL = "*"
-"""Stands for every group in the queue: ten thousand nodes that appear at once must not queue each group as often."""
+"""Stands for every group in the queue, so that 10,000 node events queue one item, not each group 10,000 times."""
 
 
 class AppGroupController:
@@ -43,7 +43,7 @@ class AppGroupController:
         membership, costs: indexes that are updated before this controller's handlers run.
         services: likewise; None in upstream parity, where every pair of replicas counts.
         pods_of: the pods of a group, by its key.
-        more: further conditions of a group, by its key, from other packages.
+        extra_conditions: conditions of a group, by its key, from other packages.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class AppGroupController:
         services: ServiceIndex | None,
         pods_of: Callable[[str], Iterable[GroupPod]],
         capabilities: Capabilities,
-        more: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
+        extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
         self._capabilities, self._wall = capabilities, wall
         self._membership, self._costs, self._services = membership, costs, services
-        self._pods_of, self._more = pods_of, more
+        self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
@@ -74,28 +74,25 @@ class AppGroupController:
         caches.app_groups.subscribe(self._group_changed)
         caches.group_pods.subscribe(self._pod_changed)
         caches.nodes.subscribe(self._node_changed)
-        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._soon(ALL))
-        caches.topologies.subscribe(lambda _, old, new: None if has_same_costs(old, new) else self._soon(ALL))
-        caches.services.subscribe(lambda _, old, new: None if has_same_routing(old, new) else self._soon(ALL))
+        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self.enqueue(ALL))
+        caches.topologies.subscribe(lambda _, old, new: None if has_same_costs(old, new) else self.enqueue(ALL))
+        caches.services.subscribe(lambda _, old, new: None if has_same_routing(old, new) else self.enqueue(ALL))
 
     def enqueue(self, key: str) -> None:
-        """Queue a group because of something that its stores do not show."""
-        self._soon(key)
-
-    def _soon(self, key: str) -> None:
+        """Queue a group, or `ALL`."""
         self._queue.add_after(key, DEBOUNCE_S)
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        self._soon(key)
+        self.enqueue(key)
         if not has_same_workloads(old, new):
             for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between them.
-                self._soon(other)
+                self.enqueue(other)
 
     def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         for pod in (old, new):
             # Only the pod's own group, because hundreds may have one name.
             if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
-                self._soon(group)
+                self.enqueue(group)
 
     def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
         if same_place(old, new):
@@ -104,7 +101,7 @@ class AppGroupController:
             self._locations[key] = location_of(new)
         else:
             self._locations.pop(key, None)
-        self._soon(ALL)
+        self.enqueue(ALL)
 
     async def run(self) -> None:
         """Reconcile groups until cancelled."""
@@ -129,45 +126,53 @@ class AppGroupController:
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # Read the stores before the first await, after which the group may be gone.
-        let_in = admitted(group, self._membership.refused_by(key))
+        admission = admission_condition(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)
         try:
-            await self._write_status(key, group, facts, let_in)
+            await self._write_status(key, group, facts, admission)
         except ApiError as error:
             if error.not_found:  # Deleted meanwhile.
                 return None
             if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
-                return NOT_YET_S
+                return CONFLICT_RETRY_S
             raise
         return RESYNC_S
 
-    async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, let_in: Condition | None) -> None:
-        kept = await self._capabilities.has_status(APPGROUPS)
-        if not kept:  # Upstream's CRD drops conditions and observedGeneration.
-            remembered = msgspec.structs.replace(
+    async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, admission: Condition | None) -> None:
+        has_subresource = await self._capabilities.has_status(APPGROUPS)
+        if not has_subresource:  # Upstream's CRD drops conditions and observedGeneration.
+            status = msgspec.structs.replace(
                 group.status,
                 conditions=self._last_conditions.get(key),
                 observed_generation=group.metadata.generation,
             )
-            group = msgspec.structs.replace(group, status=remembered)
-        more = [*([let_in] if let_in is not None else ()), *(await self._more(key) if self._more is not None else ())]
-        wanted = plan_status(group, facts, self._wall(), more=more)
-        changed = news(group.status.conditions, wanted.conditions)
-        after = await write_status(
-            self._client, APPGROUPS, group, wanted, group.status, kept=kept, count="runningWorkloads"
+            group = msgspec.structs.replace(group, status=status)
+        extra_conditions = [admission] if admission is not None else []
+        if self._extra_conditions is not None:
+            extra_conditions += await self._extra_conditions(key)
+        wanted = plan_status(group, facts, self._wall(), extra_conditions=extra_conditions)
+        written = await write_status(
+            self._client,
+            APPGROUPS,
+            group,
+            wanted,
+            group.status,
+            has_subresource=has_subresource,
+            count_field="runningWorkloads",
         )
-        if after is not None:
-            self._own.note(key, group, after)
+        if written is not None:
+            self._own.note(key, group, written)
             self._metrics.writes.inc()
-        first = group.status.conditions is None
         self._last_conditions[key] = list(wanted.conditions or ())
-        told = [c for c in changed if not first or _is_bad(c)]
-        announce(self._recorder, reference(APPGROUPS, group.metadata), told, _is_bad, action="Order")
+        had_no_conditions = group.status.conditions is None
+        changed = changed_status_or_reason(group.status.conditions, wanted.conditions)
+        to_announce = [c for c in changed if _is_bad(c) or not had_no_conditions]
+        announce(self._recorder, reference(APPGROUPS, group.metadata), to_announce, _is_bad, action="Order")
 
 
-def _is_bad(found: Condition) -> bool:
+def _is_bad(condition: Condition) -> bool:
     """Whether a condition needs a person; incomplete groups and advice do not."""
-    return found.status == "False" and found.type not in {COMPLETE, ROUTED_NEAR}
+    return condition.status == "False" and condition.type not in {COMPLETE, ROUTED_NEAR}
 
 
 class AppGroupMetrics(Collector):
@@ -210,7 +215,7 @@ class AppGroupMetrics(Collector):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
             pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
-            verdicts = collections.Counter(found.verdict for found in facts.checks)
+            verdicts = collections.Counter(check.verdict for check in facts.checks)
             for verdict in ("met", "violated", "unknown", "idle"):
                 edges.add_metric([key, verdict], verdicts[verdict])
             for problem, count in collections.Counter(fault.problem for fault in facts.graph.faults).items():

@@ -102,8 +102,8 @@ def gather(
             members[position][pod.spec.node_name] += 1
             if services is not None:
                 # With pods in several namespaces, the least local routing: the caller's Service is unknown.
-                found = services.routing_to(meta.namespace, meta.labels or {})
-                routings[position] = min(found, routings.get(position, found))
+                routing = services.routing_to(meta.namespace, meta.labels or {})
+                routings[position] = min(routing, routings.get(position, routing))
     hosts = [hosts_by_location(nodes, locations) for nodes in members]
     checks = tuple(
         check_dependency(
@@ -122,9 +122,9 @@ Hosts = Mapping[Location, frozenset[str]]
 
 def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
     """Group the nodes of placed pods by location."""
-    found: dict[Location, set[str]] = defaultdict(set)
+    hosts: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
-        found[locations[node]].add(node)
+        hosts[locations[node]].add(node)
     return {location: frozenset(names) for location, names in found.items()}
 
 
@@ -159,18 +159,20 @@ def _check_pair(
     return DependencyCheck(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
 
 
-def _severity(found: DependencyCheck) -> tuple[int, int]:
-    return ("idle", "met", "unknown", "violated").index(found.verdict), found.cost - found.edge.max_network_cost
+def _severity(check: DependencyCheck) -> tuple[int, int]:
+    return ("idle", "met", "unknown", "violated").index(check.verdict), check.cost - check.edge.max_network_cost
 
 
-def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequence[Condition] = ()) -> AppGroupStatus:
+def plan_status(
+    group: AppGroup, facts: GroupFacts, now: float, *, extra_conditions: Sequence[Condition] = ()
+) -> AppGroupStatus:
     """The status to write; equal to the one that stands when nothing changed.
 
     Args:
         group: the AppGroup, whose status is the old one.
         facts: from `gather`.
         now: wall clock, seconds since 1970.
-        more: further conditions: `admitted`, and the scheduler's.
+        extra_conditions: `admission_condition`, and the scheduler's.
     """
     before, generation = group.status, group.metadata.generation
     index = {position: place for place, position in enumerate(facts.order.sequence, start=1)}
@@ -185,7 +187,7 @@ def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequenc
         topology_calculation_time=before.topology_calculation_time if same else format_time(now),
         topology_order=listed,
         observed_generation=generation,
-        conditions=merge(before.conditions, [*conditions_of(group, facts), *more], now),
+        conditions=merge(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
     )
 
 
@@ -194,7 +196,7 @@ def consent_command(namespace: str, home: str) -> str:
     return command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
 
 
-def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
+def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     """The condition Admitted: whether other namespaces consent to the group; None if it names none.
 
     Args:

@@ -21,40 +21,47 @@ StatusType = TypeVar("StatusType", AppGroupStatus, NetworkTopologyStatus)
 Written = TypeVar("Written", bound=Object)
 
 
-def stored(wanted: StatusType, *, kept: bool) -> StatusType:
-    """The part of a status that the definition keeps: upstream's has neither conditions nor observedGeneration."""
-    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
+def stored(status: StatusType, *, has_subresource: bool) -> StatusType:
+    """The part of a status that the definition stores: upstream's has neither conditions nor observedGeneration."""
+    return status if has_subresource else msgspec.structs.replace(status, conditions=None, observed_generation=0)
 
 
 async def write_status(
-    client: Client, resource: Resource, read: Written, wanted: StatusType, before: StatusType, *, kept: bool, count: str
+    client: Client,
+    resource: Resource,
+    read: Written,
+    wanted: StatusType,
+    current: StatusType,
+    *,
+    has_subresource: bool,
+    count_field: str,
 ) -> Written | None:
-    """Write a status if it differs (in fields that the CRD keeps) from the current one; returns the new object, else None.
+    """Write a status if it differs (in fields that the definition stores) from the current one; returns the new object, else None.
 
     Args:
         client: fenced by the leadership.
         resource: of the object.
         read: the object as it was read; with its version the API server refuses a write that comes late.
         wanted: the status.
-        before: what stands there.
-        kept: see `stored`.
-        count: the field that upstream's definition requires even where it is 0.
+        current: the status in the object.
+        has_subresource: from `Capabilities.has_status`.
+        count_field: the field that upstream's definition requires even where it is 0.
 
     Raises:
         KubekitError: it was not written.
     """
-    found, meta = stored(wanted, kept=kept), read.metadata
-    if found == stored(before, kept=kept):
+    status, meta = stored(wanted, has_subresource=has_subresource), read.metadata
+    if status == stored(current, has_subresource=has_subresource):
         return None
     names = {"name": meta.name, "namespace": meta.namespace, "resourceVersion": meta.resource_version}
     return await client.apply(
         resource,
         meta.name,
-        {**resource.type_meta, "metadata": names, "status": {count: 0, **msgspec.to_builtins(found)}},
+        {**resource.type_meta, "metadata": names, "status": {count_field: 0, **msgspec.to_builtins(status)}},
         type(read),
         field_manager=FIELD_MANAGER,
         namespace=meta.namespace,
-        subresource="status" if kept else None,
+        subresource="status" if has_subresource else None,
     )
 
 

@@ -23,8 +23,8 @@ from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
+from controller.scheduler.placement.pod_topology import PodTopologyConstraints
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
-from controller.scheduler.placement.sharing import PodTopologyConstraints
 
 _REASONS = {
     RuleKind.SPREAD: "topology spread",

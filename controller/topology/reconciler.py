@@ -41,7 +41,7 @@ from netperf.sample import Place
 
 log = logs.get("controller.topology")
 
-NOT_YET_S = 0.2
+RETRY_S = 0.2
 LEAST_DEBOUNCE_S = 0.1
 RESYNC_S = 15.0
 ALL = "*"
@@ -83,13 +83,13 @@ class TopologyController:
         self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
         self._membership = membership
-        caches.topologies.subscribe(lambda key, _old, _new: self._soon(key))
+        caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         caches.nodes.subscribe(self._node_changed)
         caches.app_groups.subscribe(lambda _, old, new: None if has_same_workloads(old, new) else self._pods_moved())
         caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._pods_moved())
         caches.group_pods.subscribe(self._pod_changed)
 
-    def _soon(self, key: str) -> None:
+    def _enqueue(self, key: str) -> None:
         # Samples arrive all the time, but each pair's only once in a round, so long rounds are priced less often.
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
@@ -106,13 +106,13 @@ class TopologyController:
     def _pods_moved(self) -> None:
         self._allocated = None
         self._pod_moves += 1
-        self._soon(ALL)
+        self._enqueue(ALL)
 
     def _result_changed(self, name: ObjectName) -> None:
         written_by_agents = name in self.planner.result_objects
         for key, topology in self._caches.topologies.items.items():
             if written_by_agents or name in self._named_by(topology):
-                self._soon(key)
+                self._enqueue(key)
 
     async def run(self) -> None:
         """Reconcile topologies and the plan until cancelled; keeps only the age of costs from an earlier leadership."""
@@ -146,7 +146,7 @@ class TopologyController:
         objects = self._objects_of(topology)
         # Wait for the plan, because without it results of unplanned pairs would be trusted.
         if self.planner.expected_keys is None or not all(self._results.is_known(name) for name in objects):
-            return NOT_YET_S
+            return RETRY_S
         snapshot = await self._read(topology, objects)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
         decision, operations = await asyncio.to_thread(
@@ -159,7 +159,7 @@ class TopologyController:
             if error.not_found:  # Deleted meanwhile.
                 return None
             if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
-                return NOT_YET_S
+                return RETRY_S
             raise
         return min(RESYNC_S, self.planner.interval_s / 4)  # Measurements age without any event.
 
@@ -197,15 +197,15 @@ class TopologyController:
         """The results that a topology is priced from: what our agents write, then its own ConfigMap."""
         return list(dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)]))
 
-    async def _shape(self) -> ZoneMap:
+    async def _zone_map(self) -> ZoneMap:
         """Zones and locations; recomputed in a thread when nodes change."""
         if self._map is not None:
             return self._map
         moves = self._moves
-        drawn = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
+        zone_map = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
         if moves == self._moves:
-            self._map = drawn
-        return drawn
+            self._map = zone_map
+        return zone_map
 
     async def _count_allocated(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
         """Sum minBandwidth of placed pods per path, in a thread, when pods moved."""
@@ -225,8 +225,8 @@ class TopologyController:
         return allocated
 
     async def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> TopologySnapshot:
-        shape = await self._shape()
-        allocated = await self._count_allocated(shape.places)
+        zone_map = await self._zone_map()
+        allocated = await self._count_allocated(zone_map.places)
         merged: dict[str, str] = {}
         sizes: dict[str, int] = {}
         for name in objects:
@@ -237,7 +237,7 @@ class TopologyController:
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
-            zone_map=shape,
+            zone_map=zone_map,
             data=merged,
             missing=() if sizes else (str(own),),
             allocated=allocated,
@@ -252,7 +252,7 @@ class TopologyController:
         self, key: str, topology: NetworkTopology, decision: TopologyDecision, operations: list[Operation] | None
     ) -> None:
         if operations is not None:
-            after = await self._client.patch(
+            patched = await self._client.patch(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
                 operations,
@@ -261,21 +261,21 @@ class TopologyController:
                 namespace=topology.metadata.namespace,
                 field_manager=FIELD_MANAGER,
             )
-            self._own.note(key, topology, after)
+            self._own.note(key, topology, patched)
             self._unwritten_change.add(key)
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
-            topology = after
+            topology = patched
         self._metrics.show(key, decision)
         fresh = status.conditions_of(decision.counts, decision.table, decision.faults, topology.metadata.generation)
         await self._write_status(key, topology, fresh)
 
     async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
         """Write the status if it changed; a changed node count alone may wait."""
-        kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
+        has_subresource = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
-        if not kept:
-            before = status.as_if_kept(before, self._last_conditions.get(key), topology.metadata.generation)
+        if not has_subresource:
+            before = status.as_if_stored(before, self._last_conditions.get(key), topology.metadata.generation)
         wanted = status.plan_status(
             before,
             fresh,
@@ -284,23 +284,28 @@ class TopologyController:
             weights_changed=key in self._unwritten_change,
             now=self._wall(),
         )
-        news = status.transitions(before.conditions, wanted.conditions)
         last_s = self._clock() - self._status_at.get(key, float("-inf"))
         if not status.is_worth_a_write(before, wanted, last_s=last_s):
             self._unwritten_change.discard(key)
             return
-        after = await write_status(
-            self._client, NETWORK_TOPOLOGIES, topology, wanted, before, kept=kept, count="nodeCount"
+        written = await write_status(
+            self._client,
+            NETWORK_TOPOLOGIES,
+            topology,
+            wanted,
+            before,
+            has_subresource=has_subresource,
+            count_field="nodeCount",
         )
-        if after is not None:
-            self._own.note(key, topology, after)
+        if written is not None:
+            self._own.note(key, topology, written)
             self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         self._last_conditions[key] = list(wanted.conditions or ())
-        announce(
-            self._recorder, reference(NETWORK_TOPOLOGIES, topology.metadata), news, status.is_bad, action="Measure"
-        )
+        to_announce = status.transitions(before.conditions, wanted.conditions)
+        about = reference(NETWORK_TOPOLOGIES, topology.metadata)
+        announce(self._recorder, about, to_announce, status.is_bad, action="Measure")
 
 
 def _account_of(pod: GroupPod) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.resources import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, ZoneMap
-from kubekit.conditions import condition, merge, news
+from kubekit.conditions import changed_status_or_reason, condition, merge
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
 from netperf.latencies import ZonePair
@@ -243,9 +243,11 @@ def plan_status(
     )
 
 
-def as_if_kept(stands: NetworkTopologyStatus, last: list[Condition] | None, generation: int) -> NetworkTopologyStatus:
-    """The status as if upstream's definition kept conditions and observedGeneration, with the last computed ones."""
-    return msgspec.structs.replace(stands, conditions=last, observed_generation=generation)
+def as_if_stored(
+    current: NetworkTopologyStatus, last: list[Condition] | None, generation: int
+) -> NetworkTopologyStatus:
+    """The status as if upstream's definition stored conditions and observedGeneration, with the last computed ones."""
+    return msgspec.structs.replace(current, conditions=last, observed_generation=generation)
 
 
 def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatus, *, last_s: float) -> bool:
@@ -262,12 +264,12 @@ def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatu
 def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
     """Conditions to report by events; a new condition with a good status is not reported."""
     known = {c.type for c in before or ()}
-    return [c for c in news(before, after) if c.type in known or is_bad(c) or c.type == MEASURED]
+    return [c for c in changed_status_or_reason(before, after) if c.type in known or is_bad(c) or c.type == MEASURED]
 
 
-def is_bad(found: Condition) -> bool:
+def is_bad(reported: Condition) -> bool:
     """Whether a person should look."""
-    return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, OUTLIER_NODES} else "False")
+    return reported.status == ("True" if reported.type in {STALE, INCOMPLETE, UNREACHABLE, OUTLIER_NODES} else "False")
 
 
 def count_bases(counts: PairsByBasis, table: ZoneCosts) -> dict[str, int]:

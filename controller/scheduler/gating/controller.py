@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.appgroups.order import order
 from controller.cluster.caches import Caches
+from controller.cluster.declared_replicas import Declared
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, target_of
-from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.balance import balanced, placed_group, routed_near

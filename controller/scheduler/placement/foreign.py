@@ -11,8 +11,8 @@ import msgspec
 from controller.cluster.eligibility import selector_of
 from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_of
 from controller.cluster.pods import GroupPod
+from controller.scheduler.placement.pod_topology import Term, read_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
-from controller.scheduler.placement.sharing import Term, read_selector, terms_of
 from kubekit.owners import controller_of
 from kubekit.selectors import Selector
 

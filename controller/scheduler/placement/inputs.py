@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.cluster.declared_replicas import Declared, to_plan_for
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
-from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked

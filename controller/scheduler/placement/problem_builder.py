@@ -19,8 +19,8 @@ from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.placement.pod_topology import PodTopologyConstraints
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
-from controller.scheduler.placement.sharing import PodTopologyConstraints
 from controller.scheduler.placement.tables import (
     ON_HOST_US,
     cost_matrix,

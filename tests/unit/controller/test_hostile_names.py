@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import pytest
 
-from controller.appgroups.status import admitted, gather, plan_status
+from controller.appgroups.status import admission_condition, gather, plan_status
 from controller.cli.output import open_screen
 from controller.cli.parser import FORMATS
 from controller.cli.run import run
@@ -366,8 +366,8 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     costs, locations = snapshot.costs().of("").table, build_zone_map(snapshot.nodes).locations
     for group_ in snapshot.groups:
         facts = gather(group_, (), locations, costs, snapshot.membership)
-        refused = admitted(group_, snapshot.membership.refused_by(group_.metadata.key))
-        found = plan_status(group_, facts, NOW_S, more=[refused] if refused else [])
+        refused = admission_condition(group_, snapshot.membership.refused_by(group_.metadata.key))
+        found = plan_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
         notes += [condition.message for condition in found.conditions or ()]
     assert len(notes) > 500
     for note in notes:

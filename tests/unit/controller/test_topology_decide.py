@@ -315,9 +315,9 @@ def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_o
         )
 
     stands = NetworkTopologyStatus(node_count=3)
-    first = wanted(status.as_if_kept(stands, None, 7), 3)
-    assert status.is_worth_a_write(status.as_if_kept(stands, None, 7), first, last_s=5.0)
-    for before in (first, status.as_if_kept(stands, first.conditions, 7)):
+    first = wanted(status.as_if_stored(stands, None, 7), 3)
+    assert status.is_worth_a_write(status.as_if_stored(stands, None, 7), first, last_s=5.0)
+    for before in (first, status.as_if_stored(stands, first.conditions, 7)):
         for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
             statuses = wanted(before, 3), wanted(before, 4), wanted(before, 3, 8)
             assert [status.is_worth_a_write(before, one, last_s=last_s) for one in statuses] == worth
