@@ -125,7 +125,7 @@ def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -
     hosts: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
         hosts[locations[node]].add(node)
-    return {location: frozenset(names) for location, names in found.items()}
+    return {location: frozenset(names) for location, names in hosts.items()}
 
 
 def check_dependency(
