@@ -88,7 +88,7 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
 
 
 def each_message(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Type, and begin and end of the body, of the messages in a datagram; an invalid one ends them."""
+    """For each message in a datagram: its type, and the offsets where its body begins and ends. Stops at the first invalid message."""
     offset = 0
     while offset + HEADER.size <= len(data):
         length, kind, _, _, _ = HEADER.unpack_from(data, offset)

@@ -39,7 +39,7 @@ class OwnNode(Object, frozen=True):
 
 
 class NodeView:
-    """The latest state of the own node; None before the first read and after its deletion."""
+    """The latest state of the own node; ``node`` is None before the first read and after the node's deletion."""
 
     def __init__(self) -> None:
         self.node: OwnNode | None = None
@@ -58,12 +58,12 @@ class NodeView:
         for listener in self._listeners:
             listener()
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for the next change."""
         await self._changed.wait()
 
-    async def known(self) -> OwnNode:
+    async def wait_for_node(self) -> OwnNode:
         """Wait until the node was read."""
         while self.node is None:
-            await self.changed()
+            await self.wait_for_change()
         return self.node

@@ -94,7 +94,7 @@ class Client:
 
     def with_dedicated_connection(self) -> Client:
         """The same client on a connection of its own, for requests that must never wait, such as a Lease's."""
-        return self._twin(self._guard, ConnectionPool.URGENT)
+        return self._twin(self._guard, ConnectionPool.LEASE)
 
     def _twin(self, guard: WriteGuard | None, pool: ConnectionPool | None) -> Client:
         patience = {"timeout_s": self._timeout_s, "list_timeout_s": self._list_timeout_s}
@@ -281,10 +281,10 @@ class Client:
         """Send once by a time of the loop's clock, and read the answer."""
         timeout = asyncio.timeout_at(deadline)
         # A deadline knows its task, and a task that ends with an error that error, which knows every frame that it went through.
-        begin = partial(self._writing, method, weakref.ref(timeout))
+        sending_context = partial(self._writing, method, weakref.ref(timeout))
         try:
             with translated(method, path):
-                async with timeout, send(begin=begin) as answer:
+                async with timeout, send(sending_context=sending_context) as answer:
                     data = await answer.read()
                     self.has_answer = True
                     if answer.status >= 500:
@@ -355,7 +355,7 @@ class Client:
         params: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-        begin: Callable[[], AbstractContextManager[None]] = nullcontext,
+        sending_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send once; twice when a log-in gave the credential and the server refused it, which may have been revoked.
 
@@ -375,7 +375,14 @@ class Client:
             if token:
                 sent["Authorization"] = f"Bearer {token}"
             async with self._pools.request(
-                pool, method, path, params=params, headers=sent, data=data, tls=credential.tls, begin=begin
+                pool,
+                method,
+                path,
+                params=params,
+                headers=sent,
+                data=data,
+                tls=credential.tls,
+                sending_context=sending_context,
             ) as answer:
                 if answer.status == 401 and config.login is not None and not last:
                     config.login.refuse(credential)

@@ -1,8 +1,8 @@
 """Connection pools to the API server.
 
-Each watch has one. Everything else shares six: 1 that only the Lease uses, and 5 of which reads take 2 at most and writes 4. So what a
-program holds open is the kinds that it watches and six, whatever else happens; a leadership never waits behind a list, nor a read
-behind writes alone.
+Each watch has its own connection. The Lease has one that nothing else may use. Reads and writes share five: at most 2 reads and 4
+writes at a time. So a program opens at most one connection for each watched kind and six more; leader election never waits behind a
+list, and writes alone cannot block a read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kubekit.config import ClusterConfig
 READ_BUFFER = 2**21
 """A line of a watch may exceed 128 KB."""
 CONNECT_TIMEOUT_S = 10.0
-IDLE_S, PROBE_S, PROBES, UNACKNOWLEDGED_MS = 15, 10, 3, 30_000
-"""Keepalive probes begin after 15 s without traffic; a peer that acknowledges nothing for 30 s is dead: known within 45 s. The
-kernel's own defaults notice after two hours, and after a quarter of an hour where data waits."""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT, TCP_USER_TIMEOUT_MS = 15, 10, 3, 30_000
+"""A dead peer is noticed within 45 s: keepalive probes begin after 15 s without traffic, and the connection ends when nothing was
+acknowledged for 30 s. The kernel's defaults take two hours, or a quarter of an hour if data waits to be sent."""
 
 
 class WriteGuard(Protocol):
@@ -58,22 +58,22 @@ class FencedBody(BytesPayload):
 
 
 class ConnectionPool(enum.Enum):
-    """Pools by purpose; the value is the number of connections, None for one per request."""
+    """Pools by purpose; the value is the maximum number of concurrent requests, None for no limit."""
 
-    WATCH = (None, "watch")
-    READ = (2, "read")
-    WRITE = (4, "write")
-    URGENT = (1, "urgent")
+    WATCH = None
+    READ = 2
+    WRITE = 4
+    LEASE = 1
 
     @property
-    def most(self) -> int | None:
-        """See the class."""
-        found: int | None = self.value[0]
-        return found
+    def max_requests(self) -> int | None:
+        """The maximum number of concurrent requests, None for no limit."""
+        limit: int | None = self.value
+        return limit
 
 
-SHARED = 5
-"""Limit of reads and writes together; each has one connection that the other cannot use."""
+MAX_SHARED_REQUESTS = 5
+"""Limit of reads and writes together: one connection is left for reads, and three for writes, whatever the other does."""
 
 
 class ConnectionPools:
@@ -82,23 +82,25 @@ class ConnectionPools:
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
         self._sessions: dict[ConnectionPool, aiohttp.ClientSession] = {}
-        self._turns: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
+        self._semaphores: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
 
     def open(self) -> None:
         """Make the pools; needs a running event loop."""
-        shared = self._session(SHARED)
+        shared = self._session(MAX_SHARED_REQUESTS)
         self._sessions = {
             ConnectionPool.WATCH: self._session(0),
             ConnectionPool.READ: shared,
             ConnectionPool.WRITE: shared,
-            ConnectionPool.URGENT: self._session(1),
+            ConnectionPool.LEASE: self._session(1),
         }
         # Acquire the limiter before a connection, so that the write fence is checked after waiting.
-        both = asyncio.Semaphore(SHARED)
-        own = {pool: asyncio.Semaphore(pool.most) for pool in ConnectionPool if pool.most is not None}
-        self._turns = {
-            pool: (turn, both) if pool in {ConnectionPool.READ, ConnectionPool.WRITE} else (turn,)
-            for pool, turn in own.items()
+        shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
+        own_limits = {
+            pool: asyncio.Semaphore(pool.max_requests) for pool in ConnectionPool if pool.max_requests is not None
+        }
+        self._semaphores = {
+            pool: (own, shared_limit) if pool in {ConnectionPool.READ, ConnectionPool.WRITE} else (own,)
+            for pool, own in own_limits.items()
         }
 
     async def close(self) -> None:
@@ -107,9 +109,9 @@ class ConnectionPools:
         for session in sessions.values():
             await session.close()
 
-    def _session(self, most: int) -> aiohttp.ClientSession:
+    def _session(self, max_connections: int) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            ssl=self._config.tls or True, limit=most, keepalive_timeout=60, socket_factory=_socket
+            ssl=self._config.tls or True, limit=max_connections, keepalive_timeout=60, socket_factory=_socket
         )
         return aiohttp.ClientSession(
             connector=connector,
@@ -130,17 +132,17 @@ class ConnectionPools:
         headers: CIMultiDict[str],
         data: bytes | BytesPayload | None,
         tls: ssl.SSLContext | None,
-        begin: Callable[[], AbstractContextManager[None]],
+        sending_context: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request, within ``begin`` once it is its turn; deadlines are the caller's."""
+        """Send one request, within ``sending_context`` once a connection is free; deadlines are the caller's."""
         if not self._sessions:
             msg = "use the client as `async with Client(config) as client`"
             raise RuntimeError(msg)
         config = self._config
         async with AsyncExitStack() as stack:
-            for turn in self._turns.get(pool, ()):
-                await stack.enter_async_context(turn)
-            with begin():
+            for semaphore in self._semaphores.get(pool, ()):
+                await stack.enter_async_context(semaphore)
+            with sending_context():
                 async with self._sessions[pool].request(
                     method,
                     config.server + path,
@@ -161,10 +163,10 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Not every system that kubectl runs on has all of them.
     for name, value in (
-        ("TCP_KEEPIDLE", IDLE_S),
-        ("TCP_KEEPINTVL", PROBE_S),
-        ("TCP_KEEPCNT", PROBES),
-        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
     ):
         if hasattr(socket, name):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

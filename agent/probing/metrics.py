@@ -175,7 +175,7 @@ class ProbeMetrics:
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
         )
-        for reason, count in self._plans.refusals.copy().items():
+        for reason, count in self._plans.refusal_counts.copy().items():
             refusals.add_metric((reason,), count)
         yield refusals
         yield CounterMetricFamily(

@@ -24,14 +24,14 @@ class PlanSource:
     Attributes:
         node: own name.
         plan: None before the first, and while the node has no zone.
-        refusals: plans, and probes in plans, that were refused, by reason.
+        refusal_counts: number of refused plans and probes, by reason.
         on_change: called after each change of the plan; must be quick and must not raise.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.plan: ZonePlan | None = None
-        self.refusals: dict[str, int] = {}
+        self.refusal_counts: dict[str, int] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -51,11 +51,11 @@ class PlanSource:
     async def run(self, client: Client, view: NodeView, namespace: str) -> None:
         """Follow the zone's plan object, and the zone itself, until cancelled."""
         while True:
-            zone = (await view.known()).zone
+            zone = (await view.wait_for_node()).zone
             if not zone:
                 log.change("zone", "none", "this node has no zone label and takes no part in measuring")
                 self.use(None)
-                await view.changed()
+                await view.wait_for_change()
                 continue
             log.change("zone", "", "this node has a zone", zone=zone)
             reflector = Reflector(
@@ -80,23 +80,23 @@ class PlanSource:
         try:
             decoded = decode_plan(found.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
-            self._refuse(error.reason)
+            self._count_refusal(error.reason)
             log.change("plan", error.reason, "plan refused, keeping the previous one", error=error)
             return
         log.change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
         for refusal in decoded.refusals:
-            self._refuse(refusal.reason)
+            self._count_refusal(refusal.reason)
         reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
         log.change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
         self.use(decoded.plan)
 
-    def _refuse(self, reason: str) -> None:
-        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+    def _count_refusal(self, reason: str) -> None:
+        self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1
 
 
 async def _until_zone_differs(view: NodeView, zone: str) -> None:
-    while (await view.known()).zone == zone:
-        await view.changed()
+    while (await view.wait_for_node()).zone == zone:
+        await view.wait_for_change()
 
 
 async def run_until(work: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> None:

@@ -24,8 +24,8 @@ from netperf.probers.responder import DatagramResponder
 log = logs.get("agent.probing")
 
 SILENCE_S = 30.0
-CHECK_S = 0.25
-IDLE_CHECK_S = 5.0
+UNANNOUNCED_CHECK_S = 0.25
+ANNOUNCED_CHECK_S = 5.0
 
 
 class ProbeResponder:
@@ -84,19 +84,24 @@ class ProbeResponder:
             await asyncio.sleep(backoff.next())
 
 
-async def keep_announced(client: Client, view: NodeView, find: Callable[[], Announcement | None]) -> None:
-    """Keep the node's annotation equal to `announcement`, until cancelled."""
+async def keep_announced(
+    client: Client, view: NodeView, current_announcement: Callable[[], Announcement | None]
+) -> None:
+    """Keep the node's annotation equal to what ``current_announcement`` returns; remove it after `SILENCE_S` of None."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
-    silent_since: float | None = None
+    silent_since_s: float | None = None
     while True:
-        node = await view.known()
-        announcement = find()
-        silent_since = None if announcement else silent_since if silent_since is not None else loop.time()
+        node = await view.wait_for_node()
+        announcement = current_announcement()
+        if announcement:
+            silent_since_s = None
+        elif silent_since_s is None:
+            silent_since_s = loop.time()
         wanted = encode_announcement(announcement) if announcement else None
         current = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
-        gone = silent_since is not None and loop.time() - silent_since >= SILENCE_S
-        if wanted != current and (wanted is not None or gone):
+        is_silent = silent_since_s is not None and loop.time() - silent_since_s >= SILENCE_S
+        if wanted != current and (wanted is not None or is_silent):
             try:
                 await announce(client, node.metadata.name, wanted)
             except KubekitError as error:
@@ -107,8 +112,8 @@ async def keep_announced(client: Client, view: NodeView, find: Callable[[], Anno
             log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
             await asyncio.sleep(1.0)
         try:
-            async with asyncio.timeout(IDLE_CHECK_S if wanted is not None else CHECK_S):
-                await view.changed()
+            async with asyncio.timeout(ANNOUNCED_CHECK_S if wanted is not None else UNANNOUNCED_CHECK_S):
+                await view.wait_for_change()
         except TimeoutError:
             continue
 

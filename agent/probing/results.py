@@ -1,7 +1,7 @@
-"""Writes this node's results: a JSON merge patch of our own keys in the results ConfigMap, at most one a round.
+"""Writes this node's results: JSON merge patches of its own keys in the results ConfigMap.
 
-While the API server is away, the newest result of each pair waits in the queue. Waits are jittered, because probes of a slot end
-together. If the API server refuses a patch, its halves are tried, so that a bad key is isolated. Keys that would bring the object
+Samples that arrive within `GATHER_S` share one patch; that time is jittered, because the probes of a slot end together. While the API
+server is away, the newest result of each pair waits in the queue. If the API server refuses a patch, its halves are tried, so that a bad key is isolated. Keys that would bring the object
 near the API server's limit are not added, and reported.
 """
 
@@ -39,7 +39,8 @@ log = logs.get("agent.probing")
 GATHER_S = 2.0
 """Samples within this time (jittered by half of it) are written together."""
 REFUSED_S = 300.0
-"""How long a refusal is reported after the last one, because a node that is not ready writes nothing."""
+"""A refusal is reported for this long after it last happened. It must expire by itself: a node that is not ready writes nothing, so no
+success would clear it."""
 RETRY_REFUSED_S = 45.0
 MAX_REFUSED_KEYS = 4
 """If more keys are refused, no single key is the cause, and the rest is not tried one by one."""

@@ -1,7 +1,7 @@
 """Chooses which samples and failures of this node are worth a write.
 
-Every write costs every watcher, so a value equivalent to the written one waits until it would become stale, or is added to an
-earlier write.
+Every write costs every watcher. So a value equivalent to the one already written waits until that would become stale, unless another
+entry triggers a write sooner; then it goes along.
 """
 
 from __future__ import annotations
@@ -67,24 +67,31 @@ class Entry(NamedTuple):
 
 
 class _Pair:
-    """One pair and test: the waiting sample or failure, and the written one."""
+    """One pair and test: the waiting sample or failure, and the written one.
 
-    __slots__ = ("failed_at_s", "failure", "is_over", "is_urgent", "sample", "test", "times", "written", "written_at_s")
+    Attributes:
+        sample, failure: waiting; None if there is none.
+        is_urgent: the sample should be written soon.
+        failure_is_over: the peer answered again, and the failure's key should be removed.
+        written, written_at_s: the latest written sample, and when.
+        equivalent_writes: writes in a row of equivalent samples, the latest included.
+        failure_written_at_s: when the written failure was written; None if none is there.
+    """
 
     def __init__(self, test: Test) -> None:
         self.test = test
         self.sample: Sample | None = None
         self.failure: Failure | None = None
-        self.is_urgent = self.is_over = False
+        self.is_urgent = self.failure_is_over = False
         self.written: Sample | None = None
         self.written_at_s = 0.0
-        self.times = 0
-        self.failed_at_s: float | None = None
+        self.equivalent_writes = 0
+        self.failure_written_at_s: float | None = None
 
     def entry(self, key: str) -> Entry:
         # Without a sample of ours, a failure may remain from before the start.
-        perhaps_failed = self.failed_at_s is not None or self.written is None
-        removes = self.failure is None and (self.is_over or (self.sample is not None and perhaps_failed))
+        perhaps_failed = self.failure_written_at_s is not None or self.written is None
+        removes = self.failure is None and (self.failure_is_over or (self.sample is not None and perhaps_failed))
         return Entry(key, self.test, self.sample, self.failure, removes)
 
 
@@ -118,32 +125,32 @@ class ResultsQueue:
 
     def add(self, sample: Sample) -> None:
         """Queue a sample; it is written soon unless it is equivalent to the written one."""
-        pair = self._of(sample.origin, sample.destination, sample.measurement.test)
+        pair = self._pair_of(sample.origin, sample.destination, sample.measurement.test)
         pair.failure, written = None, pair.written
-        waits = (
-            not pair.is_urgent
-            and pair.failed_at_s is None
-            and written is not None
-            and self._now_s() - pair.written_at_s < refresh_s(self._interval_s)
-            and pair.times >= CONFIRMATIONS
-            and is_equivalent(sample, written)
+        pair.is_urgent = (
+            pair.is_urgent
+            or pair.failure_written_at_s is not None
+            or written is None
+            or self._now_s() - pair.written_at_s >= refresh_s(self._interval_s)
+            or pair.equivalent_writes < CONFIRMATIONS
+            or not is_equivalent(sample, written)
         )
-        pair.sample, pair.is_urgent = sample, not waits
+        pair.sample = sample
         self._wake()
 
     def add_failure(self, failure: Failure, test: Test) -> None:
         """Queue a failure; repeated ones are written as rarely as equivalent samples."""
-        pair = self._of(failure.origin, failure.destination, test)
-        silent_s = self._now_s() - pair.failed_at_s if pair.failed_at_s is not None else float("inf")
+        pair = self._pair_of(failure.origin, failure.destination, test)
+        silent_s = self._now_s() - pair.failure_written_at_s if pair.failure_written_at_s is not None else float("inf")
         if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_s(self._interval_s):
-            pair.sample, pair.is_urgent, pair.failure, pair.is_over = None, False, failure, False
+            pair.sample, pair.is_urgent, pair.failure, pair.failure_is_over = None, False, failure, False
             self._wake()
 
     def clear_failure(self, origin: Place, destination: Place, test: Test) -> None:
         """Queue the removal of the failure, because the peer answered again."""
-        pair = self._of(origin, destination, test)
-        if pair.failure is not None or pair.failed_at_s is not None:
-            pair.failure, pair.is_over = None, True
+        pair = self._pair_of(origin, destination, test)
+        if pair.failure is not None or pair.failure_written_at_s is not None:
+            pair.failure, pair.failure_is_over = None, True
             self._wake()
 
     def entries(self) -> list[Entry]:
@@ -161,21 +168,25 @@ class ResultsQueue:
             if pair is None:
                 continue
             if entry.failure is not None:
-                pair.failed_at_s = now_s
+                pair.failure_written_at_s = now_s
                 pair.failure = None if pair.failure is entry.failure else pair.failure
                 continue
-            pair.failed_at_s, pair.is_over = None, False
+            pair.failure_written_at_s, pair.failure_is_over = None, False
             if entry.sample is not None:
                 again = pair.written is not None and is_equivalent(entry.sample, pair.written)
-                pair.written, pair.written_at_s, pair.times = entry.sample, now_s, pair.times + 1 if again else 1
+                pair.written, pair.written_at_s, pair.equivalent_writes = (
+                    entry.sample,
+                    now_s,
+                    pair.equivalent_writes + 1 if again else 1,
+                )
                 if pair.sample is entry.sample:
                     pair.sample, pair.is_urgent = None, False
 
-    def _of(self, origin: Place, destination: Place, test: Test) -> _Pair:
+    def _pair_of(self, origin: Place, destination: Place, test: Test) -> _Pair:
         return self._pairs.setdefault(sample_key(origin, destination, test), _Pair(test))
 
     def _has_news(self) -> bool:
-        return any(pair.is_urgent or pair.failure or pair.is_over for pair in self._pairs.values())
+        return any(pair.is_urgent or pair.failure or pair.failure_is_over for pair in self._pairs.values())
 
     def _wake(self) -> None:
         if self._has_news():

@@ -80,7 +80,7 @@ def probing() -> tuple[Collector, Step]:
         plans.use(plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
             told = f"outcome-{number}-{kind}"
-            plans.refusals[told] = 1
+            plans.refusal_counts[told] = 1
             metrics.add(outcome(THERE[0], result=told))
 
     return metrics, step

@@ -14,7 +14,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
 from kubekit.lease import LeaderElectionConfig, LeaderElector, WriteFence
-from kubekit.transport import SHARED, ConnectionPool
+from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
 from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
@@ -247,7 +247,10 @@ async def test_a_write_that_waited_for_its_turn_is_not_sent_at_the_end_of_the_pe
         # Behind as many writes as there may be, or behind reads that have the last connections.
         reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(reading)]
         await until(lambda: api.count("GET") == reading)
-        first = [create(f"first-{number}") for number in range(min(ConnectionPool.WRITE.most or 0, SHARED - reading))]
+        first = [
+            create(f"first-{number}")
+            for number in range(min(ConnectionPool.WRITE.max_requests or 0, MAX_SHARED_REQUESTS - reading))
+        ]
         await until(lambda: api.count("POST") == len(first))
         late = create("late")
         await asyncio.sleep(0.05)
