@@ -263,8 +263,8 @@ def parse_percentiles(field: str, text: str) -> tuple[Percentile, ...]:
     Raises:
         ConfigError: one is unknown; names ``field``.
     """
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(cast("Percentile", _choice(field, part, PERCENTILES)) for part in found)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(cast("Percentile", _choice(field, part, PERCENTILES)) for part in parts)
 
 
 def parse_address(field: str, text: str) -> str:

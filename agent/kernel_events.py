@@ -86,8 +86,12 @@ class KernelEvents:
                 links = links or kind in _LINK_TYPES
                 routes = routes or kind in _ROUTE_TYPES
                 shaping = shaping or kind in _LINK_TYPES or kind in _TC_TYPES
-        told = (self._routes if routes else (), self._links if links else (), self._shaping if shaping else ())
-        for listener in (one for listeners in told for one in listeners):
+        listeners_by_kind = (
+            self._routes if routes else (),
+            self._links if links else (),
+            self._shaping if shaping else (),
+        )
+        for listener in (one for listeners in listeners_by_kind for one in listeners):
             listener()
 
 

@@ -134,13 +134,13 @@ class Client:
 
     async def list(self, resource: Resource, type_: type[T], **scope: Unpack[Scope]) -> list[T]:
         """Read all objects that match. For caches use a Reflector, which survives malformed objects."""
-        found: list[T] = []
+        objects: list[T] = []
         maybe_yield = CooperativeYield()
         async for page in self.pages(resource, **scope):
             for item in page.items:
-                found.append(decode_answer(item, type_))
+                objects.append(decode_answer(item, type_))
                 await maybe_yield()
-        return found
+        return objects
 
     async def create(self, resource: Resource, body: object, type_: type[T], *, namespace: str | None = None) -> T:
         """POST a new object."""

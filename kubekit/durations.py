@@ -27,20 +27,20 @@ def seconds(
     Raises:
         ConfigError: it is no duration, or beyond the limits; names ``field``.
     """
-    found = None
+    duration_s = None
     if not isinstance(value, str):
-        found = float(value)
+        duration_s = float(value)
     elif _WHOLE.fullmatch(value.strip()):
-        found = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
+        duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
     elif bare:
         with suppress(ValueError):
-            found = float(value.removesuffix("s"))
-    if found is None:
+            duration_s = float(value.removesuffix("s"))
+    if duration_s is None:
         raise ConfigError(field, f"{value!r} is no duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d")
-    if not least <= found <= most or found == float("inf"):
+    if not least <= duration_s <= most or duration_s == float("inf"):
         limits = f"at least {_told(least)}" + (f", at most {_told(most)}" if most < float("inf") else "")
         raise ConfigError(field, f"{value!r} is out of range", limits)
-    return found
+    return duration_s
 
 
 def _told(time_s: float) -> str:

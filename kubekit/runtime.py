@@ -59,10 +59,10 @@ async def _until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    leaves: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
 
 
 def _report(errors: list[BaseException]) -> int:

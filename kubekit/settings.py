@@ -166,7 +166,7 @@ def range_of(kind: object) -> Range | None:
     """The `Range` in an annotated type, also in one that may be None."""
     if typing.get_origin(kind) is Annotated:
         return next((part for part in typing.get_args(kind)[1:] if isinstance(part, Range)), None)
-    return next((found for part in typing.get_args(kind) if (found := range_of(part)) is not None), None)
+    return next((bounds for part in typing.get_args(kind) if (bounds := range_of(part)) is not None), None)
 
 
 @functools.cache

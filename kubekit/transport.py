@@ -158,9 +158,9 @@ class ConnectionPools:
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.settimeout(0)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    created = socket.socket(family, kind, protocol)
+    created.settimeout(0)
+    created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # Not every system that kubectl runs on has all of them.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
@@ -169,5 +169,5 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
         ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
     ):
         if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            created.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return created

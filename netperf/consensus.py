@@ -83,7 +83,7 @@ def find_consensus(
             by_link[reading.link].remove(reading)
             ignored.add(reading)
     disputed = _resolve_disputes(by_link, ignored, agreed_us, disputed_before)
-    values_us = {link: _middle_us(found) for link, found in by_link.items() if found}
+    values_us = {link: _middle_us(counting) for link, counting in by_link.items() if counting}
     return Consensus(
         values_us=values_us,
         spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
@@ -93,16 +93,16 @@ def find_consensus(
     )
 
 
-def _by_reporter(found: Iterable[NodePairReading]) -> dict[str, list[NodePairReading]]:
+def _by_reporter(readings: Iterable[NodePairReading]) -> dict[str, list[NodePairReading]]:
     reporters: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in found:
+    for reading in readings:
         reporters[reading.origin].append(reading)
     return reporters
 
 
-def _middle_us(found: Iterable[NodePairReading]) -> float:
+def _middle_us(readings: Iterable[NodePairReading]) -> float:
     """The median over reporters of their medians."""
-    return statistics.median(statistics.median(r.value_us for r in own) for own in _by_reporter(found).values())
+    return statistics.median(statistics.median(r.value_us for r in own) for own in _by_reporter(readings).values())
 
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
@@ -116,11 +116,11 @@ def _contradictions(
     """By node: its contradicted readings, and the number of its readings with others on their link."""
     against: dict[str, list[NodePairReading]] = defaultdict(list)
     count: dict[str, int] = defaultdict(int)
-    for found in by_link.values():
-        if len(found) < 2:
+    for readings in by_link.values():
+        if len(readings) < 2:
             continue
-        for reading in found:
-            others_us = _others_us(reading, found)
+        for reading in readings:
+            others_us = _others_us(reading, readings)
             for node in (reading.origin, reading.destination):
                 count[node] += 1
                 if others_us is not None and contradicts(reading.value_us, others_us):
@@ -128,14 +128,14 @@ def _contradictions(
     return against, count
 
 
-def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> float | None:
+def _others_us(reading: NodePairReading, readings: Iterable[NodePairReading]) -> float | None:
     """The median of a link's other reporters; None if there is none, or the middle two disagree.
 
     Of several readings of one reporter the nearest counts, since the others are of other nodes.
     """
     values_us = sorted(
         min((r.value_us for r in own), key=lambda us: abs(us - reading.value_us))
-        for reporter, own in _by_reporter(found).items()
+        for reporter, own in _by_reporter(readings).items()
         if reporter != reading.origin
     )
     if not values_us:
@@ -156,12 +156,12 @@ def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[No
         partners = {r.destination if r.origin == node else r.origin for r in bad}
         if all(_weight(against, count, node) > _weight(against, count, p) for p in partners):
             return [r for r in bad if r.origin == node or not _only_about(node, by_link[r.link])]
-    for found in by_link.values():
-        if len(found) >= 3:
-            middle_us = statistics.median(r.value_us for r in found)
-            outvoted = [r for r in found if contradicts(r.value_us, middle_us)]
-            majority = {r.origin for r in found if r not in outvoted}
-            if outvoted and 2 * len(outvoted) < len(found) and len(majority) > 1:
+    for readings in by_link.values():
+        if len(readings) >= 3:
+            middle_us = statistics.median(r.value_us for r in readings)
+            outvoted = [r for r in readings if contradicts(r.value_us, middle_us)]
+            majority = {r.origin for r in readings if r not in outvoted}
+            if outvoted and 2 * len(outvoted) < len(readings) and len(majority) > 1:
                 return outvoted
     return None
 
@@ -172,9 +172,9 @@ def _one_against_one(bad: Iterable[NodePairReading], by_link: Mapping[Link, list
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
 
-def _only_about(node: str, found: Iterable[NodePairReading]) -> bool:
+def _only_about(node: str, readings: Iterable[NodePairReading]) -> bool:
     """Whether every reading of a link has the node at one end, so that its own readings and those of others contradict each other."""
-    return all(node in (r.origin, r.destination) for r in found)
+    return all(node in (r.origin, r.destination) for r in readings)
 
 
 def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, int], node: str) -> tuple[float, int]:
@@ -193,12 +193,14 @@ def _resolve_disputes(
     A single reporter is disputed if it contradicts the last agreed value, and also the triangle or itself.
     """
     disputed: set[Link] = set()
-    for link, found in by_link.items():
-        middles_us = [_middle_us(own) for own in _by_reporter(found).values()]
+    for link, readings in by_link.items():
+        middles_us = [_middle_us(own) for own in _by_reporter(readings).values()]
         share = RESOLVED_SHARE if link in disputed_before else 1.0
         if len(middles_us) == 2 and contradicts(*middles_us, share=share):
             disputed.add(link)
-    agreeing_us = {link: _middle_us(found) for link, found in by_link.items() if found and link not in disputed}
+    agreeing_us = {
+        link: _middle_us(readings) for link, readings in by_link.items() if readings and link not in disputed
+    }
     alone = {
         link
         for link, us in agreeing_us.items()
@@ -208,9 +210,9 @@ def _resolve_disputes(
         and (us < triangle_least_us(link, agreeing_us) or _contradicts_itself(by_link[link]))
     }
     for link in sorted(disputed | alone):
-        found = by_link[link]
-        losers = found if link in alone else _loser(link, found, agreed_us.get(link), agreeing_us)
-        by_link[link] = [r for r in found if r not in losers]
+        readings = by_link[link]
+        losers = readings if link in alone else _loser(link, readings, agreed_us.get(link), agreeing_us)
+        by_link[link] = [r for r in readings if r not in losers]
         ignored.update(losers)
     return frozenset(disputed | alone)
 
@@ -220,10 +222,10 @@ def _contradicts_itself(own: Collection[NodePairReading]) -> bool:
 
 
 def _loser(
-    link: Link, found: Iterable[NodePairReading], agreed_us: float | None, agreeing_us: Mapping[Link, float]
+    link: Link, readings: Iterable[NodePairReading], agreed_us: float | None, agreeing_us: Mapping[Link, float]
 ) -> list[NodePairReading]:
     """The readings of the reporter, one of two, that is ignored."""
-    low, high = sorted(_by_reporter(found).values(), key=_middle_us)
+    low, high = sorted(_by_reporter(readings).values(), key=_middle_us)
     if agreed_us is not None:
         return max((low, high), key=lambda own: abs(_middle_us(own) - agreed_us) / max(_middle_us(own), agreed_us))
     if _middle_us(low) < triangle_least_us(link, agreeing_us):
@@ -248,10 +250,10 @@ def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
     return max(0.0, TRIANGLE_SHARE * statistics.median(gaps) - TRIANGLE_US) if len(gaps) >= 2 else 0.0
 
 
-def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
-    if len(found) < 2:
+def _spread_us(readings: list[NodePairReading], value_us: float) -> float | None:
+    if len(readings) < 2:
         return None
-    return statistics.median(abs(r.value_us - value_us) for r in found)
+    return statistics.median(abs(r.value_us - value_us) for r in readings)
 
 
 def _find_outliers(

@@ -117,7 +117,7 @@ def price(
     fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
     consensus = _compare_readings(fresh, state, dead)
-    good = {p: found for p in pairs if (found := _measured(p, fresh, consensus)) is not None}
+    good = {p: latency for p in pairs if (latency := _measured(p, fresh, consensus)) is not None}
     known = _known_latencies([p for p in pairs if link_of(*p) not in dead], good, state, fresh, oldest_s)
     known |= {p: _last_known(state.get(p, PairState()), now_s) for p in pairs if link_of(*p) in dead}
     table: dict[ZonePair, ZoneCost] = {}
@@ -153,7 +153,7 @@ def _known_latencies(
     oldest_s: float,
 ) -> dict[ZonePair, _Known]:
     """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
-    known = {p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, oldest_s)) is not None}
+    known = {p: latency for p in alive if (latency := good.get(p) or _last_good(p, state, fresh, oldest_s)) is not None}
     if len(known) < len(alive):
         zones = sorted({zone for pair in alive for zone in pair})
         inferred = infer_us(zones, {pair: entry.latency_us for pair, entry in known.items()})
@@ -163,8 +163,8 @@ def _known_latencies(
             if p in inferred
         }
     for pair in (p for p in alive if p not in known):
-        if (found := _last_good(pair, state, fresh, oldest_s, unverified=True)) is not None:
-            known[pair] = found
+        if (latency := _last_good(pair, state, fresh, oldest_s, unverified=True)) is not None:
+            known[pair] = latency
     return known
 
 
@@ -179,8 +179,8 @@ def _cost(entry: _Known, own: _Known | None, old: PairState, policy: CostPolicy)
     """The cost of a latency; hysteresis holds no inferred cost, and none of the first few runs."""
     if entry.basis == "unreachable":
         return policy.unreachable_cost
-    first = own is not None and (old.is_inferred or (own.full_window and not old.full_window))
-    return held_cost(None if first else old.cost, entry.latency_us, entry.deviation_us, policy)
+    replaces = own is not None and (old.is_inferred or (own.full_window and not old.full_window))
+    return held_cost(None if replaces else old.cost, entry.latency_us, entry.deviation_us, policy)
 
 
 def _remember(old: PairState, entry: _Known | None, own: _Known | None, cost: int | None) -> PairState:

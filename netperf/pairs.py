@@ -191,10 +191,10 @@ def _additional_probes(pairs: Iterable[tuple[str, str]], usable: Mapping[str, Ma
 
 def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
     """In order of slots; of two probes between the same nodes the one of lower index, since results have one key for both."""
-    found: dict[tuple[str, str], Probe] = {}
+    by_nodes: dict[tuple[str, str], Probe] = {}
     for probe in sorted(probes, key=lambda p: (p.pair_index, p.slot, p.destination, p.origin)):
-        found.setdefault(probe.nodes, probe)
-    return tuple(found.values())
+        by_nodes.setdefault(probe.nodes, probe)
+    return tuple(by_nodes.values())
 
 
 def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:

@@ -311,24 +311,24 @@ def _decode_own(
     if planned is not None and key not in planned:
         detail = f"node {name.origin} was not asked to measure {name.destination}"
         return refuse(key, "unplanned", detail, name.origin)
-    found = _decode_value(key, name, value)
-    for place in () if isinstance(found, Refusal) else (found.origin, found.destination):
+    result = _decode_value(key, name, value)
+    for place in () if isinstance(result, Refusal) else (result.origin, result.destination):
         now = places.get(place.node)
         if now is None:
             return refuse(key, "unknown-node", f"there is no node {place.node!r}", name.origin)
         if now.zone != place.zone:
             detail = f"{place.node} was in zone {place.zone!r} and is in {now.zone!r}"
             return refuse(key, "moved-node", detail, name.origin)
-    return found
+    return result
 
 
 def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | Refusal:
     """The value by itself; refused unless it is of the pair that the key names."""
     if len(value) > VALUE_LIMIT_BYTES:
         return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", name.origin)
-    found: Sample | Failure
+    result: Sample | Failure
     try:
-        found = _parse_failure(value) if name.failed else _parse_sample(value)
+        result = _parse_failure(value) if name.failed else _parse_sample(value)
         canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error), name.origin)
@@ -337,10 +337,10 @@ def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | R
     if canonical != value:
         # Of two members of one name each reader takes its own; our writers write none, nor blanks or escapes.
         return refuse(key, "not-canonical", "duplicate members, blanks or escapes", name.origin)
-    if (found.origin.node, found.destination.node) != name[:2]:
-        return refuse(key, "wrong-key", f"holds {found.origin.node} to {found.destination.node}", name.origin)
-    fault = _fault_of(found, name.test) if isinstance(found, Sample) else None
-    return found if fault is None else refuse(key, *fault, name.origin)
+    if (result.origin.node, result.destination.node) != name[:2]:
+        return refuse(key, "wrong-key", f"holds {result.origin.node} to {result.destination.node}", name.origin)
+    fault = _fault_of(result, name.test) if isinstance(result, Sample) else None
+    return result if fault is None else refuse(key, *fault, name.origin)
 
 
 def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:

@@ -124,13 +124,13 @@ def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
     claims: dict[str, list[PodBandwidthSpec]] = {}
     for pod in pods:
         claims.setdefault(plain_uid(pod.cgroup_uid or pod.uid), []).append(pod)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for cgroup, claimants in claims.items():
         liars = [pod for pod in claimants if plain_uid(pod.uid) != cgroup]
         for pod in liars if len(claimants) > 1 else ():
             others = ", ".join(other.key for other in claimants if other.uid != pod.uid)
-            found[pod.uid] = f"its cgroup, by annotation {_CONFIG_HASH}, is claimed by {others} too"
-    return found
+            reasons[pod.uid] = f"its cgroup, by annotation {_CONFIG_HASH}, is claimed by {others} too"
+    return reasons
 
 
 def plain_uid(uid: str) -> str:

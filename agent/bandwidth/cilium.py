@@ -34,7 +34,7 @@ def parse_cilium(data: dict[str, str]) -> Cilium:
 async def read_cilium(client: Client) -> Cilium:
     """Read it from the API server; without the right to, it is unknown."""
     try:
-        found = await client.get(CONFIGMAPS, NAME, ConfigMap, namespace=NAMESPACE)
+        config_map = await client.get(CONFIGMAPS, NAME, ConfigMap, namespace=NAMESPACE)
     except ApiError as error:
         if error.not_found:
             return Cilium()
@@ -43,4 +43,4 @@ async def read_cilium(client: Client) -> Cilium:
         return Cilium(unknown=f"ConfigMap {NAMESPACE}/{NAME}: {error}")
     except KubekitError as error:
         return Cilium(unknown=f"ConfigMap {NAMESPACE}/{NAME}: {error}")
-    return parse_cilium(found.data or {})
+    return parse_cilium(config_map.data or {})

@@ -35,13 +35,13 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
         container: the CNI plugins' container id.
         network: name of its network.
         plugins: types of the plugins that were called.
-        asked: bandwidth keys of the runtime's request, with values in bits (per second).
+        requested: bandwidth keys of the runtime's request, with values in bits (per second).
     """
 
     container: str
     network: str
     plugins: tuple[str, ...] = ()
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
 
 
 def read_network(directory: Path = CONFIG_DIR) -> Network:
@@ -108,16 +108,16 @@ class ResultCache:
             before = self._known.get(name)
             known[name] = before if before is not None and before[0] == stamp else (stamp, self._parse(name))
         self._known = known
-        found: dict[str, tuple[tuple[bool, bool, int], Attachment]] = {}
+        by_uid: dict[str, tuple[tuple[bool, bool, int], Attachment]] = {}
         for stamp, parsed in known.values():
             if parsed is None or parsed[1] != interface:
                 continue
             uid, _, attachment = parsed
             # Multus caches results too; the newest belongs to the pod's current sandbox.
             rank = ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, stamp)
-            if uid not in found or rank > found[uid][0]:
-                found[uid] = rank, attachment
-        return {uid: attachment for uid, (_, attachment) in found.items()}
+            if uid not in by_uid or rank > by_uid[uid][0]:
+                by_uid[uid] = rank, attachment
+        return {uid: attachment for uid, (_, attachment) in by_uid.items()}
 
     def _parse(self, name: str) -> tuple[str, str, Attachment] | None:
         try:
@@ -144,6 +144,6 @@ def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
         container=cached.container_id,
         network=cached.network_name,
         plugins=plugins,
-        asked=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
+        requested=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
     )
     return uid, cached.if_name, attachment

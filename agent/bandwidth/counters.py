@@ -53,7 +53,7 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
 
     Processes without one, or that have ended, are omitted. Runs every few seconds for each limited pod, so it uses plain calls.
     """
-    found: dict[int, DeviceCount] = {}
+    counts: dict[int, DeviceCount] = {}
     for pid in pids:
         try:
             descriptor = os.open(f"{proc}/{pid}/net/dev", os.O_RDONLY)
@@ -67,8 +67,8 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
             os.close(descriptor)
         count = parse_device_count(text)
         if count is not None:
-            found[pid] = count
-    return found
+            counts[pid] = count
+    return counts
 
 
 def parse_device_count(text: bytes) -> DeviceCount | None:

@@ -108,7 +108,7 @@ class Effects:
 
     def busy(self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
         """Devices of pods that sent so much that counters of bucket and filter are needed."""
-        found: set[int] = set()
+        busy_devices: set[int] = set()
         for status in statuses:
             meter, counter_source = self._meters.get(status.key), status.counter_source
             count = devices.get(counter_source.pid) if counter_source is not None else None
@@ -121,8 +121,8 @@ class Effects:
             ):
                 continue
             if _sent_much(meter, count, now_s):
-                found.add(counter_source.device)
-        return found
+                busy_devices.add(counter_source.device)
+        return busy_devices
 
     def add_readings(
         self,

@@ -80,7 +80,7 @@ async def _set_root(netlink: Any, device: int, params: TbfParams) -> None:
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
     """Create the bucket, then the filter; if that fails, remove what was created."""
-    through, made = await _intermediate(netlink, action)
+    through, created = await _intermediate(netlink, action)
     try:
         # The bucket comes before the filter, so that no packet passes an unlimited intermediate device.
         await _set_root(netlink, through, action.params)
@@ -92,23 +92,23 @@ async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
         if action.add_filter:
             await _add_filter(netlink, action.device, through)
     except (NetlinkError, KernelError, OSError, asyncio.CancelledError):
-        if made:
+        if created:
             await _remove(netlink, action.through)
         raise
 
 
 async def _intermediate(netlink: Any, action: LimitEgress) -> tuple[int, bool]:
     """Index of the intermediate device, up, and whether it was made here."""
-    found = await netlink.link_lookup(ifname=action.through)
-    made = not found
-    if made:
+    indexes = await netlink.link_lookup(ifname=action.through)
+    created = not indexes
+    if created:
         await netlink.link("add", ifname=action.through, kind="ifb", mtu=action.mtu, txqlen=0)
-        found = await netlink.link_lookup(ifname=action.through)
-        if not found:
+        indexes = await netlink.link_lookup(ifname=action.through)
+        if not indexes:
             raise NetlinkError(errno.ENODEV, f"{action.through} has gone again")
-        await netlink.link("set", index=found[0], ifalias=action.alias)
-    await netlink.link("set", index=found[0], state="up")
-    return found[0], made
+        await netlink.link("set", index=indexes[0], ifalias=action.alias)
+    await netlink.link("set", index=indexes[0], state="up")
+    return indexes[0], created
 
 
 async def _add_filter(netlink: Any, device: int, through: int) -> None:

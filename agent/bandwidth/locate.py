@@ -35,7 +35,7 @@ def parse_cgroup(text: str) -> tuple[str, str] | None:
 def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
     """The oldest process of each pod, and its container, by the uid as given. Reads all of ``/proc`` once."""
     wanted = {plain_uid(uid): uid for uid in uids}
-    found: dict[str, tuple[int, Location]] = {}
+    oldest: dict[str, tuple[int, Location]] = {}
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()) if wanted else ():
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
@@ -45,9 +45,9 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
             continue
         started = _started_at(directory)
         uid = wanted[owner[0]]
-        if started is not None and (uid not in found or started < found[uid][0]):
-            found[uid] = (started, Location(pid=int(directory.name), sandbox=owner[1]))
-    return {uid: process for uid, (_, process) in found.items()}
+        if started is not None and (uid not in oldest or started < oldest[uid][0]):
+            oldest[uid] = (started, Location(pid=int(directory.name), sandbox=owner[1]))
+    return {uid: process for uid, (_, process) in oldest.items()}
 
 
 def eth0_index(proc: Path, pid: int) -> int | None:

@@ -159,17 +159,17 @@ class BandwidthManager:
 
     async def _repair(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
-        topic, what = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
+        topic, kind = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
         done = False
         try:
             await execute(action)
         except KernelError as error:
             self._metrics.repairs.labels("failed").inc()
-            log.change(topic, str(error), "cannot set a limit", device=action.name, what=what, error=error)
+            log.change(topic, str(error), "cannot set a limit", device=action.name, what=kind, error=error)
         else:
             done = True
             self._metrics.repairs.labels("ok").inc()
-            log.change(topic, "", "limits can be set again", device=action.name, what=what)
+            log.change(topic, "", "limits can be set again", device=action.name, what=kind)
         loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
 
     async def _follow(self) -> None:
@@ -227,17 +227,17 @@ class BandwidthManager:
 
     def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Report invalid annotations, once per change."""
-        told: dict[tuple[str, str], str] = {}
+        reported: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
             for pod in pods:
                 why, before = getattr(pod, field), self._faults.get((pod.uid, field))
                 if not why:
                     continue
-                told[pod.uid, field] = why
+                reported[pod.uid, field] = why
                 if why != before:
                     log.warning(line, pod=pod.key, why=why)
                     self._send(pod, reason, why, action, first=before is None)
-        self._faults = told
+        self._faults = reported
 
     def _report_status(self, now: LimitStatus, before: LimitStatus | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
@@ -266,8 +266,8 @@ class BandwidthManager:
 
 def network_of(config: AgentConfig) -> Network:
     """The CNI network of the node's configuration, with the name of ``--cni-network`` if given."""
-    found = read_network()
-    return msgspec.structs.replace(found, name=config.cni_network) if config.cni_network else found
+    network = read_network()
+    return msgspec.structs.replace(network, name=config.cni_network) if config.cni_network else network
 
 
 async def remove_limits(client: Client, config: AgentConfig) -> int:

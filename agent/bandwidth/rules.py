@@ -187,8 +187,8 @@ def _keep_stricter(
         or params.rate_bytes_per_s * 8 >= rate_bps - 8
     ):
         return assessment
-    asked = location.attachment.asked.get(f"{direction}Rate", 0) if location.attachment is not None else 0
-    if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - asked // 8) <= 1:
+    requested_bps = location.attachment.requested.get(f"{direction}Rate", 0) if location.attachment is not None else 0
+    if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= 1:
         return assessment
     detail = f"{assessment.detail}; it is not ours and stricter than the annotation, so it stays"
     return msgspec.structs.replace(assessment, detail=detail, action=None)
@@ -259,14 +259,14 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
     if (ours and not tbf.blocks_everything(params, mtu)) or params.partial:
         partly = "only for the subnets that the plugin's configuration names (shapedSubnets)"
         return "enforced", partly if params.partial else ""
-    asked = tbf.wrapped_burst(params)
-    if asked is not None:
+    requested_bytes = tbf.wrapped_burst(params)
+    if requested_bytes is not None:
         effect = (
             "which is less than a packet: nothing gets through"
             if tbf.blocks_everything(params, mtu)
             else (f"which lasts {params.burst_s:.1f} s")
         )
-        return "wrapped", f"a burst of {asked} bytes overflowed into one of {params.burst_bytes}, {effect}"
+        return "wrapped", f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
     if tbf.blocks_everything(params, mtu):
         return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
     if tbf.has_excessive_burst_or_queue(params, mtu):

@@ -43,8 +43,8 @@ async def take_snapshot(
         if not pod.host_network and pod.has_address and pod.uid not in doubtful
     }
     # Reading /proc blocks for some milliseconds per thousand processes.
-    found = await asyncio.to_thread(find_processes, proc, sought)
-    processes = {sought[uid]: process for uid, process in found.items()}
+    by_cgroup_uid = await asyncio.to_thread(find_processes, proc, sought)
+    processes = {sought[uid]: process for uid, process in by_cgroup_uid.items()}
     kernel, numbers = await read_kernel({uid: process.pid for uid, process in processes.items()})
     attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
     locations = {

@@ -101,7 +101,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
 async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]) -> list[Qdisc]:
     """HTB roots of the plugin's kind with the parameters of their limiting class; others as they are."""
     by_index = {device.index: device for device in devices}
-    found = []
+    with_classes = []
     for qdisc in qdiscs:
         if qdisc.kind == "htb" and qdisc.parent == ROOT and qdisc.device in by_index:
             try:
@@ -112,8 +112,8 @@ async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]
                     raise
                 classes = {}
             qdisc = msgspec.structs.replace(qdisc, params=plugin_htb(qdisc, classes, by_index[qdisc.device]))
-        found.append(qdisc)
-    return found
+        with_classes.append(qdisc)
+    return with_classes
 
 
 def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Device) -> TbfParams | None:

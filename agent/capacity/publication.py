@@ -58,8 +58,8 @@ def owner_of(node: OwnNode) -> str:
 
 def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
     """A published capacity that is not ours; empty for none, and for the 0 that a kubelet leaves behind."""
-    found = _amounts(node, "capacity").get(BANDWIDTH, "0")
-    return "" if found == "0" or (rate_bps is not None and _same_quantity(found, rate_bps)) else found
+    published = _amounts(node, "capacity").get(BANDWIDTH, "0")
+    return "" if published == "0" or (rate_bps is not None and _same_quantity(published, rate_bps)) else published
 
 
 def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
@@ -78,11 +78,11 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
     if owner not in {"", AGENT}:
         return Writes(condition=_condition_patch(node, _owned_by_other(f"names {owner}; remove it"), now_s))
     if not owner and foreign:
-        found = f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}"
-        return Writes(condition=_condition_patch(node, _owned_by_other(found), now_s))
+        detail = f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}"
+        return Writes(condition=_condition_patch(node, _owned_by_other(detail), now_s))
     if disputed:
-        held = conditions.condition(CONDITION, holds=False, reason="Disputed", message=disputed)
-        return Writes(condition=_condition_patch(node, held, now_s))
+        condition = conditions.condition(CONDITION, holds=False, reason="Disputed", message=disputed)
+        return Writes(condition=_condition_patch(node, condition, now_s))
     fields = (
         ("capacity",) if has_kubelet(node) else ("capacity", "allocatable")
     )  # the kubelet copies capacity to allocatable
@@ -154,8 +154,8 @@ def _state(node_bandwidth: NodeBandwidth) -> Condition:
     return conditions.condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
-def _owned_by_other(found: str) -> Condition:
-    message = f"annotation {OWNER_ANNOTATION} {found} to let {AGENT} publish"
+def _owned_by_other(detail: str) -> Condition:
+    message = f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish"
     return conditions.condition(CONDITION, holds=False, reason="OwnedByOther", message=message)
 
 

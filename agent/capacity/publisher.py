@@ -159,12 +159,12 @@ class Publisher:
 
     async def _read_links(self, before: HardwareCapacity) -> HardwareCapacity:
         try:
-            found = await self._read_hardware()
+            capacity = await self._read_hardware()
         except KernelError as error:
             log.change("links", str(error), "cannot read links, going by what was read before", error=error)
             return before
         log.change("links", "", "links can be read again")
-        return found
+        return capacity
 
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
         self._report(node_bandwidth)

@@ -86,14 +86,14 @@ def _sum_of(uplinks: list[int], snapshot: LinkSnapshot, links: dict[int, Link]) 
     for index in uplinks:
         if index not in links:
             raise _Unknown(f"the default route's device {index} is not there")
-        found = _resolve(links[index], snapshot, links, ())
-        if found.physical <= physical:
+        device = _resolve(links[index], snapshot, links, ())
+        if device.physical <= physical:
             parts.append(f"{links[index].name} (counted already)")
             continue
-        if found.physical & physical:
+        if device.physical & physical:
             raise _Unknown(f"{links[index].name} shares some of its devices with another uplink")
-        mbps, physical = mbps + found.mbps, physical | found.physical
-        parts.append(found.how)
+        mbps, physical = mbps + device.mbps, physical | device.physical
+        parts.append(device.how)
     return _Found(mbps, " + ".join(parts), physical)
 
 
@@ -108,12 +108,12 @@ def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int
     for family in (4, 6):
         defaults = sorted((r for r in snapshot.routes if r.family == family), key=lambda r: r.metric)
         live = [route for route in defaults if route.device in up] or defaults
-        first = live[0] if live else None
+        best = live[0] if live else None
         used[family] = list(
             dict.fromkeys(
                 r.device
                 for r in live
-                if first is not None and (r is first or (first.multipath and r.multipath and r.metric == first.metric))
+                if best is not None and (r is best or (best.multipath and r.multipath and r.metric == best.metric))
             )
         )
         waiting += [route.device for route in defaults]
@@ -122,14 +122,14 @@ def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int
 
 
 def _resolve(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
-    found = _resolve_unshaped(link, snapshot, links, seen)
+    unshaped = _resolve_unshaped(link, snapshot, links, seen)
     if link.root not in _SHAPERS:
-        return found
+        return unshaped
     if link.root_mbps is None:
         raise _Unknown(f"{link.name}: its queueing discipline {link.root} may limit it; set --capacity")
-    if link.root_mbps >= found.mbps:
-        return found
-    return msgspec.structs.replace(found, mbps=link.root_mbps, how=f"{found.how}, limited by {link.root}")
+    if link.root_mbps >= unshaped.mbps:
+        return unshaped
+    return msgspec.structs.replace(unshaped, mbps=link.root_mbps, how=f"{unshaped.how}, limited by {link.root}")
 
 
 def _resolve_unshaped(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
@@ -146,8 +146,8 @@ def _resolve_unshaped(link: Link, snapshot: LinkSnapshot, links: dict[int, Link]
 
 
 def _above(link: Link, lower: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
-    found = _resolve(lower, snapshot, links, seen)
-    return msgspec.structs.replace(found, how=f"{link.name} on {found.how}")
+    resolved = _resolve(lower, snapshot, links, seen)
+    return msgspec.structs.replace(resolved, how=f"{link.name} on {resolved.how}")
 
 
 def _parent(link: Link, links: dict[int, Link]) -> Link:
@@ -174,12 +174,12 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
     live = [slave for slave in slaves if slave.up]
     if not live:
         raise _Unknown(f"{link.name} ({name}) has no slave that is up")
-    found = [_resolve(slave, snapshot, links, seen) for slave in live]
-    physical = frozenset[str]().union(*(one.physical for one in found))
-    speeds = [one.mbps for one in found]
+    resolved = [_resolve(slave, snapshot, links, seen) for slave in live]
+    physical = frozenset[str]().union(*(one.physical for one in resolved))
+    speeds = [one.mbps for one in resolved]
     # balance-tlb sends on all slaves and receives on one.
     smallest = mode in {BOND_BROADCAST, BOND_TLB}
-    how = f"{link.name} ({name}: {', '.join(one.how for one in found)})"
+    how = f"{link.name} ({name}: {', '.join(one.how for one in resolved)})"
     return _Found(min(speeds) if smallest else sum(speeds), how, physical)
 
 
@@ -191,10 +191,10 @@ def _through_bridge(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], 
     ]
     if not outward:
         raise _Unknown(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
-    found = [_resolve(port, snapshot, links, seen) for port in outward]
-    slowest = min(found, key=lambda one: one.mbps)
-    of_several = f", slowest of {len(found)} ports" if len(found) > 1 else ""
-    physical = frozenset[str]().union(*(one.physical for one in found))
+    resolved = [_resolve(port, snapshot, links, seen) for port in outward]
+    slowest = min(resolved, key=lambda one: one.mbps)
+    of_several = f", slowest of {len(resolved)} ports" if len(resolved) > 1 else ""
+    physical = frozenset[str]().union(*(one.physical for one in resolved))
     return _Found(slowest.mbps, f"{link.name} on {slowest.how}{of_several}", physical)
 
 

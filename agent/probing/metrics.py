@@ -99,8 +99,8 @@ class ProbeMetrics:
         return plan.settings.test if plan is not None else "TCP_RR"
 
     def _samples(self, test: Test) -> Iterable[tuple[Pair, Measurement, Sample]]:
-        found = ((pair, state.samples.get(test)) for pair, state in self._pairs.items())
-        return [(pair, sample.measurement, sample) for pair, sample in found if sample is not None]
+        samples = ((pair, state.samples.get(test)) for pair, state in self._pairs.items())
+        return [(pair, sample.measurement, sample) for pair, sample in samples if sample is not None]
 
     def _latency(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.

@@ -73,12 +73,12 @@ class PlanSource:
             await run_until(reflector.run(), _until_zone_differs(view, zone))
             self.use(None)
 
-    def _read(self, zone: str, found: ConfigMap | None) -> None:
-        if found is None:
+    def _read(self, zone: str, config_map: ConfigMap | None) -> None:
+        if config_map is None:
             self.use(None)
             return
         try:
-            decoded = decode_plan(found.data, zone=zone, current=self.plan)
+            decoded = decode_plan(config_map.data, zone=zone, current=self.plan)
         except PlanRefusedError as error:
             self._count_refusal(error.reason)
             log.change("plan", error.reason, "plan refused, keeping the previous one", error=error)

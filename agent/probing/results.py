@@ -84,11 +84,11 @@ class ResultsWriter:
     def warning(self) -> str:
         """Which results the API server refuses, and why; empty without any."""
         since_s = asyncio.get_running_loop().time() - REFUSED_S
-        found = {key: why for key, (why, at_s) in self._refused.items() if at_s > since_s}
-        if not found:
+        refused = {key: why for key, (why, at_s) in self._refused.items() if at_s > since_s}
+        if not refused:
             return ""
-        key, why = next(iter(found.items()))
-        return f"{len(found)} results are refused, {key}: {why}"
+        key, why = next(iter(refused.items()))
+        return f"{len(refused)} results are refused, {key}: {why}"
 
     @property
     def problem(self) -> str:
@@ -166,8 +166,8 @@ class ResultsWriter:
         if not entries:
             return
         if target.data is None:
-            found = await self._client.get(CONFIGMAPS, target.name, ConfigMap, namespace=self._namespace)
-            target.data = found.data or {}
+            config_map = await self._client.get(CONFIGMAPS, target.name, ConfigMap, namespace=self._namespace)
+            target.data = config_map.data or {}
             target.catch_up(entries, self._wall_clock())
         data = self._encode(target, entries)
         check_growth(target.name, target.data, data)

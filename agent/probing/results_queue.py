@@ -157,8 +157,8 @@ class ResultsQueue:
         """Entries to write now, with waiting ones; empty if none is due."""
         if not self._has_news():
             return []
-        found = [pair.entry(key) for key, pair in self._pairs.items()]
-        return [entry for entry in found if entry.sample or entry.failure or entry.removes_failure]
+        entries = [pair.entry(key) for key, pair in self._pairs.items()]
+        return [entry for entry in entries if entry.sample or entry.failure or entry.removes_failure]
 
     def confirm(self, entries: Collection[Entry]) -> None:
         """Record entries as written."""

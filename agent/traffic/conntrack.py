@@ -115,8 +115,8 @@ def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:
 
 
 def _counted(data: bytes, head: bytes, begin: int, end: int) -> int | None:
-    found = data.find(head, begin, end)
-    return None if found < 0 or found + 28 > end else int(_BYTES.unpack_from(data, found + _TO_BYTES)[0])
+    position = data.find(head, begin, end)
+    return None if position < 0 or position + 28 > end else int(_BYTES.unpack_from(data, position + _TO_BYTES)[0])
 
 
 async def dump() -> AsyncIterator[bytes]:

@@ -186,12 +186,12 @@ class EdgeTotals:
                 yield address, workload
 
     def _state(self, edge: Edge) -> _State:
-        found = self._states.get(edge)
-        if found is None:
+        state = self._states.get(edge)
+        if state is None:
             if len(self._states) >= MAX_EDGES:
                 edge = OVERFLOW_EDGE
-            found = self._states.get(edge) or self._states.setdefault(edge, _State(self._now_s))
-        return found
+            state = self._states.get(edge) or self._states.setdefault(edge, _State(self._now_s))
+        return state
 
     def _edge(self, entry: Entry) -> Edge | None:
         """The edge of a connection; None unless the client is on this node, because only its node counts the connection."""
@@ -208,5 +208,5 @@ class EdgeTotals:
 
 def _name(address: bytes) -> str:
     """The address as text; `OUTSIDE` for all public ones, whose number has no bound."""
-    found = ipaddress.ip_address(address)
-    return OUTSIDE if found.is_global else str(found)
+    parsed = ipaddress.ip_address(address)
+    return OUTSIDE if parsed.is_global else str(parsed)

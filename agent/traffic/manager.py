@@ -80,7 +80,7 @@ class TrafficManager:
 
 def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Workload]:
     """Address -> workload, of running pods that have a network of their own."""
-    found: dict[bytes, Workload] = {}
+    workloads: dict[bytes, Workload] = {}
     for pod in pods:
         if pod.spec.host_network or pod.is_finished:
             continue
@@ -88,8 +88,8 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
             address = read_address(text)
             if address is not None:  # Otherwise it has no address yet, or an invalid one.
-                found[address.packed] = workload
-    return found
+                workloads[address.packed] = workload
+    return workloads
 
 
 class Counting:

@@ -271,18 +271,18 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     return holds, reason, f"{head}; worst: {worst}{more}"
 
 
-def _reverse(found: DependencyCheck) -> tuple[int, int]:
-    severity, excess = _severity(found)
+def _reverse(check: DependencyCheck) -> tuple[int, int]:
+    severity, excess = _severity(check)
     return -severity, -excess
 
 
-def _described(found: DependencyCheck, graph: Graph) -> str:
+def _described(check: DependencyCheck, graph: Graph) -> str:
     names = graph.selectors
-    arrow = f"{names[found.edge.dependant]} to {names[found.edge.dependency]}"
-    way = f"{_place(found.origin)} to {_place(found.destination)}"
-    if found.verdict == "unknown":
+    arrow = f"{names[check.edge.dependant]} to {names[check.edge.dependency]}"
+    way = f"{_place(check.origin)} to {_place(check.destination)}"
+    if check.verdict == "unknown":
         return f"{arrow} cost unknown ({way})"
-    return f"{arrow} costs {found.cost}, at most {found.edge.max_network_cost} ({way})"
+    return f"{arrow} costs {check.cost}, at most {check.edge.max_network_cost} ({way})"
 
 
 def _place(location: Location) -> str:

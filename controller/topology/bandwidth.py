@@ -153,7 +153,7 @@ def held_capacities(
     written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], hysteresis: float
 ) -> dict[ZonePair, Quantity]:
     """Measured capacities; the written value while the new one is within ``hysteresis`` (a share) of it."""
-    held: dict[ZonePair, Quantity] = {}
+    capacities: dict[ZonePair, Quantity] = {}
     for pair, rate_bps in measured.items():
         before = written.get(pair)
         near = (
@@ -161,8 +161,8 @@ def held_capacities(
             and _is_quantity(before)
             and abs(quantity.parse_int(before) - rate_bps) <= hysteresis * quantity.parse_int(before)
         )
-        held[pair] = before if before is not None and near else rate_bps
-    return held
+        capacities[pair] = before if before is not None and near else rate_bps
+    return capacities
 
 
 def _two_figures(rate_bps: float) -> int:

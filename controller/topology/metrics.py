@@ -25,44 +25,44 @@ Values = Iterator[tuple[tuple[str, ...], float]]
 """Further labels, and the value."""
 
 
-def _costs(found: TopologyDecision) -> Values:
-    yield from ((("zone", *pair), entry.cost) for pair, entry in found.table.zones.items())
-    yield from ((("region", *pair), cost) for pair, cost in found.table.regions.items())
+def _costs(decision: TopologyDecision) -> Values:
+    yield from ((("zone", *pair), entry.cost) for pair, entry in decision.table.zones.items())
+    yield from ((("region", *pair), cost) for pair, cost in decision.table.regions.items())
 
 
-def _latencies(found: TopologyDecision) -> Values:
-    reached = ((pair, entry) for pair, entry in found.table.zones.items() if entry.basis != "unreachable")
+def _latencies(decision: TopologyDecision) -> Values:
+    reached = ((pair, entry) for pair, entry in decision.table.zones.items() if entry.basis != "unreachable")
     return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
 
 
-def _errors(found: TopologyDecision) -> Values:
-    return ((pair, e.error_us / 1e6) for pair, e in found.table.zones.items() if e.basis != "unreachable")
+def _errors(decision: TopologyDecision) -> Values:
+    return ((pair, e.error_us / 1e6) for pair, e in decision.table.zones.items() if e.basis != "unreachable")
 
 
-def _outliers(found: TopologyDecision) -> Values:
-    return (((node,), off_us / 1e6) for node, off_us in islice(found.table.outliers_us.items(), SHOWN_OUTLIERS))
+def _outliers(decision: TopologyDecision) -> Values:
+    return (((node,), off_us / 1e6) for node, off_us in islice(decision.table.outliers_us.items(), SHOWN_OUTLIERS))
 
 
-def _ages(found: TopologyDecision) -> Values:
-    return ((pair, entry.age_s) for pair, entry in found.table.zones.items() if entry.basis != "inferred")
+def _ages(decision: TopologyDecision) -> Values:
+    return ((pair, entry.age_s) for pair, entry in decision.table.zones.items() if entry.basis != "inferred")
 
 
-def _pairs(found: TopologyDecision) -> Values:
-    return (((basis,), count) for basis, count in count_bases(found.counts, found.table).items())
+def _pairs(decision: TopologyDecision) -> Values:
+    return (((basis,), count) for basis, count in count_bases(decision.counts, decision.table).items())
 
 
-def _refused(found: TopologyDecision) -> Values:
-    return (((reason,), count) for reason, count in found.results.refused.items())
+def _refused(decision: TopologyDecision) -> Values:
+    return (((reason,), count) for reason, count in decision.results.refused.items())
 
 
-def _capacities(found: TopologyDecision) -> Values:
-    yield from _bytes_per_s("zone", found.bandwidths.zone_capacity)
-    yield from _bytes_per_s("region", found.bandwidths.region_capacity)
+def _capacities(decision: TopologyDecision) -> Values:
+    yield from _bytes_per_s("zone", decision.bandwidths.zone_capacity)
+    yield from _bytes_per_s("region", decision.bandwidths.region_capacity)
 
 
-def _allocations(found: TopologyDecision) -> Values:
-    yield from _bytes_per_s("zone", found.bandwidths.zone_allocated)
-    yield from _bytes_per_s("region", found.bandwidths.region_allocated)
+def _allocations(decision: TopologyDecision) -> Values:
+    yield from _bytes_per_s("zone", decision.bandwidths.zone_allocated)
+    yield from _bytes_per_s("region", decision.bandwidths.region_allocated)
 
 
 def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
@@ -112,9 +112,9 @@ class TopologyMetrics(Collector):
         self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
         registry.register(self)
 
-    def show(self, key: str, found: TopologyDecision) -> None:
+    def show(self, key: str, decision: TopologyDecision) -> None:
         """Set the values of ``namespace/name``."""
-        self._decisions[key] = found
+        self._decisions[key] = decision
 
     def drop(self, key: str) -> None:
         """Remove the values of ``namespace/name``."""

@@ -233,8 +233,8 @@ class ProbePlanner:
     def _expect(self, keys: Collection[str]) -> None:
         """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
         now_s = self._clock()
-        kept = {key: until for key, until in (self._expected or {}).items() if until > now_s}
-        self._expected = kept | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
+        unexpired = {key: until for key, until in (self._expected or {}).items() if until > now_s}
+        self._expected = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
 
     def _report_silent(self) -> None:
         silent = sorted(self._liveness.quarantine)

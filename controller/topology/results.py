@@ -109,8 +109,8 @@ class ResultsStore:
 
     def data(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap; None when there is no such object, or it is not known yet."""
-        found = self._found(name)
-        return None if found is None else found.data or {}
+        config_map = self._found(name)
+        return None if config_map is None else config_map.data or {}
 
     def size_bytes(self, name: ObjectName) -> int:
         """Size of a wanted ConfigMap's keys and values; 0 if it does not exist."""
@@ -143,8 +143,10 @@ class ResultsStore:
         """The first few that are wanted of other namespaces, in the order of their names."""
         elsewhere = sorted(name for name in self._wanted if name.namespace != self._home_namespace)
         left_out = len(elsewhere[MOST_ELSEWHERE:])
-        what = "too many results in other namespaces, some are not read" if left_out else "all results are read again"
-        log.change("elsewhere", str(left_out or ""), what, left_out=left_out)
+        message = (
+            "too many results in other namespaces, some are not read" if left_out else "all results are read again"
+        )
+        log.change("elsewhere", str(left_out or ""), message, left_out=left_out)
         return frozenset(elsewhere[:MOST_ELSEWHERE])
 
     def _found(self, name: ObjectName) -> ConfigMap | None:
@@ -176,12 +178,12 @@ class ResultsStore:
         for name in names():
             self._notify(name)
 
-    def _record_size(self, name: ObjectName, found: ConfigMap | None) -> None:
-        if found is None:
+    def _record_size(self, name: ObjectName, config_map: ConfigMap | None) -> None:
+        if config_map is None:
             if self._sizes.pop(name, None) is not None:
                 self._shown.remove(*name)
             return
-        size = self._sizes[name] = size_bytes(found.data or {})
+        size = self._sizes[name] = size_bytes(config_map.data or {})
         self._shown.labels(*name).set(size)
         large = size > SIZE_WARNING_BYTES
         log.change(

@@ -134,13 +134,13 @@ def _stale(counts: PairsByBasis) -> _Statement:
 
 
 def _incomplete(counts: PairsByBasis) -> _Statement:
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     if counts.absent:
-        found.append(("PairsAbsent", f"{len(counts.absent)} without a cost: {_worst(counts.absent)}"))
+        problems.append(("PairsAbsent", f"{len(counts.absent)} without a cost: {_worst(counts.absent)}"))
     if counts.inferred:
-        what = f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}"
-        found.append(("PairsInferred", what))
-    return _joined(found, "Complete", "every pair has a cost", bad=True)
+        message = f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}"
+        problems.append(("PairsInferred", message))
+    return _joined(problems, "Complete", "every pair has a cost", bad=True)
 
 
 def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
@@ -157,37 +157,37 @@ def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) ->
 
 
 def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     if faults.quarantine:
-        found.append(("NodesUnmeasurable", f"no node can measure {_some(faults.quarantine)}: left out of the plan"))
+        problems.append(("NodesUnmeasurable", f"no node can measure {_some(faults.quarantine)}: left out of the plan"))
     unplanned = faults.writers.get("unplanned")
     if unplanned:
-        found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
+        problems.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
     if table.outliers_us:
         named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.outliers_us.items()]
-        found.append(("NodesContradicted", f"ignored, because other nodes contradict them: {_some(named)}"))
+        problems.append(("NodesContradicted", f"ignored, because other nodes contradict them: {_some(named)}"))
     if faults.netperf_failing:
         how = ", ".join(sorted(set(faults.netperf_failing.values())))
-        what = f"netperf fails ({how}) and datagrams count instead"
-        found.append(("NetperfFails", f"{what}: {_worst(sorted(faults.netperf_failing))}"))
+        message = f"netperf fails ({how}) and datagrams count instead"
+        problems.append(("NetperfFails", f"{message}: {_worst(sorted(faults.netperf_failing))}"))
     if faults.disagreeing:
-        what = "netperf and datagrams read different latencies, and netperf's counts"
-        found.append(("InstrumentsDisagree", f"{what}: {_worst(faults.disagreeing)}"))
+        message = "netperf and datagrams read different latencies, and netperf's counts"
+        problems.append(("InstrumentsDisagree", f"{message}: {_worst(faults.disagreeing)}"))
     if table.disputed:
-        found.append(("PairsDisputed", f"two reporters contradict each other: {_worst(sorted(table.disputed))}"))
-    return _joined(found, "AllAgree", "all readings agree", bad=True)
+        problems.append(("PairsDisputed", f"two reporters contradict each other: {_worst(sorted(table.disputed))}"))
+    return _joined(problems, "AllAgree", "all readings agree", bad=True)
 
 
 def _input_valid(faults: InputFaults) -> _Statement:
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     if faults.policy:
-        found.append(("BadCostPolicy", f"{faults.policy}; the controller's own policy is used"))
+        problems.append(("BadCostPolicy", f"{faults.policy}; the controller's own policy is used"))
     if faults.missing:
-        found.append(("ResultsMissing", f"no ConfigMap {_some(faults.missing)}"))
+        problems.append(("ResultsMissing", f"no ConfigMap {_some(faults.missing)}"))
     if faults.large:
         # Rounded, so that not every byte rewrites the status.
         sizes = ", ".join(f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large.items()))
-        found.append(
+        problems.append(
             ("ResultsTooLarge", f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that are not ours")
         )
     if faults.refused:
@@ -195,25 +195,25 @@ def _input_valid(faults: InputFaults) -> _Statement:
             f"{count} {reason}" + (f" of {_some(nodes)}" if (nodes := faults.writers.get(reason)) else "")
             for reason, count in sorted(faults.refused.items())
         )
-        found.append(("ResultsMalformed", f"keys refused: {reasons}"))
+        problems.append(("ResultsMalformed", f"keys refused: {reasons}"))
     if faults.zone_map.unzoned:
         count = len(faults.zone_map.unzoned)
-        found.append(("NodesWithoutZone", f"{count} nodes without a zone label: {_some(faults.zone_map.unzoned)}"))
+        problems.append(("NodesWithoutZone", f"{count} nodes without a zone label: {_some(faults.zone_map.unzoned)}"))
     if faults.zone_map.conflicting_regions:
-        found.append(
+        problems.append(
             (
                 "ConflictingRegions",
                 f"nodes disagree about the region of zone {_some(faults.zone_map.conflicting_regions)}",
             )
         )
-    return _joined(found, "AllRead", "everything that was read made sense", bad=False)
+    return _joined(problems, "AllRead", "everything that was read made sense", bad=False)
 
 
-def _joined(found: Sequence[tuple[str, str]], good_reason: str, good_message: str, *, bad: bool) -> _Statement:
+def _joined(problems: Sequence[tuple[str, str]], good_reason: str, good_message: str, *, bad: bool) -> _Statement:
     """Join faults by reason, the gravest first; ``bad`` is the condition's status if there are any."""
-    if not found:
+    if not problems:
         return not bad, good_reason, good_message
-    return bad, found[0][0], "; ".join(text for _, text in found)
+    return bad, problems[0][0], "; ".join(text for _, text in problems)
 
 
 def plan_status(

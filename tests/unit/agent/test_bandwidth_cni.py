@@ -39,7 +39,7 @@ def test_an_entry_names_container_network_devices_plugins_and_what_was_asked_for
     uid, interface, attachment = parsed
     assert (uid, interface, attachment.container, attachment.network) == (UID, "eth0", "a" * 64, "cbr0")
     assert attachment.plugins == ("bridge", "bandwidth")
-    assert attachment.asked == {"ingressRate": 10000000, "ingressBurst": 2147483647}
+    assert attachment.requested == {"ingressRate": 10000000, "ingressBurst": 2147483647}
 
 
 def test_of_several_entries_the_bandwidth_plugins_then_the_newest_counts(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_limit_that_is_stricter_than_the_annotation_and_not_ours_stays() -> No
     assert (only(found).verdict, found.actions) == ("wrong-rate", ())
     assert "stricter" in only(found).detail
     # A limit that the runtime asked for came from the annotation as it was, and follows it.
-    asked = Attachment(container=SANDBOX, network=NETWORK, plugins=("bandwidth",), asked={"ingressRate": RATE // 2})
+    asked = Attachment(container=SANDBOX, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2})
     assert len(plan(pod(RATE), qdiscs=(strict,), location=changed(LOCATION, attachment=asked)).actions) == 1
     assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
