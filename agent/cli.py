@@ -152,18 +152,18 @@ def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
     return {
         "verdicts": [
             {
-                "namespace": j.pod.namespace,
-                "pod": j.pod.name,
-                "direction": j.direction,
-                "verdict": j.verdict,
-                "device": j.device,
-                "wanted_bps": j.wanted_bps,
-                "effective_bps": None if j.rate_bytes_per_s is None else j.rate_bytes_per_s * 8,
-                "effective_burst_bytes": j.burst_bytes,
-                "worst_queue_s": j.queue_s,
-                "detail": j.detail,
+                "namespace": status.pod.namespace,
+                "pod": status.pod.name,
+                "direction": status.direction,
+                "verdict": status.verdict,
+                "device": status.device,
+                "wanted_bps": status.wanted_bps,
+                "effective_bps": None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8,
+                "effective_burst_bytes": status.burst_bytes,
+                "worst_queue_s": status.queue_s,
+                "detail": status.detail,
             }
-            for j in plan.statuses
+            for status in plan.statuses
         ],
         "unlocated": plan.unlocated,
         "programs_unknown": plan.programs_unknown,
@@ -185,17 +185,17 @@ def bandwidth_text(plan: BandwidthPlan) -> str:
     return f"{_table(rows)}\n\nnot looked at: {plan.programs_unknown}; {what}"
 
 
-def _bandwidth_row(j: LimitStatus) -> tuple[str, ...]:
+def _bandwidth_row(status: LimitStatus) -> tuple[str, ...]:
     return (
-        j.pod.key,
-        j.direction,
-        j.verdict,
-        j.device or "-",
-        _bits(j.wanted_bps, "-"),
-        _bits(None if j.rate_bytes_per_s is None else j.rate_bytes_per_s * 8, "-"),
-        "-" if j.burst_bytes is None else f"{j.burst_bytes} B",
-        "-" if j.queue_s is None else f"{j.queue_s * 1000:.0f} ms",
-        j.detail,
+        status.pod.key,
+        status.direction,
+        status.verdict,
+        status.device or "-",
+        _bits(status.wanted_bps, "-"),
+        _bits(None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8, "-"),
+        "-" if status.burst_bytes is None else f"{status.burst_bytes} B",
+        "-" if status.queue_s is None else f"{status.queue_s * 1000:.0f} ms",
+        status.detail,
     )
 
 

@@ -154,7 +154,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
     if need_node and not arguments.node_name:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     parse_listen(arguments.listen)
-    rules, by_type = read_file(Path(arguments.config)) if arguments.config else ((), {})
+    rules, by_type = read_capacities(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
         node=_name("--node-name", arguments.node_name) if arguments.node_name else "",
         credentials=arguments.credentials or None,
@@ -180,7 +180,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
     )
 
 
-def read_file(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int]]:
+def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int]]:
     """Capacities by label selector, in order, and by instance type, from the file of ``--config``.
 
     Raises:

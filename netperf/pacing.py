@@ -2,7 +2,7 @@
 
 Nothing is agreed between agents at run time: rounds follow the wall clock, slots come from the plan, and jitter comes
 from a hash, so each agent can tell its own turn. Agents whose clocks differ by more than a slot's slack may overlap; an
-overlap shows as run-queue delay in the sample, and is doubted there.
+overlap shows as run-queue delay, and the sample gets a quality flag.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
 
 
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
-    """The probes that this node runs in slots; those of higher rank are datagrams, which need none."""
+    """The probes that this node runs in slots; those with a higher pair_index are measured by datagrams, which need no slot."""
     return tuple(probe for probe in plan.of_node(node) if probe.pair_index == 0)
 
 
@@ -73,8 +73,8 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
         return settings.test
     seed = f"{probe.origin.node}\0{probe.destination.node}".encode()
     phase = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big")
-    turn, rest = divmod(round_number + phase, settings.extra_every)
-    return settings.test if rest else settings.extra_tests[turn % len(settings.extra_tests)]
+    cycle, position = divmod(round_number + phase, settings.extra_every)
+    return settings.test if position else settings.extra_tests[cycle % len(settings.extra_tests)]
 
 
 def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
@@ -113,7 +113,7 @@ class ProbeBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 def within_budget(spent: Sequence[Spending], now_s: float, budget: ProbeBudget, *, stream: bool) -> bool:
     """Whether another run may start now, from what the runs inside the window cost; the last run may overshoot."""
-    recent = forget_old(spent, now_s, budget)
+    recent = still_counted(spent, now_s, budget)
     cpu_s = sum(s.cpu_s for s in recent)
     if cpu_s >= budget.max_cpu_ratio * budget.window_s:
         return False
@@ -121,6 +121,6 @@ def within_budget(spent: Sequence[Spending], now_s: float, budget: ProbeBudget, 
     return not stream or sent_bits < budget.max_stream_bps * budget.window_s
 
 
-def forget_old(spent: Iterable[Spending], now_s: float, budget: ProbeBudget) -> tuple[Spending, ...]:
-    """Only what still counts, so that the caller's list stays short."""
+def still_counted(spent: Iterable[Spending], now_s: float, budget: ProbeBudget) -> tuple[Spending, ...]:
+    """The runs that are still inside the window."""
     return tuple(s for s in spent if now_s - s.ended_at_s < budget.window_s)

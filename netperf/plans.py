@@ -22,6 +22,7 @@ from netperf.sample import Count, Label, NodeName, Place, Test
 PLAN_KEY = "plan.json"
 
 ADDITIONAL_PAIR_INDEX = 15
+"""Pair index of an extra pair, added to check whether another node also fails to reach a suspect node."""
 MAX_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -46,12 +47,12 @@ class Peer(msgspec.Struct, frozen=True, order=True):
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One run per round from ``origin`` to ``destination``.
+    """A pair of nodes to measure, from ``origin`` to ``destination``.
 
     Attributes:
         slot: which of the round's slots it runs in; no zone occurs twice in a slot.
         pair_index: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
-            zones, which datagrams measure all the time; `ADDITIONAL_PAIR_INDEX` for one that is to say whether it reaches a suspect.
+            zones, which datagrams measure outside slots; `ADDITIONAL_PAIR_INDEX` for an extra pair.
         rotation: the rotation in which the nodes were chosen.
     """
 
@@ -72,8 +73,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual one in every tenth round, in turn, at another round for each pair.
-        extra_every: in one of so many rounds, at least 2.
+        extra_tests: tests that replace the usual one in every ``extra_every``-th round, in turn, at another round for each pair.
+        extra_every: one round in this many runs an extra test; at least 2.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port; data_port: netserver's data port; datagram_port: UDP port of the datagram responder.
     """
@@ -111,7 +112,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head(self) -> dict[str, Any]:
-        """These alone, by name."""
+        """The fields of `_Head` as a dict."""
         return {name: getattr(self, name) for name in _Head.__struct_fields__}
 
 
@@ -192,7 +193,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without the probes that cannot be run, and these by name."""
+    """A plan without its unusable probes, and why each was left out."""
 
     plan: ZonePlan
     refusals: tuple[Refusal, ...] = ()

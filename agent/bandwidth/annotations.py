@@ -116,7 +116,7 @@ def _claim(pod: Pod) -> tuple[str, str]:
     return hash_, ""
 
 
-def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
+def find_contested_pods(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
     """Pods whose cgroup another pod claims too, by uid, with the reason.
 
     A pod whose cgroup has its own uid is not contested, because the API server gives uids once.
@@ -126,8 +126,8 @@ def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
         claims.setdefault(plain_uid(pod.cgroup_uid or pod.uid), []).append(pod)
     reasons: dict[str, str] = {}
     for cgroup, claimants in claims.items():
-        liars = [pod for pod in claimants if plain_uid(pod.uid) != cgroup]
-        for pod in liars if len(claimants) > 1 else ():
+        claims_by_annotation = [pod for pod in claimants if plain_uid(pod.uid) != cgroup]
+        for pod in claims_by_annotation if len(claimants) > 1 else ():
             others = ", ".join(other.key for other in claimants if other.uid != pod.uid)
             reasons[pod.uid] = f"its cgroup, by annotation {_CONFIG_HASH}, is claimed by {others} too"
     return reasons

@@ -37,14 +37,14 @@ class _Record(msgspec.Struct):
     due_s: float = 0.0
 
 
-Place = tuple[str, str]
+RepairKey = tuple[str, str]
 
 
 class RepairBackoff:
     """Remembers repairs."""
 
     def __init__(self) -> None:
-        self._records: dict[Place, _Record] = {}
+        self._records: dict[RepairKey, _Record] = {}
 
     def due(self, actions: Sequence[Action], now_s: float) -> list[Action]:
         """Repairs to do now. A repair that differs from the last one of its device, for example after a new annotation, is due at
@@ -54,14 +54,14 @@ class RepairBackoff:
         return [
             action
             for action in actions
-            if (record := self._records.get(_place(action))) is None
+            if (record := self._records.get(_key_of(action))) is None
             or record.wanted != _wanted(action)
             or record.due_s <= now_s
         ]
 
     def note(self, action: Action, now_s: float, *, done: bool) -> float:
         """Record an attempt; returns in how many seconds the next one is due."""
-        place = _place(action)
+        place = _key_of(action)
         record = self._records.get(place)
         if record is None or record.wanted != _wanted(action):
             record = self._records[place] = _Record(_wanted(action))
@@ -72,7 +72,7 @@ class RepairBackoff:
         record.tried_at_s, record.due_s = now_s, now_s + wait_s
         return wait_s
 
-    def disputed(self, now_s: float) -> Mapping[Place, str]:
+    def disputed(self, now_s: float) -> Mapping[RepairKey, str]:
         """Limits that were set repeatedly, by kind of action and device, with the reason."""
         self._forget(now_s)
         return {
@@ -86,7 +86,7 @@ class RepairBackoff:
         self._records = {place: record for place, record in self._records.items() if now_s - record.tried_at_s < HELD_S}
 
 
-def _place(action: Action) -> Place:
+def _key_of(action: Action) -> RepairKey:
     return type(action).__name__, action.name
 
 

@@ -1,8 +1,8 @@
 """Reads the node's CNI configuration, and the runtime's cache of CNI results per pod.
 
 libcni caches requests and results under ``/var/lib/cni/results``, one file for each container, network and
-device (libcni/api.go, ``cachedInfo``). It names the container and the network of the bandwidth plugin's call also where cgroups and
-the configuration do not: CRI-O runs no pause container, and Multus calls other networks.
+device (libcni/api.go, ``cachedInfo``). The cache is the only source of the plugin's container id and network in two cases: CRI-O
+without a pause container, and Multus, which calls networks that the configuration does not name.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _MAX_BYTES = 16384
 async def take_readings(
     effects: Effects, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, everything: bool
 ) -> bool:
-    """Read counters and add them to `Effects`; returns whether queues and filters were read too.
+    """Read counters and add them to `Effects`; returns whether buckets and filters were read too.
 
     They are read if ``everything`` is set, and for busy pods, whose own counters do not suffice.
 
@@ -37,7 +37,7 @@ async def take_readings(
     """
     sites = [status.counter_source for status in statuses if status.counter_source is not None]
     devices = read_devices(proc, {counter_source.pid for counter_source in sites})
-    busy = effects.busy(statuses, devices, now_s)
+    busy = effects.busy_devices(statuses, devices, now_s)
     if not everything and not busy:
         effects.add_readings(statuses, devices, None, now_s)
         return False

@@ -1,10 +1,10 @@
 """Compares traffic with limits: counters in, rates and excesses out. Pure.
 
-A configured limit may have no effect: its burst wrapped, a program redirects around the queue, or it is on another device. So
+A configured limit may have no effect: its burst wrapped, a program redirects around the bucket, or it is on another device. So
 traffic is measured by the counters of the pod's own device.
 
-Into the pod: the bytes that its device received. Out of it: the bytes that passed the intermediate device's bucket, plus those that
-no filter redirected there. Without a bucket, all bytes sent.
+Ingress: the bytes that the device received. Egress: the bytes that left the ifb's token bucket, plus the bytes that the pod sent and
+no filter redirected to the ifb. If there is no bucket: all bytes that the pod sent.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Effect(msgspec.Struct):
     Attributes:
         bytes_per_s: measured rate; None before two readings.
         bucket: the latest of the limit's own counters.
-        exceeded: description of the latest excess; empty if it is too old.
+        excess: description of the latest excess; empty if it is older than `HOLD_S`.
     """
 
     bytes_per_s: float | None = None
     bucket: BucketCount | None = None
-    exceeded: str = ""
+    excess: str = ""
 
 
 class _Meter(msgspec.Struct):
@@ -73,7 +73,7 @@ class _Meter(msgspec.Struct):
     Attributes:
         wanted_bytes_per_s: the annotation's limit.
         counted_at_s: time of the latest reading.
-        device, bucket, redirected_bytes: the latest counters; those of queue and filter are None if they were not read.
+        device, bucket, redirected_bytes: the latest counters; ``bucket`` and ``redirected_bytes`` are None if they were not read.
         passed_bytes: bytes passed since the start.
         counter_source: where they were read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
@@ -94,19 +94,21 @@ class _Meter(msgspec.Struct):
 
 
 class Effects:
-    """Follows the limited pods of a node.
+    """Measured traffic of the limited pods of a node.
 
     Attributes:
-        known: by pod and direction.
-        exceeding: descriptions of current excesses.
+        by_limit: by pod and direction.
+        current_excesses: descriptions of current excesses, by pod and direction.
     """
 
     def __init__(self) -> None:
         self._meters: dict[Key, _Meter] = {}
-        self.known: dict[Key, Effect] = {}
-        self.exceeding: dict[Key, str] = {}
+        self.by_limit: dict[Key, Effect] = {}
+        self.current_excesses: dict[Key, str] = {}
 
-    def busy(self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
+    def busy_devices(
+        self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float
+    ) -> set[int]:
         """Devices of pods that sent so much that counters of bucket and filter are needed."""
         busy_devices: set[int] = set()
         for status in statuses:
@@ -132,18 +134,18 @@ class Effects:
         now_s: float,
         later: Mapping[int, DeviceCount] | None = None,
     ) -> None:
-        """Take readings.
+        """Add readings.
 
         Args:
             statuses: the limits to measure; others are forgotten.
             devices: counters of the pods' own devices, by process.
-            kernel: counters of queues and filters; None if they were not read this time.
+            kernel: counters of buckets and filters; None if they were not read this time.
             now_s: monotonic time.
             later: the devices' counters read again after the kernel's, so that traffic in between does not count as excess.
         """
         later = later or {}
         meters: dict[Key, _Meter] = {}
-        known: dict[Key, Effect] = {}
+        effects: dict[Key, Effect] = {}
         for status in statuses:
             counter_source, wanted_bps = status.counter_source, status.wanted_bps
             count = devices.get(counter_source.pid) if counter_source is not None else None
@@ -151,17 +153,17 @@ class Effects:
                 continue
             key = status.key
             meter = self._meters.get(key)
-            effect = self.known.get(key, Effect())
+            effect = self.by_limit.get(key, Effect())
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
                 begun = _Meter(wanted_bps / 8, now_s, count, None, None, counter_source, mark=(now_s, 0))
                 # A repaired limit or another annotation; an earlier excess stays for a while.
                 begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
-                meters[key], known[key] = begun, effect
+                meters[key], effects[key] = begun, effect
                 continue
-            meters[key], known[key] = meter, effect
+            meters[key], effects[key] = meter, effect
             passed = _passed(meter, status, count, kernel, now_s)
             if passed is not None:
-                _count(meter, effect, passed, status, now_s)
+                _update_rate_and_excess(meter, effect, passed, status, now_s)
             meter.counted_at_s, meter.device = now_s, later.get(counter_source.pid, count)
             meter.bucket = meter.redirected_bytes = None
             if kernel is not None and counter_source.bucket is not None:
@@ -169,13 +171,13 @@ class Effects:
                 meter.redirected_bytes = kernel.redirected_bytes.get(counter_source.device)
             effect.bucket = meter.bucket or effect.bucket
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
-                effect.exceeded, meter.exceeded_at_s = "", None
-        self._meters, self.known = meters, known
-        self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
+                effect.excess, meter.exceeded_at_s = "", None
+        self._meters, self.by_limit = meters, effects
+        self.current_excesses = {key: effect.excess for key, effect in effects.items() if effect.excess}
 
-    def exceeded(self, status: LimitStatus) -> str:
-        """Why counters contradict a status; empty if they do not."""
-        return self.exceeding.get(status.key, "")
+    def excess_of(self, status: LimitStatus) -> str:
+        """Description of the limit's current excess; empty if it is kept."""
+        return self.current_excesses.get(status.key, "")
 
 
 def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
@@ -204,7 +206,8 @@ def _passed(
     return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
 
 
-def _count(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_s: float) -> None:
+def _update_rate_and_excess(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_s: float) -> None:
+    """Add the bytes that passed since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
     seconds = now_s - meter.counted_at_s
     if seconds <= 0:
         return
@@ -219,4 +222,4 @@ def _count(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
-        effect.exceeded = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"
+        effect.excess = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"

@@ -17,7 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec, spec_of
-from agent.bandwidth.backoff import Place, RepairBackoff
+from agent.bandwidth.backoff import RepairBackoff, RepairKey
 from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
@@ -38,15 +38,18 @@ from kubekit.wire import PODS, Pod
 
 log = logs.get("agent.bandwidth")
 
-FULL_LOOK_S = 300.0
-GATHER_S = 0.3
+FULL_CHECK_INTERVAL_S = 300.0
+"""Everything is read at least this often, in case a change went unnoticed."""
+CHANGE_GATHER_S = 0.3
+"""Changes within this time are handled by one reading."""
 MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 EFFECT_S = 4.5
 """Interval of reading pods' own counters; an excess shows in the second reading, within ten seconds."""
 COUNTERS_S = 26.0
-"""Longest interval of reading counters of queues and filters, for metrics; shorter while a pod is busy."""
-NEW_S = 120.0
+"""Longest interval of reading counters of buckets and filters, for metrics; shorter while a pod is busy."""
+NEW_POD_AGE_S = 120.0
+"""An agent that starts sends no events about older pods, because an earlier agent may have."""
 _KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
 _FAULTS = (
     ("mismatch", "scheduled and enforced bandwidth differ", "BandwidthMismatch", "Compare"),
@@ -76,28 +79,28 @@ class BandwidthManager:
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
         self._cache = ResultCache()
-        self._cilium, self._asked_cilium_s = Cilium(), -math.inf
+        self._cilium, self._cilium_read_at_s = Cilium(), -math.inf
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
         self._pods.subscribe(self._note_pod)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
-        self._verdicts: dict[Key, LimitStatus] = {}
+        self._reported_statuses: dict[Key, LimitStatus] = {}
         self._reconciled = False
         self._faults: dict[tuple[str, str], str] = {}
         self._unlocated = False
         self._backoff = RepairBackoff()
         self._effects = Effects()
-        self._reported: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
+        self._reported: tuple[Mapping[Key, str], Mapping[RepairKey, str]] = ({}, {})
         self._plan, self._specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
-        return {"bandwidth": self._run(), "bandwidth-effect": self._follow()}
+        return {"bandwidth": self._run(), "bandwidth-effect": self._compare_traffic()}
 
     def note_kernel_change(self) -> None:
         """Reconcile soon, because devices or traffic control changed."""
-        if self._verdicts or self._unlocated or self._policy.enforce:
+        if self._reported_statuses or self._unlocated or self._policy.enforce:
             self._wake.set()
 
     def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
@@ -116,8 +119,8 @@ class BandwidthManager:
             else:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(MIN_PAUSE_S)
-            if await wait_for(self._wake, FULL_LOOK_S):
-                await asyncio.sleep(GATHER_S)
+            if await wait_for(self._wake, FULL_CHECK_INTERVAL_S):
+                await asyncio.sleep(CHANGE_GATHER_S)
 
     async def _reconcile(self) -> None:
         """Read, check and repair limits, and read again after repairs before reporting."""
@@ -138,16 +141,16 @@ class BandwidthManager:
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
-        await self._ask_cilium()
+        await self._read_cilium()
         network = network_of(self._config)
         snapshot = await take_snapshot(self._config.proc, network, pods, cache=self._cache, cilium=self._cilium)
         return plan_limits(snapshot, self._policy)
 
-    async def _ask_cilium(self) -> None:
+    async def _read_cilium(self) -> None:
         """Read Cilium's configuration regularly if Cilium is installed, because it may change while we run."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._asked_cilium_s >= FULL_LOOK_S:
-            self._asked_cilium_s = now_s
+        if now_s - self._cilium_read_at_s >= FULL_CHECK_INTERVAL_S:
+            self._cilium_read_at_s = now_s
             self._cilium = await read_cilium(self._client)
             log.change(
                 "cilium",
@@ -172,7 +175,7 @@ class BandwidthManager:
             log.change(topic, "", "limits can be set again", device=action.name, what=kind)
         loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
 
-    async def _follow(self) -> None:
+    async def _compare_traffic(self) -> None:
         """Compare traffic with the limits while there are any."""
         loop = asyncio.get_running_loop()
         read_at_s = -math.inf
@@ -189,33 +192,38 @@ class BandwidthManager:
                 log.change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.change("counters", "", "counters can be read again")
-            if self._overruling() != self._reported:
+            if self._excesses_and_disputes() != self._reported:
                 self._report()
             else:  # nearly always: only rates have changed
-                self._metrics.show_effects(self._effects.known)
+                self._metrics.show_effects(self._effects.by_limit)
 
-    def _overruling(self) -> tuple[Mapping[Key, str], Mapping[Place, str]]:
-        """Verdicts that overrule the configuration: exceeded and disputed limits."""
-        return self._effects.exceeding, self._backoff.disputed(asyncio.get_running_loop().time())
+    def _excesses_and_disputes(self) -> tuple[Mapping[Key, str], Mapping[RepairKey, str]]:
+        """Exceeded and disputed limits, which overrule the verdict on the configuration."""
+        return self._effects.current_excesses, self._backoff.disputed(asyncio.get_running_loop().time())
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         """Report verdicts by events and log lines, once per change."""
-        self._reported = self._overruling()
+        self._reported = self._excesses_and_disputes()
         pods, (_, disputed) = self._specs, self._reported
         statuses = tuple(
-            with_effect(j, self._effects.exceeded(j), disputed.get((_KIND_OF[j.direction], j.host_device), ""))
-            for j in self._plan.statuses
+            with_effect(
+                status,
+                self._effects.excess_of(status),
+                disputed.get((_KIND_OF[status.direction], status.host_device), ""),
+            )
+            for status in self._plan.statuses
         )
         plan = msgspec.structs.replace(self._plan, statuses=statuses)
-        self._metrics.show(plan, self._effects.known)
-        verdicts = {j.key: j for j in plan.statuses}
-        for key, status in verdicts.items():
-            self._report_status(status, self._verdicts.get(key))
-        # A pod that temporarily cannot be located keeps its reported verdict.
+        self._metrics.show(plan, self._effects.by_limit)
+        current = {status.key: status for status in plan.statuses}
+        for key, status in current.items():
+            self._report_status(status, self._reported_statuses.get(key))
+        # A pod that temporarily cannot be located keeps its reported status.
         living = {pod.uid for pod in pods}
-        self._verdicts = {key: told for key, told in self._verdicts.items() if key[0] in living} | verdicts
+        previous = {key: status for key, status in self._reported_statuses.items() if key[0] in living}
+        self._reported_statuses = previous | current
         self._report_faults(pods)
         self._reconciled = True
         self._unlocated = bool(plan.unlocated)
@@ -227,17 +235,17 @@ class BandwidthManager:
 
     def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Report invalid annotations, once per change."""
-        reported: dict[tuple[str, str], str] = {}
+        faults: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
             for pod in pods:
                 why, before = getattr(pod, field), self._faults.get((pod.uid, field))
                 if not why:
                     continue
-                reported[pod.uid, field] = why
+                faults[pod.uid, field] = why
                 if why != before:
                     log.warning(line, pod=pod.key, why=why)
-                    self._send(pod, reason, why, action, first=before is None)
-        self._faults = reported
+                    self._send_event(pod, reason, why, action, is_first=before is None)
+        self._faults = faults
 
     def _report_status(self, now: LimitStatus, before: LimitStatus | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
@@ -245,22 +253,24 @@ class BandwidthManager:
         if before is not None and before.verdict == now.verdict:
             log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, wanted_bps=now.wanted_bps)
             return
-        fine = now.verdict == "enforced"
-        if before is None and fine:  # no news
+        is_normal = now.verdict == "enforced"
+        if before is None and is_normal:  # no news
             log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device)
             return
-        say: Callable[..., None] = log.info if fine else log.warning
-        say("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device, why=now.detail)
+        write_line: Callable[..., None] = log.info if is_normal else log.warning
+        write_line(
+            "limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device, why=now.detail
+        )
         reason = "Bandwidth" + "".join(part.capitalize() for part in now.verdict.split("-"))
-        self._send(now.pod, reason, describe(now), "CheckBandwidth", first=before is None, fine=fine)
+        self._send_event(now.pod, reason, describe(now), "CheckBandwidth", is_first=before is None, is_normal=is_normal)
 
-    def _send(
-        self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, first: bool, fine: bool = False
+    def _send_event(
+        self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, is_first: bool, is_normal: bool = False
     ) -> None:
         """Send an event, except about older pods at the first check after a restart."""
-        if first and not self._reconciled and not _is_new(pod, time.time()):
+        if is_first and not self._reconciled and not _is_new(pod, time.time()):
             return
-        send = self._recorder.normal if fine else self._recorder.warning
+        send = self._recorder.normal if is_normal else self._recorder.warning
         send(_reference(pod), reason, note, action=action)
 
 
@@ -296,7 +306,7 @@ def describe(status: LimitStatus) -> str:
 def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
     """Whether a pod is so new that no earlier agent can have reported it."""
     try:
-        return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_S
+        return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_POD_AGE_S
     except ValueError:
         return True
 

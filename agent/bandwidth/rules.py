@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec, contested
+from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec, find_contested_pods
 from agent.bandwidth.foreign import find_foreign, unseen_programs
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
@@ -50,15 +50,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Check every annotated pod, and plan repairs."""
     tc = TcIndex(snapshot)
-    doubtful = contested(snapshot.pods)
+    contested_pods = find_contested_pods(snapshot.pods)
     statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
     repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
     for pod in snapshot.pods:
         location = snapshot.locations.get(pod.uid)
-        if pod.uid in doubtful:
-            refusal = LimitAssessment("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
+        if pod.uid in contested_pods:
+            refusal = LimitAssessment("invalid", f"{contested_pods[pod.uid]}, so its claim is not followed")
             statuses += [_status_of(pod, direction, refusal, None, tc) for direction in pod.limits]
             continue
         for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
@@ -81,10 +81,10 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     )
 
 
-def with_effect(status: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
+def with_effect(status: LimitStatus, excess: str, disputed: str) -> LimitStatus:
     """A status of the configuration, overruled by a measured excess or a dispute."""
-    if exceeded:
-        verdict, evidence = "exceeded", exceeded
+    if excess:
+        verdict, evidence = "exceeded", excess
     elif disputed:
         verdict, evidence = "disputed", disputed
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.bandwidth.annotations import PodBandwidthSpec, contested
+from agent.bandwidth.annotations import PodBandwidthSpec, find_contested_pods
 from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.locate import INTERFACE, eth0_index, find_processes, shares_our_network
@@ -31,28 +31,28 @@ async def take_snapshot(
         network: the CNI network.
         pods: those of this node.
         cache: the runtime's cache of CNI results.
-        cilium: its configuration.
+        cilium: Cilium's configuration; None if it is not installed.
 
     Raises:
         KernelError: netlink did not answer.
     """
-    doubtful = contested(pods)
-    sought = {
+    contested_pods = find_contested_pods(pods)
+    pod_by_cgroup_uid = {
         pod.cgroup_uid or pod.uid: pod.uid
         for pod in pods
-        if not pod.host_network and pod.has_address and pod.uid not in doubtful
+        if not pod.host_network and pod.has_address and pod.uid not in contested_pods
     }
     # Reading /proc blocks for some milliseconds per thousand processes.
-    by_cgroup_uid = await asyncio.to_thread(find_processes, proc, sought)
-    processes = {sought[uid]: process for uid, process in by_cgroup_uid.items()}
-    kernel, numbers = await read_kernel({uid: process.pid for uid, process in processes.items()})
+    by_cgroup_uid = await asyncio.to_thread(find_processes, proc, pod_by_cgroup_uid)
+    processes = {pod_by_cgroup_uid[uid]: process for uid, process in by_cgroup_uid.items()}
+    kernel, namespace_ids = await read_kernel({uid: process.pid for uid, process in processes.items()})
     attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
     locations = {
         uid: msgspec.structs.replace(
             process,
             sandbox=attachments[uid].container if uid in attachments else process.sandbox,
             attachment=attachments.get(uid),
-            namespace_id=numbers.get(uid),
+            namespace_id=namespace_ids.get(uid),
             host_network=shares_our_network(proc, process.pid),
             eth0_index=eth0_index(proc, process.pid),
         )

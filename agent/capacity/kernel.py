@@ -1,6 +1,7 @@
 """Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs or psutil.
 
-Most links are those of pods (veth, ifb), which do not count, so only their fixed part and kind are read.
+Most links are those of pods (veth, ifb), which are no capacity of the node. Of these only what one netlink message holds is read,
+without sysfs or bond options.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ from agent.rtnetlink import (
 )
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_IFNAME, _LINK, _MASTER, _LINKINFO, _CARRIER, _LINK_NETNSID = 3, 5, 10, 18, 33, 37
-_INFO_KIND, _INFO_DATA, _INFO_PORT_KIND, _INFO_PORT_DATA = 1, 2, 4, 5
-_BOND_MODE, _BOND_ACTIVE, _BOND_AD_INFO, _AD_AGGREGATOR = 1, 2, 23, 1
-_BOND_PORT_AGGREGATOR, _BRIDGE_PORT_STATE = 6, 1
+_IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_CARRIER, _IFLA_LINK_NETNSID = 3, 5, 10, 18, 33, 37
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
+_IFLA_BOND_MODE, _IFLA_BOND_ACTIVE_SLAVE, _IFLA_BOND_AD_INFO, _IFLA_BOND_AD_INFO_AGGREGATOR = 1, 2, 23, 1
+_IFLA_BOND_SLAVE_AD_AGGREGATOR_ID, _IFLA_BRPORT_STATE = 6, 1
 _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
-_ROOT, _TC_KIND, _TC_OPTIONS = 0xFFFFFFFF, 1, 2
-_TBF_PARMS, _TBF_RATE64 = 1, 4
+_TC_H_ROOT, _TCA_KIND, _TCA_OPTIONS = 0xFFFFFFFF, 1, 2
+_TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
 _TBF = struct.Struct("=8xI")
 """The begin of struct tc_tbf_qopt: tc_ratespec, whose rate comes last."""
 _NEXT_HOP = struct.Struct("=HBBi")
-_UNICAST, _MAIN_TABLE = 1, 254
+_RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
 _FAMILIES = {2: 4, 10: 6}
 _OF_PODS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
-"""Longest interval of reading routes; a changed default route is read at once."""
+"""Routes are read at most this long apart; after a changed default route, at the next read."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
 
 
@@ -75,7 +76,7 @@ class LinkReader:
         self._read_at_s = 0.0
 
     def note_route_change(self) -> None:
-        """Read routes next time, because a default route changed."""
+        """Read routes at the next read, because a default route changed."""
         self._routes = None
 
     async def read(self) -> LinkSnapshot:
@@ -110,13 +111,13 @@ def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
 def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
     """RTM_NEWQDISC: device, kind and rate (of token buckets only) of a root; None for others than roots."""
     _, index, _, parent, _ = TC.unpack_from(data, begin)
-    if parent != _ROOT:
+    if parent != _TC_H_ROOT:
         return None
     spans = attributes(data, begin + TC.size, end)
-    kind, options = read_text(data, spans, _TC_KIND), nested(data, spans, _TC_OPTIONS)
-    if kind != "tbf" or _TBF_PARMS not in options:
+    kind, options = read_text(data, spans, _TCA_KIND), nested(data, spans, _TCA_OPTIONS)
+    if kind != "tbf" or _TCA_TBF_PARMS not in options:
         return index, (kind, None)
-    rate = read_number(data, options, _TBF_RATE64) or _TBF.unpack_from(data, options[_TBF_PARMS][0])[0]
+    rate = read_number(data, options, _TCA_TBF_RATE64) or _TBF.unpack_from(data, options[_TCA_TBF_PARMS][0])[0]
     return index, (kind, rate * 8 // 1_000_000)
 
 
@@ -124,48 +125,48 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
     """RTM_NEWLINK: struct ifinfomsg and IFLA_* attributes, with what sysfs says of hardware."""
     _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
     spans = attributes(data, begin + IFINFO.size, end)
-    name, info = read_text(data, spans, _IFNAME), nested(data, spans, _LINKINFO)
-    kind = read_text(data, info, _INFO_KIND)
+    name, info = read_text(data, spans, _IFLA_IFNAME), nested(data, spans, _IFLA_LINKINFO)
+    kind = read_text(data, info, _IFLA_INFO_KIND)
     link = Link(
         index=index,
         name=name,
         kind=kind,
-        up=bool(flags & IFF_UP) and read_number(data, spans, _CARRIER) != 0,
-        parent=read_u32(data, spans, _LINK),
-        parent_elsewhere=_LINK_NETNSID in spans,
-        master=read_u32(data, spans, _MASTER),
+        up=bool(flags & IFF_UP) and read_number(data, spans, _IFLA_CARRIER) != 0,
+        parent=read_u32(data, spans, _IFLA_LINK),
+        parent_elsewhere=_IFLA_LINK_NETNSID in spans,
+        master=read_u32(data, spans, _IFLA_MASTER),
     )
     if kind in _OF_PODS:
         return link
-    options, port = nested(data, info, _INFO_DATA), nested(data, info, _INFO_PORT_DATA)
-    port_kind = read_text(data, info, _INFO_PORT_KIND)
+    options, port = nested(data, info, _IFLA_INFO_DATA), nested(data, info, _IFLA_INFO_SLAVE_DATA)
+    port_kind = read_text(data, info, _IFLA_INFO_SLAVE_KIND)
     bond, physical = kind == "bond", directory.is_physical(name)
     return msgspec.structs.replace(
         link,
         physical=physical,
         driver=directory.driver(name) if physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
-        bond_mode=read_number(data, options, _BOND_MODE) if bond else None,
-        active_slave=read_u32(data, options, _BOND_ACTIVE) if bond else None,
+        bond_mode=read_number(data, options, _IFLA_BOND_MODE) if bond else None,
+        active_slave=read_u32(data, options, _IFLA_BOND_ACTIVE_SLAVE) if bond else None,
         aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
-        port_state=read_number(data, port, _BRIDGE_PORT_STATE) if port_kind == "bridge" else None,
+        port_state=read_number(data, port, _IFLA_BRPORT_STATE) if port_kind == "bridge" else None,
         virtual_function=physical and directory.is_virtual_function(name),
     )
 
 
 def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
     """The active aggregator of an LACP bond, or a port's own aggregator."""
-    active = read_number(data, nested(data, bond, _BOND_AD_INFO), _AD_AGGREGATOR)
-    return active or read_number(data, port, _BOND_PORT_AGGREGATOR)
+    active = read_number(data, nested(data, bond, _IFLA_BOND_AD_INFO), _IFLA_BOND_AD_INFO_AGGREGATOR)
+    return active or read_number(data, port, _IFLA_BOND_SLAVE_AD_AGGREGATOR_ID)
 
 
 def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None:
     """RTM_NEWROUTE: struct rtmsg and RTA_* attributes. One route per next hop; only unicast default ones of the main table."""
     family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(data, begin)
-    if length or kind != _UNICAST or family not in _FAMILIES:
+    if length or kind != _RTN_UNICAST or family not in _FAMILIES:
         return None
     spans = attributes(data, begin + _ROUTE.size, end)
-    if (read_u32(data, spans, _RTA_TABLE) or table) != _MAIN_TABLE:
+    if (read_u32(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
         return None
     device = read_u32(data, spans, _RTA_OIF)
     hops = [device] if device is not None else _next_hops(data, spans.get(_RTA_MULTIPATH))
@@ -187,12 +188,12 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
 
 
 async def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
-    """Speeds of the devices that may have their own: hardware and its likes."""
-    lowest = [link for link in links if link.physical or (not link.kind and not link.loopback)]
-    ethtool = await _ethtool_speeds([link.name for link in lowest if link.up])
+    """Adds speeds to physical devices, and to links without a kind that are not loopback."""
+    with_own_speed = [link for link in links if link.physical or (not link.kind and not link.loopback)]
+    ethtool = await _ethtool_speeds([link.name for link in with_own_speed if link.up])
     psutil: dict[str, int] | None = None
     speeds: dict[int, Link] = {}
-    for link in lowest:
+    for link in with_own_speed:
         by_ethtool, by_sysfs = ethtool.get(link.name), directory.speed_mbps(link.name)
         by_psutil = None
         if link.up and by_ethtool is None and by_sysfs is None:

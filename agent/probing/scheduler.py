@@ -24,10 +24,10 @@ from netperf.pacing import (
     ProbeBudget,
     Spending,
     Turn,
-    forget_old,
     missed_turns,
     next_turn,
     slot_width_s,
+    still_counted,
     within_budget,
 )
 from netperf.plans import Probe, ZonePlan
@@ -186,7 +186,7 @@ class ProbeScheduler:
 
     async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: NetperfProber) -> Outcome:
         probe, settings, test, now_s = turn.probe, plan.settings, turn.test, self._wall_clock()
-        self._spent = forget_old(self._spent, now_s, self._budget)
+        self._spent = still_counted(self._spent, now_s, self._budget)
         if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
             return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
         run: Measurement | ProbeFailedError

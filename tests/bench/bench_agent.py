@@ -17,7 +17,7 @@ import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
-from agent.bandwidth.manager import FULL_LOOK_S
+from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
 from lab.controlplane import ControlPlane, credentials_of, free_ports
@@ -74,10 +74,10 @@ async def _quiet() -> Figures:
         agent, pods = await _start(stack)
         look_s = await _cpu_of_a_look(agent, pods[0])
         await asyncio.sleep(5.0)
-        idle = await _share(agent) + look_s / FULL_LOOK_S
+        idle = await _share(agent) + look_s / FULL_CHECK_INTERVAL_S
         memory_mb = _memory_mb(agent)
     what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
-    look = f"{what}; a full look takes {1000 * look_s:.0f} ms, every {FULL_LOOK_S:.0f} s"
+    look = f"{what}; a full look takes {1000 * look_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
     kubeconfig = "with PyYAML for the kubeconfig, which a pod does without (1 MB)"
     return {
         "agent: resident memory": figure(memory_mb, "MB", 55, f"{what}; {kubeconfig}"),

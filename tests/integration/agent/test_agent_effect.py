@@ -132,9 +132,9 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         ):
             stack.enter_context(flooding(pod, direction, seconds))
         effects = follow(found.statuses, 3)
-        exceeded = {j.pod.name: effects.exceeded(j) for j in found.statuses}
+        exceeded = {j.pod.name: effects.excess_of(j) for j in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
-        dropped = effects.known[kept_out.uid, "egress"].bucket
+        dropped = effects.by_limit[kept_out.uid, "egress"].bucket
         assert dropped is not None
         assert dropped.dropped_packets > 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, Reserve, add_run_flags, read_config, read_file
+from agent.config import AgentConfig, Reserve, add_run_flags, read_capacities, read_config
 from kubekit.errors import ConfigError
 
 
@@ -75,7 +75,7 @@ def write(path: Path, body: str) -> Path:
 
 def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) -> None:
     body = "capacityByNode: [{selector: 'pool in (a, b)', capacity: 25G}]\ncapacityByInstanceType: {m5.large: 10000000000}\n"
-    rules, by_type = read_file(write(tmp_path, body))
+    rules, by_type = read_capacities(write(tmp_path, body))
     assert [(rule.rate_bps, rule.selector.matches({"pool": "b"})) for rule in rules] == [(25 * 10**9, True)]
     assert by_type == {"m5.large": 10**10}
 
@@ -93,7 +93,7 @@ def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) ->
 )
 def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        read_file(write(tmp_path, body + "\n"))
+        read_capacities(write(tmp_path, body + "\n"))
 
 
 def test_an_agent_loads_nothing_large_that_it_does_not_use() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.bandwidth.annotations import contested, read_annotation, scheduled_bps, spec_of
+from agent.bandwidth.annotations import find_contested_pods, read_annotation, scheduled_bps, spec_of
 from kubekit.wire import Container, ObjectMeta, OwnerReference, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -132,13 +132,13 @@ def test_a_claim_to_a_cgroup_without_the_kubelets_proof_is_refused_and_the_pod_g
 
 def test_two_pods_that_claim_one_cgroup_are_both_refused() -> None:
     first, second = (spec_of(mirror(KUBELETS, OF_NODE, uid=uid, name=uid)) for uid in ("u1", "u2"))
-    assert set(contested([first, second])) == {"u1", "u2"}
-    assert "u2" in contested([first, second])["u1"]
-    assert contested([first]) == {}
+    assert set(find_contested_pods([first, second])) == {"u1", "u2"}
+    assert "u2" in find_contested_pods([first, second])["u1"]
+    assert find_contested_pods([first]) == {}
 
 
 def test_whoever_claims_a_pods_own_uid_hurts_only_himself() -> None:
     uid = "0f3a1b2c-0000-4000-8000-000000000001"
     forged = {name: uid.replace("-", "") for name in KUBELETS} | {"kubernetes.io/config.source": "file"}
     victim, liar = spec_of(mirror({}, uid=uid)), spec_of(mirror(forged, OF_NODE, uid="liar"))
-    assert set(contested([victim, liar])) == {"liar"}
+    assert set(find_contested_pods([victim, liar])) == {"liar"}

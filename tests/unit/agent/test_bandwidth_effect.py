@@ -55,26 +55,26 @@ def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_told() -> None:
     effects, total = Effects(), 0.0
     for second in range(0, 400, 4):
         effects.add_readings([INTO], device(received=total), None, float(second))
-        assert effects.exceeded(INTO) == ""
+        assert effects.excess_of(INTO) == ""
         total += 4 * PER_S * 1.04
-    assert effects.known["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
+    assert effects.by_limit["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
 
 
 def test_ten_percent_too_much_is_noticed_in_the_end_and_four_times_as_much_at_once() -> None:
     effects, total, seconds = Effects(), 0.0, 0
-    while not effects.exceeded(INTO):
+    while not effects.excess_of(INTO):
         effects.add_readings([INTO], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
     effects = Effects()
     effects.add_readings([INTO], device(), None, 0.0)
     effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
-    assert effects.exceeded(INTO) == "32000000 bit/s went through for 4 s"
+    assert effects.excess_of(INTO) == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
     effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
-    assert effects.exceeded(INTO)
+    assert effects.excess_of(INTO)
     effects.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
-    assert effects.exceeded(INTO) == ""
+    assert effects.excess_of(INTO) == ""
 
 
 def test_what_a_pod_sends_counts_by_what_its_bucket_lets_through_however_it_floods() -> None:
@@ -84,8 +84,8 @@ def test_what_a_pod_sends_counts_by_what_its_bucket_lets_through_however_it_floo
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets, dropped=second)
         effects.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
-    assert effects.exceeded(OUT) == ""
-    known = effects.known["u", "egress"]
+    assert effects.excess_of(OUT) == ""
+    known = effects.by_limit["u", "egress"]
     assert known.bytes_per_s == pytest.approx(PER_S)
     assert known.bucket is not None
     assert known.bucket.dropped_packets == 36
@@ -96,24 +96,24 @@ def test_what_goes_past_the_filter_counts_beside_what_the_bucket_lets_through() 
     effects.add_readings([OUT], device(), None, 0.0)
     # The first reading of a busy pod is where bucket and filter begin to be read, the second tells.
     effects.add_readings([OUT], device(sent=20 * PER_S, packets=100), kernel(let_through=PER_S, redirected=PER_S), 4.0)
-    assert effects.exceeded(OUT) == ""
+    assert effects.excess_of(OUT) == ""
     effects.add_readings(
         [OUT], device(sent=40 * PER_S, packets=200), kernel(let_through=2 * PER_S, redirected=2 * PER_S), 8.0
     )
-    assert "went through" in effects.exceeded(OUT)
+    assert "went through" in effects.excess_of(OUT)
     effects = Effects()
     effects.add_readings([BARE], device(), None, 0.0)
     effects.add_readings([BARE], device(sent=20 * PER_S), None, 4.0)
-    assert "went through" in effects.exceeded(BARE)
+    assert "went through" in effects.excess_of(BARE)
 
 
 def test_a_pod_that_sends_much_asks_for_the_buckets_counters_and_an_idle_one_does_not() -> None:
     effects = Effects()
     effects.add_readings([OUT], device(), kernel(), 0.0)
-    assert effects.busy([OUT], device(sent=PER_S), 4.0) == set()
-    assert effects.busy([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
+    assert effects.busy_devices([OUT], device(sent=PER_S), 4.0) == set()
+    assert effects.busy_devices([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
     effects.add_readings([OUT], device(sent=PER_S), None, 4.0)
-    assert effects.exceeded(OUT) == ""
+    assert effects.excess_of(OUT) == ""
 
 
 def test_where_others_may_drop_what_was_counted_no_excess_is_claimed() -> None:
@@ -121,17 +121,17 @@ def test_where_others_may_drop_what_was_counted_no_excess_is_claimed() -> None:
     effects = Effects()
     effects.add_readings([uncertain], device(), None, 0.0)
     effects.add_readings([uncertain], device(sent=40 * PER_S), None, 4.0)
-    assert effects.exceeded(uncertain) == ""
-    assert effects.known["u", "egress"].bytes_per_s == 10 * PER_S
+    assert effects.excess_of(uncertain) == ""
+    assert effects.by_limit["u", "egress"].bytes_per_s == 10 * PER_S
 
 
 def test_counters_that_go_back_and_pods_that_go_are_no_excess() -> None:
     effects = Effects()
     effects.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
     effects.add_readings([INTO], device(), None, 4.0)
-    assert effects.exceeded(INTO) == ""
+    assert effects.excess_of(INTO) == ""
     effects.add_readings([INTO], {}, None, 8.0)
-    assert effects.known == {}
+    assert effects.by_limit == {}
 
 
 def test_the_effect_overrules_what_is_set_up_and_tells_both() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from agent.config import read_file
+from agent.config import read_capacities
 from controller.cli.commands import load_all
 from controller.cli.parser import build_parser
 from controller.config import parse_config
@@ -66,7 +66,7 @@ def test_commands_in_documents_are_right_usage() -> None:
 def test_configurations_in_documents_are_read(tmp_path: Path) -> None:
     def read_agent(block: str) -> object:
         (tmp_path / "agent.yaml").write_text(block)
-        return read_file(tmp_path / "agent.yaml")
+        return read_capacities(tmp_path / "agent.yaml")
 
     readers: dict[str, Callable[[str], object]] = {
         "AgentConfiguration": read_agent,
