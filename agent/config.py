@@ -48,7 +48,15 @@ class CapacityRule(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The checked configuration: the values of `add_run_flags` and of the file, and the paths of the host's file systems."""
+    """The checked configuration: the values of `add_run_flags` and of the file, and the paths of the host's file systems.
+
+    Attributes:
+        node: name of this node.
+        credentials: directory with server, ca.crt and token; None for the pod's ServiceAccount.
+        address: the node's address for probes; None for its InternalIP.
+        capacity_bps: capacity instead of the hardware's; ``capacity_rules`` and ``capacity_by_type`` are the file's.
+        proc, sys: where the host's proc and sys file systems are mounted.
+    """
 
     node: str
     credentials: str | None = None

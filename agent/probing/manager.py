@@ -18,7 +18,7 @@ from agent.node import NodeView
 from agent.probing.background import BackgroundProber
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource, run_until
-from agent.probing.responder import ProbeResponder, keep_announced
+from agent.probing.probe_responder import ProbeResponder, keep_announced
 from agent.probing.results import ResultsWriter
 from agent.probing.results_queue import ResultsQueue
 from agent.probing.scheduler import Outcome, ProbeScheduler

@@ -43,7 +43,7 @@ class Candidate:
 
     Attributes:
         finder: the strategy's round.
-        used: what leaves the node with it, as far as it is known.
+        used: its known usage, by resource.
         load: of its node, for LowNodeLoad.
         waits: why the reason for the move has not lasted yet; empty when it has.
         group: ready pods of its AppGroup, how many there should be, and the group's name; for the network's strategies.
