@@ -39,13 +39,13 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
     return [by_type[t] for t in sorted(by_type)]
 
 
-def changed(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
+def changed_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
     """The conditions of ``new`` that differ from ``old``, with their times; arguments as of `merge`."""
     return [c for c in merge(old, new, now) if c not in (old or ())]
 
 
-def find(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
-    """Return the condition of that type, if there is one."""
+def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
+    """The condition of that type; None if there is none."""
     return next((c for c in conditions or () if c.type == type_), None)
 
 

@@ -70,8 +70,10 @@ class ConnectionLimiter:
     def _make_room(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
         self.refused += 1
         # Of equals the oldest goes, since min takes the first.
-        loser = min((c for c in candidates if c is not newest), key=lambda c: (c.busy, -counts[c.peer], c.asked))
-        if loser.busy and counts[loser.peer] <= counts[newest.peer]:
+        loser = min(
+            (c for c in candidates if c is not newest), key=lambda c: (c.is_answering, -counts[c.peer], c.has_request)
+        )
+        if loser.is_answering and counts[loser.peer] <= counts[newest.peer]:
             loser = newest
         self.release(loser)
         loser.end()
@@ -108,13 +110,13 @@ class Connection(RequestHandler):
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
-    def asked(self) -> bool:
-        """The head of a request has come."""
+    def has_request(self) -> bool:
+        """Whether the head of a request has arrived."""
         return self._request_count > 0
 
     @property
-    def busy(self) -> bool:
-        """A request is being answered."""
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
         return self._current_request is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -159,7 +161,7 @@ class Connection(RequestHandler):
             limiter.acquire(self)
 
     def _end_if_silent(self) -> None:
-        if not self.asked:
+        if not self.has_request:
             self.end()
 
     def end(self) -> None:

@@ -114,7 +114,7 @@ class Demo:
             for zones_of, found in newest.items():
                 readings[zones_of] |= {(s.origin.node, s.destination.node, s.sequence) for s in found}
             samples = _in_the_middle({z: found for z, found in newest.items() if len(readings[z]) >= ENOUGH_READINGS})
-            measured = conditions.find(network.status.conditions, "Measured")
+            measured = conditions.find_condition(network.status.conditions, "Measured")
             priced = (
                 written_costs(network.weight(NETPERF_COSTS))
                 if measured is not None and measured.status == "True"

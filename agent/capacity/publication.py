@@ -113,7 +113,7 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
 def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
     """Remove everything that we wrote, and the named annotations (``--cleanup``)."""
     present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
-    condition = conditions.find(node.status.conditions, CONDITION)
+    condition = conditions.find_condition(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
     fields = ("capacity", "allocatable") if owner_of(node) == AGENT else ()
     return Writes(
@@ -160,5 +160,5 @@ def _owned_by_other(detail: str) -> Condition:
 
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
-    changed = conditions.changed(node.status.conditions, [wanted], now_s)
+    changed = conditions.changed_conditions(node.status.conditions, [wanted], now_s)
     return {"status": {"conditions": msgspec.to_builtins(changed)}} if changed else None

@@ -129,7 +129,7 @@ class ProbingManager:
         self._secret = await self._source.read()
         while True:
             self._wake()
-            self._secret = await self._source.changed(self._secret)
+            self._secret = await self._source.wait_for_change(self._secret)
             log.info("the probing secret was replaced")
 
     def _needs(self) -> tuple[str, ProbeSettings, bytes] | None:

@@ -59,7 +59,7 @@ class SecretSource:
         log.change("secret/none", why, "probes go without a passphrase" if why else "probes have a passphrase")
         return secret
 
-    async def changed(self, current: bytes) -> bytes:
+    async def wait_for_change(self, current: bytes) -> bytes:
         """Wait for a usable secret other than ``current``, and return it; a removed one is kept."""
         while True:
             await asyncio.sleep(POLL_S)

@@ -23,7 +23,7 @@ from controller.cluster.resources import (
     OrderedWorkload,
 )
 from controller.cluster.services import Routing, ServiceIndex, has_zone_hints
-from kubekit.conditions import condition, find, merge
+from kubekit.conditions import condition, find_condition, merge
 from kubekit.text import command
 from kubekit.wire import Condition, format_time, parse_time
 
@@ -211,7 +211,7 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
             f"{home}; their owners can, for example: {consent_command(refused_by[0], home)}"
         )
         return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
-    if not named and find(group.status.conditions, ADMITTED) is None:
+    if not named and find_condition(group.status.conditions, ADMITTED) is None:
         return None
     message = "every namespace that its workloads name lets the group in"
     return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)

@@ -9,7 +9,7 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (
     DECODE_ERRORS,
@@ -287,12 +287,12 @@ class GroupPod(Object, frozen=True):
 
     def condition(self, type_: str) -> Condition | None:
         """One of its conditions."""
-        return find(self.status.conditions, type_)
+        return find_condition(self.status.conditions, type_)
 
     @property
     def found_no_node(self) -> bool:
         """Whether scheduling failed: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
-        return found_no_node(find(self.status.conditions, "PodScheduled"))
+        return found_no_node(find_condition(self.status.conditions, "PodScheduled"))
 
 
 class AskedPodSpec(Wire, frozen=True):
@@ -312,7 +312,7 @@ class ExtenderPod(Wire, frozen=True):
     @property
     def found_no_node(self) -> bool:
         """Whether an earlier attempt to schedule it failed."""
-        return found_no_node(find(self.status.conditions, "PodScheduled"))
+        return found_no_node(find_condition(self.status.conditions, "PodScheduled"))
 
 
 def found_no_node(scheduled: Condition | None) -> bool:

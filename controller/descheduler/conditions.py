@@ -172,24 +172,24 @@ def _usage(_: Round, candidate: Candidate) -> str:
 
 
 def _round_limit(round_: Round, _: Candidate) -> str:
-    most = round_.settings.limits.per_round
-    return f"limit of {most} evictions per round" if round_.total >= most else ""
+    limit = round_.settings.limits.per_round
+    return f"limit of {limit} evictions per round" if round_.total >= limit else ""
 
 
 def _hour_limit(round_: Round, _: Candidate) -> str:
-    most = round_.settings.limits.per_hour
-    return f"budget of {most} evictions per hour" if round_.last_hour >= most else ""
+    limit = round_.settings.limits.per_hour
+    return f"budget of {limit} evictions per hour" if round_.last_hour >= limit else ""
 
 
 def _node_limit(round_: Round, candidate: Candidate) -> str:
-    most = round_.settings.limits.per_node
-    return f"limit of {most} evictions per node and round" if round_.by_node[candidate.pod.node] >= most else ""
+    limit = round_.settings.limits.per_node
+    return f"limit of {limit} evictions per node and round" if round_.by_node[candidate.pod.node] >= limit else ""
 
 
 def _namespace_limit(round_: Round, candidate: Candidate) -> str:
-    most = round_.settings.limits.per_namespace
-    full = round_.by_namespace[candidate.pod.namespace] >= most
-    return f"limit of {most} evictions per namespace and round" if full else ""
+    limit = round_.settings.limits.per_namespace
+    full = round_.by_namespace[candidate.pod.namespace] >= limit
+    return f"limit of {limit} evictions per namespace and round" if full else ""
 
 
 def _group_limit(round_: Round, candidate: Candidate) -> str:
@@ -233,16 +233,20 @@ def _workload_limit(round_: Round, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), round_.settings.limits
     since_s = round_.now - limits.workload_backoff_s
     recent = round_.history.evictions_since(since_s, workload) + round_.by_workload[workload]
-    most = share_of(limits.per_workload, round_.size_of(candidate.pod)[0])
-    return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {most}" if recent >= most else ""
+    limit = share_of(limits.per_workload, round_.size_of(candidate.pod)[0])
+    return (
+        f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}" if recent >= limit else ""
+    )
 
 
 def _unavailable(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
     size, not_ready = round_.size_of(candidate.pod)
     missing = max(not_ready, round_.awaited[workload]) + round_.by_workload[workload]
-    most = share_of(round_.settings.limits.unavailable_per_workload, size)
-    return f"{missing} of {size} pods of {workload} are not available, at most {most} may be" if missing >= most else ""
+    limit = share_of(round_.settings.limits.unavailable_per_workload, size)
+    return (
+        f"{missing} of {size} pods of {workload} are not available, at most {limit} may be" if missing >= limit else ""
+    )
 
 
 REASON_CONDITIONS = (

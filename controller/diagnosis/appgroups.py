@@ -14,7 +14,7 @@ from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.reading import seconds
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.text import command
 from kubekit.wire import Condition
 
@@ -72,7 +72,7 @@ def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[
         patch = {"spec": {"numMembers": count}}
         raise_it = command("kubectl -n {} patch appgroup {} --type=merge -p {}", meta.namespace, meta.name, patch)
         yield Finding("members-exceeded", "info", summary, affects=(meta.key,), fix=(raise_it,))
-    found = find(group.status.conditions, COMPLETE)
+    found = find_condition(group.status.conditions, COMPLETE)
     since = seconds(found.last_transition_time) if found is not None and found.status == "False" else None
     if since is None or not 0 < count < wanted or waiting or now - since < PATIENCE_S:
         return
@@ -104,7 +104,7 @@ def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Findi
             code, "warning", f"AppGroup {meta.key}: {summary}", (found.message,), since, (meta.key,), fix, alert
         )
 
-    refused = find(group.status.conditions, ADMITTED)
+    refused = find_condition(group.status.conditions, ADMITTED)
     if refused is not None and refused.status == "False":
         yield finding(
             refused,
@@ -112,7 +112,7 @@ def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Findi
             "other namespaces do not admit it to their pods",
             _admissions(group, refused),
         )
-    costs = find(group.status.conditions, COSTS_MET)
+    costs = find_condition(group.status.conditions, COSTS_MET)
     if costs is not None and costs.status == "False" and not any(zone in costs.message for zone in unreachable):
         fix = (
             command("kubectl netaware graph {} -n {}", meta.name, meta.namespace),
@@ -125,7 +125,7 @@ def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Findi
             fix,
             "NetawareDependenciesViolated",
         )
-    balanced = find(group.status.conditions, BALANCED)
+    balanced = find_condition(group.status.conditions, BALANCED)
     if balanced is not None and balanced.status == "False":
         graph = command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
         fix = (graph, "let the descheduler move its pods, or restart its Deployments")

@@ -16,7 +16,7 @@ from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MAX_AFFECTED, Finding
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, NodeSurveys, classify, message_of, reason_of
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.text import command, printable
 from kubekit.wire import FINISHED, split_key
 from netperf.contract import SCHEDULER
@@ -233,7 +233,7 @@ def _unknown_workloads(facts: Facts) -> Iterator[Finding]:
 def _refused(facts: Facts) -> Iterator[tuple[str, str]]:
     """Namespaces that groups name and that do not admit them, each with the group's name."""
     for group in facts.groups:
-        admitted = find(group.status.conditions, ADMITTED)
+        admitted = find_condition(group.status.conditions, ADMITTED)
         if admitted is not None and admitted.status == "False":
             for item in group.spec.workloads or ():
                 yield item.workload.namespace, group.metadata.name

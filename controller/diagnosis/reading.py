@@ -21,7 +21,7 @@ from controller.diagnosis.snapshot import (
 )
 from controller.diagnosis.zones import build_network
 from kubekit.client import Client
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
 from kubekit.owners import HASH_LABEL, owner_of
@@ -135,7 +135,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
             states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
             reason = next((state.reason for state in states), "")
-            scheduled, turned = (find(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready"))
+            scheduled, turned = (find_condition(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready"))
             if not reason and not pod.spec.node_name and scheduled is not None:
                 reason = scheduled.message
             since = seconds(turned.last_transition_time) if turned is not None else None

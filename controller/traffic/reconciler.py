@@ -31,7 +31,7 @@ from controller.traffic.weights import Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.conditions import condition, find
+from kubekit.conditions import condition, find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import Condition, Object, split_key
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
@@ -141,7 +141,7 @@ class TrafficController:
                     AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
                 )
             ]
-        if find(group.status.conditions, AS_DESCRIBED) is None or not self._sure:
+        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._sure:
             return []
         message = "no source of traffic says anything of this group any more"
         return [condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]

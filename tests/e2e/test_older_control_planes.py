@@ -195,7 +195,7 @@ class Steps:
     async def _is_measured(self) -> bool:
         async with Client(self._lab.client_config) as client:
             topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
-        measured = conditions.find(topology.status.conditions, "Measured")
+        measured = conditions.find_condition(topology.status.conditions, "Measured")
         return measured is not None and measured.status == "True"
 
     async def _has_account(self) -> bool:

@@ -15,7 +15,7 @@ import yaml
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup
 from controller.convert.spellings import convert
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.errors import ApiError
 from kubekit.wire import PODS, Object, Pod
 from lab.controlplane import ControlPlane
@@ -70,7 +70,7 @@ def has(
     client: Client, namespace: str, type_: str, status: str, text: str = "", name: str = "g"
 ) -> Callable[[], Awaitable[bool]]:
     async def check() -> bool:
-        found = find((await read(client, namespace, name)).status.conditions, type_)
+        found = find_condition((await read(client, namespace, name)).status.conditions, type_)
         return found is not None and found.status == status and text in found.message
 
     return check

@@ -16,7 +16,7 @@ from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOL
 from controller.topology.status import INCOMPLETE, OUTLIER_NODES
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.programs import Program
@@ -70,7 +70,7 @@ class World:
         return written_costs((await self.topology(name)).weight(NETPERF_COSTS))
 
     async def condition(self, type_: str) -> str:
-        found = find((await self.topology()).status.conditions, type_)
+        found = find_condition((await self.topology()).status.conditions, type_)
         return found.status if found else ""
 
     async def measured(self, count: int = 6) -> None:
@@ -239,7 +239,7 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_tol
     await write(filler)
 
     async def told() -> bool:
-        found = find((await world.topology()).status.conditions, "InputValid")
+        found = find_condition((await world.topology()).status.conditions, "InputValid")
         return found is not None and (found.status, found.reason) == ("False", "ResultsTooLarge")
 
     await eventually(told)

@@ -13,7 +13,7 @@ import pytest
 
 from controller.cluster.resources import APPGROUPS, AppGroup
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.wire import DEPLOYMENTS, Condition, Object
 from lab.controlplane import ControlPlane
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
@@ -105,7 +105,7 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
 
 async def _is_unknown(client: Client, namespace: str) -> bool:
     group = await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
-    found = find(group.status.conditions, "AsDescribed")
+    found = find_condition(group.status.conditions, "AsDescribed")
     return found is not None and (found.status, found.reason) == ("Unknown", "NoTraffic")
 
 
@@ -114,7 +114,7 @@ async def _judge(client: Client, namespace: str, replica: Replica) -> None:
         return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
 
     async def said() -> Condition | None:
-        return find((await read()).status.conditions, "AsDescribed")
+        return find_condition((await read()).status.conditions, "AsDescribed")
 
     async def drifts() -> bool:
         found = await said()

@@ -56,7 +56,7 @@ async def pods_of(client: Client, namespace: str) -> list[GroupPod]:
 async def tried(client: Client, namespace: str) -> Condition | None:
     """The PodGroup's condition that the scheduler sets."""
     found = await client.get(PODGROUPS, "gang", AppGroup, namespace=namespace)
-    return conditions.find(found.status.conditions, "PodGroupInitiallyScheduled")
+    return conditions.find_condition(found.status.conditions, "PodGroupInitiallyScheduled")
 
 
 @pytest.mark.parametrize("placement", ["extender", "affinity"])

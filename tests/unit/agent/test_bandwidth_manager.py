@@ -33,7 +33,7 @@ POD = PodBandwidthSpec(
 )
 
 
-class Told(EventRecorder):
+class RecordedEvents(EventRecorder):
     """Keeps what it is asked to send."""
 
     def __init__(self, client: Client) -> None:
@@ -55,12 +55,12 @@ def pods_of(client: Client) -> Reflector[Pod]:
 async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None) -> list[str]:
     """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        told = Told(client)
-        manager = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        events = RecordedEvents(client)
+        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods_of(client))
         for verdict in verdicts:
             statuses = (LimitStatus(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
             manager.show(BandwidthPlan(statuses=statuses), (pod,))
-        return told.reasons
+        return events.reasons
 
 
 async def test_an_agent_that_was_restarted_says_nothing_of_pods_that_were_there_before() -> None:
@@ -78,12 +78,12 @@ async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_
 
 async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        told = Told(client)
-        manager = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        events = RecordedEvents(client)
+        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods_of(client))
         for wanted_bps in (10**7, 2 * 10**7):
             status = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
             manager.show(BandwidthPlan(statuses=(status,)), (POD,))
-        assert told.reasons == []
+        assert events.reasons == []
 
 
 async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_metric_and_in_the_report(
@@ -93,7 +93,7 @@ async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_m
     plan = BandwidthPlan(statuses=(status,), programs_unknown="bpf(2) is refused")
     caplog.set_level(logging.INFO, "agent.bandwidth")
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        manager = BandwidthManager(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
+        manager = BandwidthManager(client, AgentConfig(node="n1"), RecordedEvents(client), registry, pods_of(client))
         for seen in (plan, BandwidthPlan(), plan):
             manager.show(seen, (POD,))
     assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1

@@ -79,9 +79,9 @@ def probing() -> tuple[Collector, Step]:
     def step(number: int) -> None:
         plans.use(plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
-            told = f"outcome-{number}-{kind}"
-            plans.refusal_counts[told] = 1
-            metrics.add(outcome(THERE[0], result=told))
+            result = f"outcome-{number}-{kind}"
+            plans.refusal_counts[result] = 1
+            metrics.add(outcome(THERE[0], result=result))
 
     return metrics, step
 

@@ -83,8 +83,8 @@ def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() ->
 def test_jitter_and_loss_of_datagrams_are_told_beside_a_run_of_netperf_and_its_p99_where_they_are_few() -> None:
     metrics, registry = bench()
     run = outcome(THERE[0], measured(**RUN))
-    told = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
-    datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **told)
+    values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
+    datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert run.sample is not None
     sample = msgspec.structs.replace(run.sample, datagrams=datagrams, price_source="datagrams")
     metrics.add(msgspec.structs.replace(run, sample=sample))

@@ -68,7 +68,7 @@ async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_p
     file.write_bytes(SECRET)
     assert await reading == SECRET
     assert source.problem == ""
-    changing = asyncio.create_task(source.changed(SECRET))
+    changing = asyncio.create_task(source.wait_for_change(SECRET))
     for bad in (b"rotated", b""):
         file.write_bytes(bad)
         await asyncio.sleep(600)

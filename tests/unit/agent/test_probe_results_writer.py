@@ -82,8 +82,8 @@ def written(*samples: Sample) -> dict[str, str]:
 
 
 def written_failure(node: str, sequence: int) -> dict[str, str]:
-    told = encode_failure(msgspec.structs.replace(failed(node, 1), sequence=sequence), "TCP_RR")
-    return {key: value for key, value in told.items() if value is not None}
+    encoded = encode_failure(msgspec.structs.replace(failed(node, 1), sequence=sequence), "TCP_RR")
+    return {key: value for key, value in encoded.items() if value is not None}
 
 
 def planned(*nodes: str) -> ZonePlan:

@@ -221,8 +221,8 @@ async def test_failures_in_a_row_are_counted_and_told_with_whether_the_host_live
     async with probing(prober, background=between) as (plans, outcomes):
         plans.use(plan(THERE[0]))
         await asyncio.sleep(181)
-        told = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
-        assert told == [(1, False), (2, False), (3, False)]
+        counts = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
+        assert counts == [(1, False), (2, False), (3, False)]
         between.returned = 2
         await asyncio.sleep(60)
         assert (outcomes[-1].failure, outcomes[-1].heard) == (None, True)

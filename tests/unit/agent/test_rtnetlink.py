@@ -195,7 +195,7 @@ async def links() -> list[bytes]:
         return await dump(netlink, ifinfmsg, RTM_GETLINK, payload)
 
 
-def told(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
+def messages(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
     """A dump of some messages in one datagram, and its end in another."""
     return lambda _, sequence: [
         b"".join(packed(RTM_NEWLINK, text, flags=flags, sequence=sequence) for text in texts),
@@ -206,7 +206,7 @@ def told(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
 def late(request: bytes, sequence: int) -> list[bytes]:
     """An answer to somebody else comes first."""
     other = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
-    return [other, *told(b"one!", b"two!")(request, sequence)]
+    return [other, *messages(b"one!", b"two!")(request, sequence)]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def late(request: bytes, sequence: int) -> list[bytes]:
     [
         ([late], [b"one!", b"two!"]),
         # A dump that a change interrupted is taken again, three times at most.
-        ([told(b"half", flags=INTERRUPTED), told(b"good")], [b"good"]),
-        ([told(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
+        ([messages(b"half", flags=INTERRUPTED), messages(b"good")], [b"good"]),
+        ([messages(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
     ],
 )
 async def test_a_dump_is_read_to_its_end_and_once_more_when_it_was_interrupted(
@@ -226,7 +226,7 @@ async def test_a_dump_is_read_to_its_end_and_once_more_when_it_was_interrupted(
 
 
 async def test_a_dump_that_ends_with_an_error_is_no_short_dump(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stand_in(monkeypatch, told(b"one!", code=errno.ENODEV)):
+    async with stand_in(monkeypatch, messages(b"one!", code=errno.ENODEV)):
         with pytest.raises(KernelError, match="cannot ask: No such device") as failed:
             await links()
     assert failed.value.code == errno.ENODEV

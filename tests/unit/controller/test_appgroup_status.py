@@ -14,7 +14,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.services import ServiceIndex
-from kubekit.conditions import find
+from kubekit.conditions import find_condition
 from kubekit.wire import Condition
 from tests.unit.controller.objects import (
     REGION,
@@ -60,7 +60,7 @@ def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = N
 
 def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
     status = plan_status(found, look(found, *pods), 1000.0)
-    held = find(status.conditions, type_)
+    held = find_condition(status.conditions, type_)
     assert held is not None
     return held
 
@@ -117,7 +117,7 @@ def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
     facts = look(found, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
     assert facts.checks[0].verdict == "unknown"
-    held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
+    held = find_condition(plan_status(found, facts, 1.0).conditions, "CostsMet")
     assert held is not None
     assert (held.status, held.reason) == ("Unknown", "CostsUnknown")
 

@@ -25,5 +25,5 @@ def test_merging_the_same_again_changes_nothing() -> None:
 def test_conditions_of_others_stay() -> None:
     foreign = merge(None, [condition("Foreign", holds=True, reason="Theirs")], 0)
     both = merge(foreign, [condition("Ours", holds=True, reason="Ours")], 1)
-    assert conditions.find(both, "Foreign") == foreign[0]
-    assert conditions.find(both, "Absent") is None
+    assert conditions.find_condition(both, "Foreign") == foreign[0]
+    assert conditions.find_condition(both, "Absent") is None

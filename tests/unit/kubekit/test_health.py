@@ -77,14 +77,14 @@ async def test_objects_that_take_long_to_tell_do_not_hold_the_loop_together() ->
 
 async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there() -> None:
     store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
-    told: dict[str, ConfigMap] = {}
+    reported: dict[str, ConfigMap] = {}
 
     def hear(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
         take_long()
         if new is None:
-            told.pop(key)
+            reported.pop(key)
         else:
-            told[key] = new
+            reported[key] = new
 
     store.subscribe(hear)
     await store._exchange({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
@@ -94,12 +94,12 @@ async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there()
     exchange.cancel()
     with pytest.raises(asyncio.CancelledError):
         await exchange
-    assert dict(store.items) == told
-    assert "n/0" not in told
-    assert told["n/2"].metadata.resource_version == "a"  # it did not come to this one
+    assert dict(store.items) == reported
+    assert "n/0" not in reported
+    assert reported["n/2"].metadata.resource_version == "a"  # it did not come to this one
     await store._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
-    assert dict(store.items) == told
-    assert {key: found.metadata.resource_version for key, found in told.items()} == dict.fromkeys(
+    assert dict(store.items) == reported
+    assert {key: found.metadata.resource_version for key, found in reported.items()} == dict.fromkeys(
         ("n/1", "n/2", "n/3", "n/4"), "b"
     )
 
@@ -123,13 +123,13 @@ async def test_tasks_that_have_not_ended_are_counted_also_from_a_thread() -> Non
     registry = CollectorRegistry()
     count_tasks(registry)
 
-    def told() -> float:
+    def reported() -> float:
         return registry.get_sample_value("netaware_loop_tasks") or 0
 
-    before = await asyncio.to_thread(told)
+    before = await asyncio.to_thread(reported)
     waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(5)]
-    assert await asyncio.to_thread(told) == before + 5
+    assert await asyncio.to_thread(reported) == before + 5
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert await asyncio.to_thread(told) == before
+    assert await asyncio.to_thread(reported) == before
