@@ -49,7 +49,7 @@ WATCH_SILENCE_S = 85.0
 """Bookmarks come once a minute: a watch that is silent for longer hangs at something between the server and us, or watches a kind
 of which nothing changed since the server started (seen on 1.36.3). Opening it again costs one request."""
 MAX_THROTTLED_TRIES = 5
-"""How often a request that the server had no room for is sent again, while its deadline allows."""
+"""How often a request that the server throttled (429) is sent again, while its deadline allows."""
 
 
 class Scope(TypedDict, total=False):

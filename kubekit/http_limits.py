@@ -23,7 +23,7 @@ from kubekit.addresses import read_address
 
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
-"""A peer that does not read an answer for so long loses its connection."""
+"""The connection is closed if the peer does not read an answer for this long."""
 MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
 """An API server that sends a burst of requests opens a connection for each."""

@@ -45,7 +45,7 @@ class MatchExpression(Wire, frozen=True):
 
 
 class LabelSelector(Wire, frozen=True):
-    """metav1.LabelSelector as it stands in objects."""
+    """metav1.LabelSelector as it is in objects."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: list[MatchExpression] | None = None

@@ -90,7 +90,7 @@ class KeyedObjects(Generic[T]):
 
 
 class FilteredStore(KeyedObjects[T]):
-    """A store of the objects that ``select`` keeps of another store, without a watch of its own.
+    """A store of another store's objects, as ``select`` reduces them, without a watch of its own.
 
     Args:
         source: the store to filter.

@@ -78,7 +78,7 @@ async def wait_for(event: asyncio.Event, within_s: float) -> bool:
     return True
 
 
-async def until(
+async def poll_until(
     check: Callable[[], object],
     what: str | Callable[[], str],
     timeout_s: float,

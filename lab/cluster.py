@@ -22,7 +22,7 @@ import msgspec
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
@@ -298,7 +298,9 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     socket_path = lab.place.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     what = "the emulated network to start"
-    await until(socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, meanwhile=programs.check, error=BootError)
+    await poll_until(
+        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, meanwhile=programs.check, error=BootError
+    )
 
 
 async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

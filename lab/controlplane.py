@@ -25,7 +25,7 @@ from controller.cluster.pods import OUR_SCHEDULER
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.errors import ApiError, UnreachableError
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource, Wire
 from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
@@ -405,7 +405,7 @@ class ControlPlane:
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
         """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
-        await until(
+        await poll_until(
             ready,
             lambda: f"{what}; {list(self.programs)[-1].told}",
             READY_TIMEOUT_S,

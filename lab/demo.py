@@ -37,7 +37,7 @@ from controller.cluster.resources import (
 from controller.topology.weights import written_costs
 from kubekit import conditions, quantity
 from kubekit.client import Client
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, measure, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
@@ -253,7 +253,7 @@ class Demo:
 
     async def _until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check
-        await until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, meanwhile=check_programs, error=LabError)
+        await poll_until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, meanwhile=check_programs, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)

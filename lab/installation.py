@@ -23,7 +23,7 @@ import yaml
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, credentials_of, free_ports, is_there
@@ -291,4 +291,4 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Cal
                 raise
             return False
 
-    await until(holds, what, _DEADLINE_S, every_s=_POLL_S, meanwhile=meanwhile, error=BootError)
+    await poll_until(holds, what, _DEADLINE_S, every_s=_POLL_S, meanwhile=meanwhile, error=BootError)

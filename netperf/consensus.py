@@ -277,8 +277,11 @@ def _find_outliers(
         shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
         blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)
     return {
-        node: statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in found)
-        for node, found in sorted(blamed.items())
-        if 2 * len(found) >= count[node]
-        or (len(own := [r for r in found if r.origin == node]) >= MIN_CONTRADICTIONS and 2 * len(own) > wrote[node])
+        node: statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in ignored_readings)
+        for node, ignored_readings in sorted(blamed.items())
+        if 2 * len(ignored_readings) >= count[node]
+        or (
+            len(own := [r for r in ignored_readings if r.origin == node]) >= MIN_CONTRADICTIONS
+            and 2 * len(own) > wrote[node]
+        )
     }

@@ -12,10 +12,10 @@ import msgspec
 from kubekit.wire import DECODE_ERRORS
 
 HOME_NAMESPACE = "netaware-system"
-"""The namespace that the manifests make; both programs can be told another."""
+"""The namespace of the manifests; both programs have a setting for another."""
 ApiVersion = Literal["netaware.io/v1alpha1"]
 (API_VERSION,) = get_args(ApiVersion)
-"""Of both programs' configuration files."""
+"""apiVersion of both programs' configuration files."""
 CONTROLLER, AGENT = "netaware-controller", "netaware-agent"
 """The programs: reporters of events, managers of fields, names of the objects that run them."""
 SCHEDULER = "netaware-scheduler"
@@ -52,8 +52,7 @@ RESULTS_NAME = "netperf-metrics"
 PROBE_SECRET, PASSPHRASE_KEY = "netaware-probe", "passphrase"
 """The Secret with the passphrase of probes, and its key."""
 PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
-"""For whom a token that opens the page is issued, and the header that carries it: the API server's proxy, which may stand between,
-takes ``Authorization`` for itself."""
+"""Audience of tokens that open the page, and their header: the API server's proxy would consume ``Authorization``."""
 PAGE_ACCOUNT = "netaware-page"
 """The ServiceAccount whose tokens open the page, and which may do nothing else."""
 PAGE_DATA = "/api/v1/overview"
@@ -64,7 +63,7 @@ MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 
 
 MAX_ANNOTATION_BYTES = 512
-"""Of each annotation that the agent writes on its node; the admission policy holds it to that."""
+"""Longest annotation that the agent writes on its node; the admission policy has the same limit."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):

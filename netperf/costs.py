@@ -176,7 +176,7 @@ def _last_known(old: PairState, now_s: float) -> _Known:
 
 
 def _cost(entry: _Known, own: _Known | None, old: PairState, policy: CostPolicy) -> int:
-    """The cost of a latency; hysteresis holds no inferred cost, and none of the first few runs."""
+    """The cost of a latency; hysteresis does not keep a cost that was inferred or rests on the first few runs."""
     if entry.basis == "unreachable":
         return policy.unreachable_cost
     replaces = own is not None and (old.is_inferred or (own.full_window and not old.full_window))

@@ -13,7 +13,7 @@ PER_OCTAVE = 128
 
 
 def rank_of(percent: float, count: int) -> int:
-    """The nearest rank of a percentile among so many sorted values, from 1."""
+    """The nearest rank, from 1, of a percentile among ``count`` sorted values."""
     return max(1, math.ceil(percent / 100 * count))
 
 

@@ -73,7 +73,7 @@ class Latencies:
 
 
 def decode_latencies(text: str | None) -> Latencies:
-    """Read the annotation. Never raises: what cannot be read knows nothing, and says why."""
+    """Read the annotation. Never raises: if it is invalid, the result is empty and has ``problem``."""
     if not text:
         return Latencies()
     try:
@@ -143,7 +143,7 @@ def _moved(before_us: float, after_us: float, share: float) -> bool:
 
 
 def two_figures(value_us: float) -> int:
-    """An error bar, rounded up to two significant figures: more would say more than is known."""
+    """An error bar, rounded up to two significant figures."""
     whole = max(1, round(value_us))
     step = int(10 ** max(0, len(str(whole)) - 2))
     return -(-whole // step) * step

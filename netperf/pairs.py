@@ -77,7 +77,7 @@ class PlanOptions(Section, frozen=True):
     datagram_port: Port = DATAGRAM_PORT
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for a slot that holds no run, and a test named twice."""
+        """Raise ConfigError if a slot is too short for a run, or a test is named twice."""
         if not self.duration_s < self.slot_s:
             raise ConfigError(join(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")
         tests = self.settings.tests

@@ -16,7 +16,7 @@ SAME_ZONE_COST = 1
 MIN_ZONE_COST = 2
 """Between zones; one more than inside a zone, so that inside is always nearer (NetworkOverhead, docs/contracts)."""
 GREATEST_COST = 10_000
-"""maxNetworkCost ends here; a greater cost could not be told from it."""
+"""The highest valid maxNetworkCost; greater costs would all exceed every limit."""
 
 
 class CostPolicy(Section, frozen=True):
@@ -43,7 +43,7 @@ class CostPolicy(Section, frozen=True):
     accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
 
     def check(self, field: str) -> None:
-        """Raise ConfigError when a measurement would be gone before it is stale."""
+        """Raise ConfigError if a measurement would expire before it is stale."""
         if self.expire_after_s < self.stale_after_s:
             raise ConfigError(
                 join(field, "expireAfterS"), f"{self.expire_after_s} is out of range", "staleAfterS or more"

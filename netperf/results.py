@@ -30,13 +30,13 @@ _parse_failure = msgspec.json.Decoder(Failure).decode
 OWN_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
-"""From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
+"""The controller warns from this size on. Our results stay far below it, so another writer must have added keys."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
 VALUE_LIMIT_BYTES = 2048
-"""Of one of our keys: the longest sample takes two thirds of it. The admission policy holds agents to it."""
+"""Longest value of one of our keys; the longest sample takes two thirds. The agents' admission policy has the same limit."""
 SHOWN_REFUSALS = 100
 MAX_NAME_LENGTH = 111
-"""Of a node that takes part, so that a key has room for two: the API server takes 253 characters."""
+"""Longest name of a node that takes part: a key has two names, and the API server accepts 253 characters."""
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _OWN = re.compile(
     rf"{re.escape(OWN_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
@@ -96,7 +96,7 @@ def sample_key(origin: Place, destination: Place, test: Test) -> str:
 
 
 def failure_key(origin: Place, destination: Place, test: Test) -> str:
-    """The key that says that a pair could not be measured; beside the sample's, so that the last good one stays."""
+    """Key of a pair's failure. It differs from the sample's key, so that the last good sample stays."""
     return str(ResultKey(origin.node, destination.node, test, failed=True))
 
 
@@ -120,12 +120,12 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int
     last, future_keys = 0, set[str]()
     for key, value in data.items():
         name = parse_key(key)
-        found = _decode_value(key, name, value) if name is not None and name.origin == node else None
-        if isinstance(found, Sample | Failure):
-            if found.sequence > _most_sequence(now_s):
+        result = _decode_value(key, name, value) if name is not None and name.origin == node else None
+        if isinstance(result, Sample | Failure):
+            if result.sequence > _most_sequence(now_s):
                 future_keys.add(key)
             else:
-                last = max(last, found.sequence)
+                last = max(last, result.sequence)
     return last, future_keys
 
 
@@ -179,7 +179,7 @@ def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
 
 
 def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
-    """The keys of a probe's samples; for datagrams alone the usual test's name stands, and there are no extra ones."""
+    """The keys of a probe's samples, one per test; a pair without runs has one key, with the name of the usual test."""
     tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
     return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
 

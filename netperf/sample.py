@@ -32,7 +32,7 @@ MIN_RTO_US = 200_000.0
 """Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
 MAX_RETRANSMISSIONS = 10
 MIN_FAILED_RUNS = 3
-"""A run fails now and then; so many in a row are reported."""
+"""Failed runs in a row that are reported; a single run fails now and then."""
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -90,11 +90,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     delayed_ratio: Ratio | None = None
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """The percentile in microseconds, or None where it is missing or the run was too short to know it.
+        """The percentile in microseconds; None if it is missing or the run had too few transactions for it.
 
-        A p99 of 20 transactions is their maximum under another name, so each percentile asks for `SUPPORT`
-        transactions where their number is known. A lost datagram has no latency, but a call that loses a packet waits for
-        it to be sent again; so datagrams tell what a call over TCP would take.
+        Each percentile needs `SUPPORT` transactions, if their number is known: a p99 of 20 would be their maximum. A lost datagram has
+        no latency, but a call over TCP waits for the retransmission of a lost packet. So the datagrams' loss is added as such a wait.
         """
         if self.transactions is not None and self.transactions < SUPPORT[percentile]:
             return None
@@ -213,11 +212,11 @@ AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 def choose_instrument(
     measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
 ) -> Instrument:
-    """Choose the reading that prices a path: netperf's or that of the datagrams.
+    """Choose which measurement prices a path: netperf's or the datagrams'.
 
-    netperf is the instrument of record; but its histogram has steps of up to a tenth of the value, so the datagrams price where
-    they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices, and
-    where packets are lost: it has waited for those.
+    netperf is the instrument of record, but its histogram has steps of up to a tenth of the value. So the datagrams are priced if
+    they agree with netperf within that precision, or if netperf's run is flagged. netperf is priced if the two disagree, or if
+    packets are lost, because it waits for their retransmission.
     """
     if datagrams is None or (datagrams.transactions or 0) < MIN_DATAGRAMS or datagrams.p50_us is None:
         return "measurement"
@@ -239,16 +238,16 @@ MIN_TRANSACTIONS = 10
 MAX_THROTTLED_RATIO = 0.01
 """Time throttled over the run's duration: a single throttling of 50 ms in a 1 s run already shows in the p99."""
 MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
-"""What waiting for a CPU added to each transaction, over the run's mean latency; below the floor it is never doubted."""
+"""Time that waiting for a CPU added to each transaction, over the run's mean latency; less than the floor is not flagged."""
 MAX_LOSS_RATIO = 0.01
 """Lost datagrams or retransmitted segments over transactions."""
 MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
-"""One transaction that took this share of the run stood still, as the median of a closed loop hides; and so many times the median,
-so that a slow path does not look like a stall."""
+"""A stall is a transaction that takes longer than this share of the run, this multiple of the median, and this floor. The median
+hides stalls, because netperf sends nothing while it waits; the multiple keeps slow paths from looking like stalls."""
 MAX_DELAYED_RATIO = 0.1
 """Share of the datagrams that waited at a busy peer."""
 MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
-"""p90 of that wait, beyond which netperf's peer was starved as well; and a share of the median."""
+"""If the p90 of that wait exceeds this, and this share of the median, netperf's peer was starved as well."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -305,9 +304,9 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 
 
 def _stood_still(measurement: Measurement) -> bool:
-    """A closed loop asks nothing while it waits, so a stall of half the run is one transaction of thousands to its p99.
+    """Whether one transaction took so much of the run that the percentiles hide a stall: netperf sends nothing while it waits.
 
-    Segments that were sent again explain a long wait: that is the path, and counts as loss.
+    Retransmitted segments explain a long wait: they are a property of the path, and flagged as loss.
     """
     max_us, p50_us = measurement.max_us, measurement.p50_us
     if (
@@ -329,7 +328,7 @@ def _starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bo
 
 
 def _waited_for_cpu(measurement: Measurement) -> bool:
-    """Waiting for a CPU adds to every transaction; doubted when that is a visible share of the latency itself."""
+    """Whether waiting for a CPU added a considerable share of the latency to each transaction."""
     latency_us = measurement.mean_us if measurement.mean_us is not None else measurement.p50_us
     if not measurement.run_queue_us or not measurement.transactions or latency_us is None:
         return False

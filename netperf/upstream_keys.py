@@ -37,9 +37,9 @@ def collect(
     key: str,
     value: str,
     places: Mapping[str, Place],
-    found: dict[NodePair, Readings],
+    readings: dict[NodePair, Readings],
 ) -> Refusal | None:
-    """Add the reading of a key to ``found``, or say why not; None also for a key that is not of this format."""
+    """Add the reading of a key to ``readings``; returns a refusal if it is invalid. Ignores keys of other formats."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None
@@ -56,14 +56,14 @@ def collect(
     if value_us > MAX_LATENCY_US:
         return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    there = found.setdefault(known[0], {}).get(percentile)
+    there = readings.setdefault(known[0], {}).get(percentile)
     if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
-        found[known[0]][percentile] = (key, value_us, match["unit"])
+        readings[known[0]][percentile] = (key, value_us, match["unit"])
     return None
 
 
 def _split_nodes(text: str) -> list[tuple[str, str]]:
-    """Every reading of ``<node>.destination.<node>``: names may hold dots, and even that word."""
+    """Every way to split ``<node>.destination.<node>``, because names may contain dots and even that word."""
     parts = text.split(".destination.")
     return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
 

@@ -15,7 +15,7 @@ from agent.bandwidth.state import Action, LimitEgress, LimitIngress
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
 HELD_S = 600.0
-"""A limit that stayed for so long is not disputed any more."""
+"""A limit that was not removed or replaced for this long is not disputed any more."""
 DISPUTED_AFTER = 3
 """A limit is disputed when it was set this often within `HELD_S`."""
 

@@ -60,7 +60,7 @@ _BPF_NAME = 7
 HOOKED = frozenset({"ingress", "clsact"})
 """Queueing disciplines that queue nothing: filters hang on them."""
 GONE = frozenset({2, 19, 22})
-"""ENOENT, ENODEV, EINVAL: what the kernel says of a device, or its ingress, that went away meanwhile."""
+"""ENOENT, ENODEV, EINVAL: the kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
 
 
 async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:

@@ -166,7 +166,7 @@ def _severity(check: DependencyCheck) -> tuple[int, int]:
 def plan_status(
     group: AppGroup, facts: GroupFacts, now: float, *, extra_conditions: Sequence[Condition] = ()
 ) -> AppGroupStatus:
-    """The status to write; equal to the one that stands when nothing changed.
+    """The status to write; equal to the current one if nothing changed.
 
     Args:
         group: the AppGroup, whose status is the old one.

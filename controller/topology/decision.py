@@ -49,7 +49,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
-    """What follows from a snapshot.
+    """Costs, bandwidths and status computed from a snapshot.
 
     Attributes:
         latencies: to be written with the costs.

@@ -101,7 +101,7 @@ class ResultsStore:
         self._rewanted.set()
 
     def is_known(self, name: ObjectName) -> bool:
-        """Whether it is known if that ConfigMap exists, or that we may not know."""
+        """Whether that ConfigMap was read, is known not to exist, or may not be read."""
         if name.namespace == self._home_namespace:
             return _is_known(self._home)
         store = self._elsewhere.get(name)

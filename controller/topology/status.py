@@ -251,7 +251,7 @@ def as_if_stored(
 
 
 def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatus, *, last_s: float) -> bool:
-    """Whether a status is to be written, so long after the last write.
+    """Whether to write a status, ``last_s`` seconds after the last write.
 
     A number of nodes alone waits: with 100 zones a write goes through 0.6 MB that the API server compares and sends to every
     watcher, and in a cluster of that size nodes come and go all the time.

@@ -66,12 +66,12 @@ def _level(
 
 
 def written_costs(weight: WeightInfo | None) -> dict[ZonePair, int]:
-    """The costs that a weight holds for zones."""
+    """The costs between zones in a written weight."""
     return {pair: entry.network_cost for pair, entry in entries_of(weight).items()}
 
 
 def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, Quantity]:
-    """The bandwidth capacities that a weight holds."""
+    """The bandwidth capacities in a written weight."""
     entries = entries_of(weight, level).items()
     return {pair: e.bandwidth_capacity for pair, e in entries if e.bandwidth_capacity is not None}
 

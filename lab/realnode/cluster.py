@@ -14,7 +14,7 @@ import psutil
 import yaml
 
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, free_ports, is_there
 from lab.errors import BootError
@@ -112,7 +112,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
     async with gate:
         cgroups.create(node.cgroup)
         await node.start()
-        await until(
+        await poll_until(
             partial(is_there, client, NODES, node.name),
             lambda: f"node {node.name} to register; {node.running['kubelet'].told}",
             _REGISTER_TIMEOUT_S,

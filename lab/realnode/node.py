@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from kubekit import quantity
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from lab import namespaces
 from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
@@ -160,7 +160,7 @@ class RealNode:
 
     async def _until(self, ready: Callable[[], bool], what: str) -> None:
         what = f"{what}, of node {self.name}"
-        await until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=self.programs.check, error=BootError)
+        await poll_until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=self.programs.check, error=BootError)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

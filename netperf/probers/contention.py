@@ -89,7 +89,7 @@ def difference(after: float | None, before: float | None) -> float | None:
 
 
 async def follow_cpu_use(pid: int, seen: Callable[[CpuUse], None]) -> None:
-    """Report a child's CPU use until it is gone: after its end nothing can be read any more."""
+    """Report a child's CPU use again and again until it ends, because it cannot be read afterwards."""
     while (use := read_cpu_use(pid)) is not None:
         seen(use)
         await asyncio.sleep(SAMPLING_S)

@@ -32,11 +32,11 @@ DIAGNOSIS_S = 1.0
 PATIENCE_S = 0.3
 UDP_GIVE_UP_S = 1
 PING_DEADLINE_S = 2.0
-"""A SYN that is lost is sent again after a second; who has not answered by now is not there, and costs no more of the slot."""
+"""Long enough for one retransmission of a lost SYN, after a second; a longer wait would cost too much of the slot."""
 _TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
-"""Where tcpi_rtt is, microseconds (linux/tcp.h)."""
+"""Offset of tcpi_rtt (microseconds) in tcp_info, and the bytes to read (linux/tcp.h)."""
 MIN_TRANSACTIONS_FOR_P90 = 12
-"""What a p90 needs, and two more. At 400 ms they take 5 s."""
+"""The 10 that a p90 needs, and two more. At 400 ms they take 5 s."""
 SETUP_ROUND_TRIPS = 8
 """Control connection, passphrase, set-up, data connection, result."""
 
@@ -76,7 +76,7 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 def command_line(
     binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The arguments for one run; the passphrase is among them, so it is never logged. It ends by time, or after so many round trips."""
+    """The arguments for one run, which ends by time or after ``transactions``. They contain the passphrase, so do not log them."""
     timed = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
@@ -232,8 +232,7 @@ class NetperfProber:
 
 
 async def tcp_ping(address: str, port: int) -> float:
-    """Seconds of a round trip, as the kernel saw it when a connection was made: tells a dead path at once, and a slow one from a
-    busy machine, on which our own clock would show when we were woken.
+    """Connect, and return the round trip in seconds as the kernel measured it, so that a busy machine does not look like a slow path.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
@@ -241,7 +240,7 @@ async def tcp_ping(address: str, port: int) -> float:
     _, writer, took_s = await _connect(address, port, PING_DEADLINE_S)
     info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     writer.close()
-    # 0 where a segment was sent again, since nobody can tell which of them was answered.
+    # 0 if a segment was retransmitted, because it is unknown which one was answered.
     rtt_us = struct.unpack_from("@I", info, _TCP_INFO_RTT)[0] if len(info) >= _TCP_INFO_BYTES else 0
     return rtt_us / 1e6 if rtt_us else took_s
 
@@ -268,7 +267,7 @@ async def _connect(
 
 
 async def _explain(finished: child.Finished, address: str, settings: ProbeSettings, took_s: float) -> ProbeFailedError:
-    """The name of a failure. netperf's messages alone do not tell, so the control port is asked as well."""
+    """The failure with its name. netperf's messages are ambiguous, so this also connects to the control port."""
     said = _last_line(finished.stderr) or _last_line(finished.stdout) or f"exit status {finished.status}"
     peer = await _ask_control_port(address, settings.port)
     if finished.status == 255:  # no control connection was made

@@ -172,7 +172,7 @@ class Netserver:
 
 
 async def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer if the peer closes."""
+    """Read this many bytes, or fewer if the peer closes."""
     data = b""
     while len(data) < count and (chunk := await asyncio.get_running_loop().sock_recv(connection, count - len(data))):
         data += chunk

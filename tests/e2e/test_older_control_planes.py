@@ -212,4 +212,4 @@ class Steps:
 
 
 async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    await waiting.until(check, what, DEADLINE_S, every_s=0.3)
+    await waiting.poll_until(check, what, DEADLINE_S, every_s=0.3)

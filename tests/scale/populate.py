@@ -12,7 +12,7 @@ import yaml
 from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique
 from lab.cluster import Lab
@@ -111,7 +111,7 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     for name in (*names, HOME_NAMESPACE):
         account = partial(is_there, client, SERVICE_ACCOUNTS, "default", name)
-        await until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
+        await poll_until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
 
 
 async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:

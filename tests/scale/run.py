@@ -16,7 +16,7 @@ import psutil
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.lease import Lease
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, credentials_of, free_ports
@@ -118,7 +118,7 @@ async def _start_programs(lab: Lab) -> str:
         spawn_central(lab, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
         ready, what = partial(is_ready, f"{url}/readyz", 5), f"{url} to be ready"
-        await until(ready, what, _DEADLINE_S, every_s=0.5, meanwhile=lab.programs.check, error=BootError)
+        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, meanwhile=lab.programs.check, error=BootError)
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
 

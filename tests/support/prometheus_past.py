@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from controller.prometheus import PrometheusClient
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from lab.controlplane import LOOPBACK, free_ports
 from lab.programs import is_ready
 
@@ -79,7 +79,7 @@ async def prometheus_of(
         programs["prometheus"], *argv, f"--web.listen-address={LOOPBACK}:{port}", *flags
     )
     try:
-        await until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)
+        await poll_until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)
         async with PrometheusClient(url, timeout_s=60) as client:
             yield client
     finally:

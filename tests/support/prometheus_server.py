@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
@@ -78,7 +78,7 @@ async def start_prometheus(
             raise BootError(f"Prometheus ended; {running.told}")
 
     what, ready = lambda: f"Prometheus to be ready; {running.told}", partial(is_ready, f"{url}/-/ready")
-    await until(ready, what, READY_TIMEOUT_S, meanwhile=check, error=BootError)
+    await poll_until(ready, what, READY_TIMEOUT_S, meanwhile=check, error=BootError)
     lab.served["prometheus"] = url
     return url
 

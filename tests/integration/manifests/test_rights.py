@@ -23,7 +23,7 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
 from lab.programs import Program
@@ -200,7 +200,7 @@ async def _pod_of(admin: Client, account: str, node: str = "") -> Pod:
         found[:] = [p for p in pods if p.spec.node_name and node in {"", p.spec.node_name}]
         return bool(found)
 
-    await until(there, f"a pod of {account}", DEADLINE_S)
+    await poll_until(there, f"a pod of {account}", DEADLINE_S)
     return found[0]
 
 
@@ -235,7 +235,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
         running.plane.programs.check()
         return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
 
-    await until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
+    await poll_until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
     secret = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=NAMESPACE)
     assert len((secret.data or {})["passphrase"]) > 40
     results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
@@ -254,7 +254,7 @@ async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) 
         found = await running.admin.get(APPGROUPS, "shop", AppGroup, namespace="default")
         return len(found.status.topology_order or ()) == 11
 
-    await until(ordered, "the order of the Online Boutique", DEADLINE_S)
+    await poll_until(ordered, "the order of the Online Boutique", DEADLINE_S)
 
 
 async def test_demo_workload_is_placed_whole(running: Running) -> None:
@@ -265,7 +265,7 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
         pods = await running.admin.list(PODS, Pod, namespace="boutique")
         return len([pod for pod in pods if pod.spec.node_name]) == 11
 
-    await until(placed, "eleven pods to be bound", DEADLINE_S)
+    await poll_until(placed, "eleven pods to be bound", DEADLINE_S)
 
 
 async def test_an_agent_may_read_ciliums_configuration(running: Running) -> None:

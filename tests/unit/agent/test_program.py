@@ -10,7 +10,7 @@ import pytest
 
 from agent.config import AgentConfig, BandwidthMode, TrafficMode
 from agent.program import run_agent
-from kubekit.waiting import until
+from kubekit.waiting import poll_until
 from kubekit.wire import Resource
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
@@ -39,7 +39,7 @@ async def test_a_nodes_pods_are_watched_once_whoever_reads_them(
         )
         agent = asyncio.create_task(run_agent(config))
         try:
-            await until(lambda: api.watching >= watches and api.count("/api/v1/nodes"), "the watches", 10.0)
+            await poll_until(lambda: api.watching >= watches and api.count("/api/v1/nodes"), "the watches", 10.0)
             await asyncio.sleep(0.3)  # so that another would have come by now
             assert not agent.done()
             assert api.watching == watches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubekit.errors import KubekitError
-from kubekit.waiting import WaitTimeoutError, until
+from kubekit.waiting import WaitTimeoutError, poll_until
 
 
 class OwnError(KubekitError):
@@ -18,16 +18,16 @@ async def never() -> bool:
 
 async def test_it_is_asked_until_it_holds_and_once_at_least() -> None:
     answers = iter([0, 0, 7, 8])
-    await until(lambda: next(answers), "seven", 60, every_s=0.001)
-    await until(lambda: next(answers), "eight", 0)
+    await poll_until(lambda: next(answers), "seven", 60, every_s=0.001)
+    await poll_until(lambda: next(answers), "eight", 0)
     assert list(answers) == []
 
 
 async def test_what_was_waited_for_and_how_long_is_told() -> None:
     with pytest.raises(WaitTimeoutError, match=r"^timed out after 0\.01 s waiting for a pod$"):
-        await until(never, "a pod", 0.01, every_s=0.001)
+        await poll_until(never, "a pod", 0.01, every_s=0.001)
     with pytest.raises(OwnError, match=r"^timed out after 0\.01 s waiting for a, b$"):
-        await until(never, lambda: "a, b", 0.01, every_s=0.001, error=OwnError)
+        await poll_until(never, lambda: "a, b", 0.01, every_s=0.001, error=OwnError)
 
 
 async def test_what_ends_meanwhile_ends_the_wait() -> None:
@@ -35,4 +35,4 @@ async def test_what_ends_meanwhile_ends_the_wait() -> None:
         raise OwnError("it ended")
 
     with pytest.raises(OwnError, match="it ended"):
-        await until(never, "anything", 60, meanwhile=ended)
+        await poll_until(never, "anything", 60, meanwhile=ended)
