@@ -116,7 +116,7 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         limits = [pod.spec(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
         limits += [pod.spec(egress=str(RATE)) for pod in (deleted, kept_out)]
         found = plan(*limits, policy=Policy())
-        set_up = {j.pod.name: j.verdict for j in found.statuses}
+        set_up = {status.pod.name: status.verdict for status in found.statuses}
         assert set_up == {
             wrapped.name: "wrapped",
             peer.name: "enforced",
@@ -132,7 +132,7 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         ):
             stack.enter_context(flooding(pod, direction, seconds))
         effects = follow(found.statuses, 3)
-        exceeded = {j.pod.name: effects.excess_of(j) for j in found.statuses}
+        exceeded = {status.pod.name: effects.excess_of(status) for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
         dropped = effects.by_limit[kept_out.uid, "egress"].bucket
         assert dropped is not None
