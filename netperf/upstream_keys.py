@@ -56,8 +56,8 @@ def collect(
     if value_us > MAX_LATENCY_US:
         return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    there = readings.setdefault(known[0], {}).get(percentile)
-    if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
+    previous = readings.setdefault(known[0], {}).get(percentile)
+    if previous is None or previous[2] == "milliseconds":  # microseconds are the finer reading
         readings[known[0]][percentile] = (key, value_us, match["unit"])
     return None
 

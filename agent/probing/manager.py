@@ -88,8 +88,8 @@ class ProbingManager:
         return self._source.problem or self._writer.warning
 
     def _announcement(self) -> Announcement | None:
-        found = self._responder.announcement if self._responder is not None else None
-        return msgspec.structs.replace(found, problem=self.warning) if found is not None else None
+        announcement = self._responder.announcement if self._responder is not None else None
+        return msgspec.structs.replace(announcement, problem=self.warning) if announcement is not None else None
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""

@@ -63,7 +63,7 @@ def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapp
 
 
 class ProbePlanner:
-    """Plans probes from the node store and writes the plan; removes results of pairs that are gone.
+    """Plans probes from the node store and writes the plan; removes results of pairs that are not planned any more.
 
     Attributes:
         interval_s: length of a round of the current plan.
@@ -171,7 +171,7 @@ class ProbePlanner:
         self._expect(keys)
         changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
-            await self._make(ObjectName(self._namespace, results))
+            await self._create_results(ObjectName(self._namespace, results))
         for name, zone_plan in changes.write.items():
             try:
                 await self._write(name, zone_plan, objects.get(name))
@@ -186,8 +186,8 @@ class ProbePlanner:
         await self._sweep()
         return min(REPLAN_S, self.interval_s)
 
-    async def _make(self, results: ObjectName) -> None:
-        """Create the planned results ConfigMaps, because agents may only update them."""
+    async def _create_results(self, results: ObjectName) -> None:
+        """Create a planned results ConfigMap if it does not exist, because agents may only update it."""
         if self._results.data(results) is not None:
             return
         metadata = {"name": results.name, "labels": PART_OF}

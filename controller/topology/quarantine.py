@@ -31,9 +31,9 @@ NodePair = tuple[str, str]
 
 
 class LastResult(msgspec.Struct, frozen=True, gc=False):
-    """The newest result of a pair, by its writer's sequence and time, and since when (our clock) it is the newest."""
+    """The newest result of a pair, by its writer's sequence and time (``version``), and when we first saw it (our clock)."""
 
-    mark: tuple[int, float] | None
+    version: tuple[int, float] | None
     since_s: float
 
 
@@ -60,10 +60,10 @@ def update_liveness(
     now_s: float,
     interval_s: float,
 ) -> Liveness:
-    """Evaluates the results once more.
+    """Find the unreachable nodes by the results of a round.
 
     Args:
-        before: from the last evaluation; empty after a restart, so that every pair has its full time again.
+        before: from the last call; empty after a restart, which restarts every pair's time limit.
         plans: the current ones.
         samples: all.
         failures: those without a newer sample.
@@ -78,8 +78,8 @@ def update_liveness(
     last: dict[NodePair, LastResult] = {}
     for pair in {(p.origin.node, p.destination.node) for p in probes}:
         result, known = results.get(pair), before.last_results.get(pair)
-        mark = (result.sequence, result.taken_at) if result is not None else None
-        last[pair] = known if known is not None and known.mark == mark else LastResult(mark, now_s)
+        version = (result.sequence, result.taken_at) if result is not None else None
+        last[pair] = known if known is not None and known.version == version else LastResult(version, now_s)
     limit_s = max(SILENT_ROUNDS * interval_s, SILENT_S + 2 * interval_s)
     fresh = {pair: r for pair, r in results.items() if pair in last and now_s - last[pair].since_s <= limit_s}
     evidence = _Evidence(probes, fresh)

@@ -33,7 +33,7 @@ class Finished(NamedTuple):
 
 
 class ChildLimits(NamedTuple):
-    """Resource limits of a child that serves other hosts. It is never root, because netserver chmods and unlinks what root may."""
+    """Resource limits of a child that serves other hosts. It never runs as root: as root, netserver changes and removes files of others."""
 
     memory_bytes: int
     cpu_s: int
@@ -46,34 +46,34 @@ def die_with_parent() -> None:
 
 
 def _confine(limits: ChildLimits) -> None:
-    """Called between fork and exec; the child is not started where this raises."""
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when the container's memory runs out
+    """Called between fork and exec; if it raises, the child is not started."""
+    Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
-        os.setuid(NOBODY)  # which takes all capabilities away
+        os.setuid(NOBODY)  # this drops all capabilities
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     die_with_parent()  # a change of user resets it
     # Last: until exec this is a copy of the agent, which is larger.
-    for what, most in (
+    for kind, maximum in (
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, limits.cpu_s),
         (resource.RLIMIT_NOFILE, limits.open_files),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(kind, (maximum, maximum))
 
 
 def _others_may_run(program: str) -> bool:
-    """Whether a user without rights can reach and execute a program."""
+    """Whether an unprivileged user can reach and execute a program."""
     path = Path(program).resolve()
     return all(part.stat().st_mode & 0o001 for part in (path, *path.parents))
 
 
 def child_environment() -> dict[str, str]:
-    """Only what a measuring program needs; messages in English, since we read them."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in os.environ}
-    return {**kept, "LC_ALL": "C"}
+    """The variables that a measuring program needs; messages in English, because we parse them."""
+    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in os.environ}
+    return {**inherited, "LC_ALL": "C"}
 
 
 async def start_confined(program: str, *arguments: str, stdin: int, limits: ChildLimits) -> Process:
@@ -85,7 +85,7 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
     """
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Where the user's own directories hide the program, the open file is executed.
+        # If others cannot reach the program's directory, execute the open file.
         path = program if _others_may_run(program) else f"/proc/self/fd/{descriptor}"
         return await asyncio.create_subprocess_exec(
             Path(program).name,
@@ -138,7 +138,7 @@ async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
 
 
 async def stop(process: Process) -> None:
-    """End a child: ask, wait two seconds, kill. Does nothing to one that has ended."""
+    """End a child by SIGTERM, and after two seconds by SIGKILL. Does nothing if it has ended."""
     if process.returncode is not None:
         return
     for send in (process.terminate, process.kill):

@@ -1,6 +1,6 @@
 """Detects that the prober itself was delayed: cgroup throttling, and waiting for a CPU.
 
-Read before and after a run. Every reader returns None where the kernel does not tell, since "unknown" must not pass for
+Read before and after a run. Every reader returns None if the kernel does not report the value, because unknown does not mean
 "not throttled".
 """
 
@@ -84,7 +84,7 @@ def read_cpu_use(pid: int | str = "self") -> CpuUse | None:
 
 
 def difference(after: float | None, before: float | None) -> float | None:
-    """After minus before, where both are known; never negative, as when the process moved to another group."""
+    """After minus before; None if one is unknown, 0 if negative because the process moved to another group."""
     return None if after is None or before is None else max(0.0, after - before)
 
 

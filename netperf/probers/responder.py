@@ -18,16 +18,16 @@ BATCH = 64
 class DatagramResponder:
     """Answers each valid datagram with one of the same size; stays silent on others.
 
-    The socket is read without asyncio's transports, which do not hand on the kernel's time of receipt. An answer that does
-    not fit into the socket's buffer is dropped, as a full queue on the path would drop it.
+    The socket is read without asyncio's transports, which do not return the kernel's timestamps. An answer that does not fit
+    into the socket's buffer is dropped.
 
     Args:
         address: the node's own address, a literal.
-        port: UDP port; 0 takes a free one, see ``port``.
+        port: UDP port; 0 for a free one, which is then in ``port``.
         secret: shared with the other agents.
 
     Attributes:
-        rejected: datagrams without a valid proof.
+        rejected: number of datagrams without a valid tag.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
@@ -41,7 +41,7 @@ class DatagramResponder:
         return self._ready.is_set()
 
     async def wait_ready(self) -> None:
-        """Wait until the socket is open; put it under a deadline."""
+        """Wait until the socket is open, without a timeout."""
         await self._ready.wait()
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class DatagramResponder:
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:
                 self.rejected += 1
-                log.change("rejected", "rejecting", "datagram without a valid proof", peer=peer)
+                log.change("rejected", "rejecting", "datagram without a valid tag", peer=peer)
                 continue
             answer = encode_datagram(self._key, b"server", datagram._replace(responder_delay_ns=now_ns() - received_ns))
             with suppress(OSError):

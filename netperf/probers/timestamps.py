@@ -1,8 +1,7 @@
-"""UDP sockets with kernel receive timestamps.
+"""UDP sockets with kernel receive timestamps (SO_TIMESTAMPNS, Documentation/networking/timestamping.rst).
 
-Between the arrival of a packet and the moment at which a program reads it lie the scheduler and the program's own work:
-50 us on an idle machine, milliseconds on a busy one. The kernel stamps the packet when it arrives (SO_TIMESTAMPNS,
-Documentation/networking/timestamping.rst).
+A program reads a packet 50 us after its arrival on an idle machine, and milliseconds after it on a busy one. The kernel's timestamp
+is of the arrival itself.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any
 SO_TIMESTAMPNS = 35
 """asm-generic/socket.h; the socket module does not name it before Python 3.14."""
 _TIMESPEC = struct.Struct("@qq")
-_ROOM = socket.CMSG_SPACE(_TIMESPEC.size)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _READ_BYTES = 2048
 
 
 def now_ns() -> int:
-    """The clock of the kernel's stamps, nanoseconds since 1970."""
+    """The clock of the kernel's timestamps, nanoseconds since 1970."""
     return time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 
 def open_udp(address: str, port: int = 0) -> socket.socket:
-    """A non-blocking UDP socket bound to a literal address, with stamps where the kernel gives them.
+    """A non-blocking UDP socket bound to a literal address, with timestamps if the kernel has them.
 
     Raises:
         OSError: the address is not ours, or the port is taken.
@@ -46,12 +45,12 @@ def open_udp(address: str, port: int = 0) -> socket.socket:
 
 
 def receive(udp: socket.socket) -> tuple[bytes, int, Any]:
-    """The next datagram, when it arrived (nanoseconds since 1970), and from whom.
+    """The next datagram, its time of arrival (nanoseconds since 1970), and its sender.
 
     Raises:
         OSError: there is none (`BlockingIOError`), or an earlier one was refused by its receiver.
     """
-    data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ROOM)
+    data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
     for level, kind, value in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(value) >= _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack_from(value)
