@@ -92,8 +92,8 @@ async def _dump_once(netlink: AsyncIPRoute, request: Any, type_: int, parse: Par
 
     sent = NetlinkRequest(netlink, request, msg_type=type_, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=read)
     await sent.send()
-    found = [message["value"] async for message in sent.response() if message.get("value") is not None]
-    return found, interrupted
+    values = [message["value"] async for message in sent.response() if message.get("value") is not None]
+    return values, interrupted
 
 
 def _check_end(data: bytes, begin: int, end: int) -> None:

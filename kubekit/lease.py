@@ -1,16 +1,15 @@
 """Leader election on a Lease: leadership ends by the local clock, and writes are fenced.
 
-The holder renews every ``retry_s``. It stops believing in its leadership ``renew_deadline_s`` after the *start* of its last
-successful renewal, which is earlier than ``duration_s``, when others may take over. A frozen process wakes up with its
-permission already expired, because permission is a point on the monotonic clock (CLOCK_BOOTTIME where there is one, which
-also counts suspended time), and ``Client.fenced`` asks for it before each write and cuts the request's deadline to it.
+The holder renews every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal; others may
+take over only after ``duration_s``, which is longer. The permission is a point on the monotonic clock (CLOCK_BOOTTIME if there is one,
+which also counts suspended time), so a process that was frozen wakes up without it. ``Client.fenced`` checks it before each write and
+limits the request's timeout to it.
 
-What was sent may take effect later than its answer was waited for: something on the way, or the server itself, may hold it.
-So no write is sent in the last ``retry_s`` of the permission, which leaves it ``duration_s - renew_deadline_s + retry_s`` on the
-way before another may lead: permission is asked for in the moment of sending, once the connection is made. A lease is given
-back early only when every write of ours has been answered.
+A write may take effect after its timeout, if a proxy or the server delays it. So no write is sent in the last ``retry_s`` of the
+permission, which leaves it ``duration_s - renew_deadline_s + retry_s`` until another may lead. The permission is checked when a request
+is sent, after the connection is made. A lease is released early only if all our writes have been answered.
 
-Others judge the lease by when *they* last saw it change, never by the times written in it, so clocks need not agree.
+Others count a lease's age from when *they* last saw it change, not from the times in it, so clocks need not agree.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
         owner = known[controller.uid]
         if owner is not None:
             by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
-    found: set[str] = set()
+    outdated: set[str] = set()
     for revisions in by_owner.values():
         if len(revisions) > 1:
             youngest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
             del revisions[max(youngest, key=youngest.__getitem__)]
-            found.update(pod.key for siblings in revisions.values() for pod in siblings)
-    return found
+            outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
+    return outdated
 
 
 def _revision_of(pod: ObjectMeta) -> str:

@@ -80,7 +80,7 @@ def from_object(selector: LabelSelector | None) -> Selector:
     """
     if selector is None:
         return Selector()
-    found = [Requirement(k, "in", frozenset((v,))) for k, v in sorted((selector.match_labels or {}).items())]
+    requirements = [Requirement(k, "in", frozenset((v,))) for k, v in sorted((selector.match_labels or {}).items())]
     for expression in selector.match_expressions or ():
         op = _OPERATORS.get(expression.operator)
         if op is None:
@@ -89,8 +89,8 @@ def from_object(selector: LabelSelector | None) -> Selector:
         if bool(expression.values) != (op in {"in", "notin"}):
             msg = f"{expression.operator} on {expression.key!r}: values go with In and NotIn, and only with them"
             raise SelectorError(msg)
-        found.append(Requirement(expression.key, op, frozenset(expression.values or ())))
-    return Selector(tuple(found))
+        requirements.append(Requirement(expression.key, op, frozenset(expression.values or ())))
+    return Selector(tuple(requirements))
 
 
 def _requirement(part: str) -> Requirement:

@@ -24,8 +24,7 @@ class WorkQueue:
     """A work queue, bounded by the number of distinct keys, because a key waits only once.
 
     Args:
-        order: the key with the smallest value is taken next, and of equals the one that waits longest; first come, first served
-            without it.
+        order: sort key; the smallest is taken first, equal ones in the order in which they were added. None for that order alone.
     """
 
     def __init__(self, order: Callable[[str], Any] | None = None) -> None:
@@ -41,7 +40,7 @@ class WorkQueue:
         return len(self._ready)
 
     def add(self, key: str) -> None:
-        """Queue a key now; a key that a worker holds is queued when the worker is done."""
+        """Queue a key now; a key that a worker is reconciling is queued when that is done."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -67,7 +66,7 @@ class WorkQueue:
         self.add(key)
 
     async def get(self) -> str:
-        """Wait for a key and hold it until ``done``."""
+        """Wait for a key; no other worker gets it until ``done``."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()

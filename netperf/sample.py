@@ -194,13 +194,13 @@ def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> floa
         rtt_us: round trip without loss.
         loss_ratio: of round trips; both directions are taken to lose alike.
     """
-    kept = math.sqrt(1.0 - loss_ratio)
-    count, probability = 0, kept * kept
+    one_way_ratio = math.sqrt(1.0 - loss_ratio)
+    count, probability = 0, one_way_ratio * one_way_ratio
     reached = probability
     while reached < quantile and count < MAX_RETRANSMISSIONS:
         # Losses before two packets arrived: a negative binomial distribution.
         count += 1
-        probability *= (1.0 - kept) * (count + 1) / count
+        probability *= (1.0 - one_way_ratio) * (count + 1) / count
         reached += probability
     return (MIN_RTO_US + rtt_us) * 2.0 ** (count - 1) if count else 0.0
 

@@ -66,13 +66,13 @@ def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     if not any(uplinks.values()):
         return HardwareCapacity(None, "there is no default route")
     try:
-        found = {family: _sum_of(indexes, snapshot, links) for family, indexes in uplinks.items() if indexes}
+        by_family = {family: _sum_of(indexes, snapshot, links) for family, indexes in uplinks.items() if indexes}
     except _Unknown as reason:
         every = [index for indexes in uplinks.values() for index in indexes]
         return HardwareCapacity(None, str(reason), _physical_names(every, links))
-    total = min(found.values(), key=lambda one: one.mbps)
+    total = min(by_family.values(), key=lambda one: one.mbps)
     how = total.how
-    for family, other in found.items():
+    for family, other in by_family.items():
         if other.physical != total.physical:
             how += f"; by IPv{family} {other.how}"
     if standby:
@@ -248,7 +248,7 @@ def _shown(mbps: int) -> str:
 
 def _physical_names(uplinks: list[int], links: dict[int, Link]) -> tuple[str, ...]:
     """Devices whose counters show the node's traffic, where no speed is known: the lowest that can be found."""
-    found: set[str] = set()
+    names: set[str] = set()
     todo = [links[index] for index in uplinks if index in links]
     seen: set[int] = set()
     while todo:
@@ -263,5 +263,5 @@ def _physical_names(uplinks: list[int], links: dict[int, Link]) -> tuple[str, ..
         if lowers:
             todo += lowers
         elif not link.loopback:
-            found.add(link.name)
-    return tuple(sorted(found))
+            names.add(link.name)
+    return tuple(sorted(names))

@@ -90,9 +90,9 @@ def read_entries(data: bytes) -> Iterator[Entry]:
             if code:
                 raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
         elif kind in (_NEW, _DELETE):
-            found = _read_entry(data, begin + _FAMILY.size, end)
-            if found is not None:
-                yield found
+            entry = _read_entry(data, begin + _FAMILY.size, end)
+            if entry is not None:
+                yield entry
 
 
 def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:

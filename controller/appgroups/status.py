@@ -144,9 +144,9 @@ def check_dependency(
             calling = calling - called[origin]
         for destination in sorted(near or called.keys()) if calling else ():
             one_host = len(calling | called[destination]) == 1
-            found = _check_pair(edge, origin, destination, costs, one_host=one_host)
-            if _severity(found) > _severity(worst):
-                worst = found
+            check = _check_pair(edge, origin, destination, costs, one_host=one_host)
+            if _severity(check) > _severity(worst):
+                worst = check
     return worst
 
 

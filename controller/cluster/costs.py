@@ -266,10 +266,10 @@ class CostIndex:
         one_zone: bool,
     ) -> CostIndex:
         """Build from NetworkTopologies."""
-        made = cls(rules, home, one_zone=one_zone)
+        index = cls(rules, home, one_zone=one_zone)
         for found in topologies:
-            made.on_change(found.metadata.key, None, found)
-        return made
+            index.on_change(found.metadata.key, None, found)
+        return index
 
     def on_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
         """Update a NetworkTopology; returns whether a cost may have changed."""
@@ -291,9 +291,9 @@ class CostIndex:
 
     def copy(self) -> CostIndex:
         """A copy for a thread."""
-        made = CostIndex(self._rules, self._home, one_zone=self._one_zone)
-        made._topologies, made._made = self._topologies.copy(), self._made.copy()
-        return made
+        copied = CostIndex(self._rules, self._home, one_zone=self._one_zone)
+        copied._topologies, copied._made = self._topologies.copy(), self._made.copy()
+        return copied
 
     def of(self, namespace: str) -> Costs:
         """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""

@@ -89,13 +89,13 @@ class Declared:
 
     def replicas(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
         """Workload selector -> replicas, for those of a group in this namespace that are known."""
-        found: dict[str, int] = {}
+        replicas: dict[str, int] = {}
         for workload in workloads:
             store = self._by_kind.get(workload.kind)
             known = store.get(f"{workload.namespace or namespace}/{workload.name}") if store else None
             if known is not None:
-                found[workload.selector] = known.spec.replicas
-        return found
+                replicas[workload.selector] = known.spec.replicas
+        return replicas
 
     def pods_left(self, namespace: str) -> int | None:
         """Pods that a namespace's quotas still allow; None without a limit."""

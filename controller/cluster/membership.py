@@ -64,20 +64,24 @@ class Membership:
         cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs
     ) -> Membership:
         """Build from groups and namespaces."""
-        made = cls(rules)
+        membership = cls(rules)
         for namespace in namespaces:
-            made.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
+            membership.on_namespace_change(namespace.metadata.name, namespace.metadata.labels)
         for group in groups:
-            made.on_change(group.metadata.key, None, group)
-        return made
+            membership.on_change(group.metadata.key, None, group)
+        return membership
 
     def copy(self) -> Membership:
         """A copy for a thread."""
-        made = Membership(self._rules)
-        made._admitted, made._groups, made._graphs = self._admitted.copy(), self._groups.copy(), self._graphs.copy()
-        made._named.update({name: keys.copy() for name, keys in self._named.items()})
-        made._unread.update({name: keys.copy() for name, keys in self._named.items()})
-        return made
+        copied = Membership(self._rules)
+        copied._admitted, copied._groups, copied._graphs = (
+            self._admitted.copy(),
+            self._groups.copy(),
+            self._graphs.copy(),
+        )
+        copied._named.update({name: keys.copy() for name, keys in self._named.items()})
+        copied._unread.update({name: keys.copy() for name, keys in self._named.items()})
+        return copied
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:

@@ -277,8 +277,8 @@ class GroupPod(Object, frozen=True):
     @property
     def ready(self) -> bool:
         """The Ready condition is True."""
-        found = self.condition("Ready")
-        return found is not None and found.status == "True"
+        ready = self.condition("Ready")
+        return ready is not None and ready.status == "True"
 
     def age_s(self, now: float) -> float:
         """Seconds since its creation; 0 if unknown."""

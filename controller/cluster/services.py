@@ -94,8 +94,8 @@ class Service(Object, frozen=True):
 
 def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str]) -> list[Service]:
     """The Services by which pods with these labels are called: those with an address of their own where there are any."""
-    found = [service for service in services if service.selects(namespace, labels)]
-    return [service for service in found if not service.headless] or found
+    matching = [service for service in services if service.selects(namespace, labels)]
+    return [service for service in matching if not service.headless] or matching
 
 
 def has_same_routing(old: Service | None, new: Service | None) -> bool:
@@ -113,10 +113,10 @@ class ServiceIndex:
     @classmethod
     def from_objects(cls, services: Iterable[Service]) -> ServiceIndex:
         """Build from Services."""
-        made = cls()
+        index = cls()
         for service in services:
-            made.on_change(service.metadata.key, None, service)
-        return made
+            index.on_change(service.metadata.key, None, service)
+        return index
 
     def on_change(self, key: str, old: Service | None, new: Service | None) -> bool:
         """Update a Service; returns whether routing may have changed."""
@@ -135,17 +135,17 @@ class ServiceIndex:
 
     def copy(self) -> ServiceIndex:
         """A copy for a thread."""
-        made = ServiceIndex()
-        made._known.update(self._known)
-        made._by_label.update({label: services.copy() for label, services in self._by_label.items()})
-        return made
+        copied = ServiceIndex()
+        copied._known.update(self._known)
+        copied._by_label.update({label: services.copy() for label, services in self._by_label.items()})
+        return copied
 
     def behind(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
         """See `behind`; by name. Looks at those alone that ask for a label that is there: a namespace may have thousands."""
-        found: dict[str, Service] = {}
+        matching: dict[str, Service] = {}
         for name, value in labels.items():
-            found.update(self._by_label.get((namespace, name, value), {}))
-        return behind((found[key] for key in sorted(found)), namespace, labels)
+            matching.update(self._by_label.get((namespace, name, value), {}))
+        return behind((matching[key] for key in sorted(matching)), namespace, labels)
 
     def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
         """Routing of calls to pods with these labels.

@@ -153,11 +153,15 @@ class Volumes:
 
     def copy(self) -> Volumes:
         """A copy for a thread."""
-        made = Volumes()
-        made.version = self.version
-        made._volumes, made._claims, made._classes = self._volumes.copy(), self._claims.copy(), self._classes.copy()
-        made._bound_by_volume, made._free = self._bound_by_volume.copy(), self._free.copy()
-        return made
+        copied = Volumes()
+        copied.version = self.version
+        copied._volumes, copied._claims, copied._classes = (
+            self._volumes.copy(),
+            self._claims.copy(),
+            self._classes.copy(),
+        )
+        copied._bound_by_volume, copied._free = self._bound_by_volume.copy(), self._free.copy()
+        return copied
 
     def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]

@@ -103,12 +103,12 @@ def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
 
 def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
     """The agent's pods by node (two exist for a moment in a rolling update)."""
-    found: dict[str, AgentPods] = {}
+    by_node: dict[str, AgentPods] = {}
     for pod in pods:
         if pod.node:
-            ready, ips = found.get(pod.node, AgentPods(ready=False))
-            found[pod.node] = AgentPods(ready or (pod.ready and not pod.leaving), (*ips, *pod.ips))
-    return found
+            ready, ips = by_node.get(pod.node, AgentPods(ready=False))
+            by_node[pod.node] = AgentPods(ready or (pod.ready and not pod.leaving), (*ips, *pod.ips))
+    return by_node
 
 
 def same_place(old: Node | None, new: Node | None) -> bool:

@@ -165,8 +165,8 @@ def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPoli
 
 def _writers(results: Results) -> dict[str, tuple[str, ...]]:
     """The nodes whose keys were refused, by reason."""
-    found: dict[str, set[str]] = defaultdict(set)
+    writers: dict[str, set[str]] = defaultdict(set)
     for refusal in results.refusals:
         if refusal.source:
-            found[refusal.reason].add(refusal.source)
-    return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
+            writers[refusal.reason].add(refusal.source)
+    return {reason: tuple(sorted(nodes)) for reason, nodes in writers.items()}

@@ -213,12 +213,12 @@ class ProbePlanner:
         now_s, wall_s = clocks
         previous = _decode(objects)
         places = build_zone_map(nodes).places
-        found = [decode_results(content, places, now_s=wall_s) for content in data.values()]
+        decoded = [decode_results(content, places, now_s=wall_s) for content in data.values()]
         liveness = update_liveness(
             self._liveness,
             previous.values(),
-            [sample for results in found for sample in results.samples.values()],
-            [failure for results in found for failure in results.failures.values()],
+            [sample for results in decoded for sample in results.samples.values()],
+            [failure for results in decoded for failure in results.failures.values()],
             now_s=now_s,
             interval_s=self.interval_s,
         )

@@ -170,5 +170,5 @@ def test_of_a_pair_that_runs_several_tests_the_newest_word_counts() -> None:
     for order in (samples, samples[::-1]):
         found = update_liveness(Liveness(), world.plans.values(), order, (), now_s=0.0, interval_s=60.0)
         last = found.last_results[probe.origin.node, probe.destination.node]
-        assert last.mark is not None
-        assert last.mark[0] == 20
+        assert last.version is not None
+        assert last.version[0] == 20
