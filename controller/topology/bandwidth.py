@@ -131,12 +131,12 @@ def remembered_capacities(
     written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], zones: Container[str]
 ) -> dict[ZonePair, int]:
     """Measured capacities; the written ones for pairs whose new nodes have run no stream yet."""
-    unmeasured = {
+    written_bps = {
         pair: quantity.parse_int(rate)
         for pair, rate in written.items()
         if pair[0] in zones and pair[1] in zones and _is_quantity(rate)
     }
-    return unmeasured | dict(measured)
+    return written_bps | dict(measured)
 
 
 def spell(rate_bps: Quantity) -> Quantity:
