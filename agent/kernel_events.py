@@ -55,7 +55,7 @@ class KernelEvents:
         self._links.append(listener)
 
     def on_default_routes(self, listener: Listener) -> None:
-        """Call ``listener`` after changes of default routes; the kernel filters out those of others."""
+        """Call ``listener`` after changes of default routes; the kernel drops messages about all other routes."""
         self._routes.append(listener)
 
     def on_shaping(self, listener: Listener) -> None:

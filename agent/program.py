@@ -15,7 +15,7 @@ from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import NetDirectory, read_machine
-from agent.capacity.traffic import Traffic
+from agent.capacity.utilization import UplinkUtilization
 from agent.config import AgentConfig
 from agent.kernel_events import KernelEvents
 from agent.node import NodeView, OwnNode
@@ -64,13 +64,15 @@ async def run_agent(config: AgentConfig) -> None:
         kernel.on_links(publisher.note_link_change)
         kernel.on_default_routes(links.note_route_change)
         kernel.on_default_routes(publisher.note_link_change)
-        traffic = Traffic(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
+        utilization = UplinkUtilization(
+            config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry
+        )
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "node": node.run(),
             "events": recorder.run(),
             "capacity": publisher.run(),
             "kernel-events": kernel.run(),
-            "traffic": traffic.run(),
+            "uplink-utilization": utilization.run(),
         }
         registry.register(InformerMetrics(lambda: {"node": node}))
         checks.ready |= {

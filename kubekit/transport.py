@@ -73,7 +73,7 @@ class ConnectionPool(enum.Enum):
 
 
 MAX_SHARED_REQUESTS = 5
-"""Limit of reads and writes together: one connection is left for reads, and three for writes, whatever the other does."""
+"""Limit of reads and writes together. At most 4 are writes and 2 reads, so writes always leave one for reads, and reads three."""
 
 
 class ConnectionPools:
@@ -93,7 +93,7 @@ class ConnectionPools:
             ConnectionPool.WRITE: shared,
             ConnectionPool.LEASE: self._session(1),
         }
-        # Acquire the limiter before a connection, so that the write fence is checked after waiting.
+        # Requests wait at these semaphores, not in aiohttp's pool, so that the write fence is checked after the wait.
         shared_limit = asyncio.Semaphore(MAX_SHARED_REQUESTS)
         own_limits = {
             pool: asyncio.Semaphore(pool.max_requests) for pool in ConnectionPool if pool.max_requests is not None

@@ -25,7 +25,7 @@ class CostPolicy(Section, frozen=True):
     Attributes:
         percentile: which latency is priced.
         unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
-        hysteresis: a cost stays while the latency is within this share of it.
+        hysteresis: a cost stays while the latency is no further than this share (or twice the noise) outside its interval.
         stale_after_s: a measurement older than this and than three rounds is stale; its value stays.
         expire_after_s: after this the value is dropped, and the pair inferred or absent.
         external_stale_after_s: the same for numbers of other components, which carry no time; null for never.

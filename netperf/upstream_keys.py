@@ -69,7 +69,7 @@ def _split_nodes(text: str) -> list[tuple[str, str]]:
 
 
 def to_sample(origin: Place, destination: Place, readings: Readings) -> tuple[str, Sample]:
-    """The readings of a pair as one sample of prober ``external``, under the last of their keys."""
+    """The readings of a pair as one sample of prober ``external``, under the lexicographically greatest of their keys."""
     known = {percentile: value_us for percentile, (_, value_us, _) in readings.items()}
     measurement = Measurement(
         prober="external",

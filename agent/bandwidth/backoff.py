@@ -17,7 +17,7 @@ MAX_WAIT_S = 300.0
 HELD_S = 600.0
 """A limit that was not removed or replaced for this long is not disputed any more."""
 DISPUTED_AFTER = 3
-"""A limit is disputed when it was set this often within `HELD_S`."""
+"""A limit is disputed when it was set this often, with less than `HELD_S` between attempts."""
 
 
 class _Record(msgspec.Struct):

@@ -234,7 +234,7 @@ class BandwidthManager:
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
     def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Report invalid annotations, once per change."""
+        """Report pods whose reservation and limit differ, or whose claim was refused, once per change."""
         faults: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
             for pod in pods:

@@ -1,5 +1,5 @@
 """Publishes the node's network capacity as the extended resource ``network.aware.com/bandwidth``.
 
-`kernel`, `sysfs` and `links` read, `rules` and `node_bandwidth` decide (pure), `publisher` writes. An unknown capacity is not published.
-May import `netperf.contract`, kubekit, and of the agent's other packages only what reads its own node.
+`kernel` and `sysfs` read; `rules`, `instances`, `node_bandwidth` and `publication` decide (pure); `publisher` writes; `utilization`
+exports metrics. An unknown capacity is not published. May not import the agent's other packages.
 """

@@ -52,7 +52,7 @@ _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
 _FAMILIES = {2: 4, 10: 6}
 _OF_PODS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
-"""Routes are read at most this long apart; after a changed default route, at the next read."""
+"""Routes are read again after this time, or at the next read after a default route changed."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
 
 

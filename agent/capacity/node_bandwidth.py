@@ -28,7 +28,7 @@ class HardwareCapacity(msgspec.Struct, frozen=True):
     Attributes:
         rate_bps: of each direction, since links are full duplex.
         explanation: how it was found, for people.
-        devices: names of the physical devices that carry the traffic; their counters give the utilisation.
+        devices: names of the physical devices that carry the traffic; their counters give the utilization.
     """
 
     rate_bps: int | None

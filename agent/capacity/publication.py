@@ -20,8 +20,8 @@ from kubekit.wire import Condition
 from netperf.contract import AGENT, BANDWIDTH, MAX_ANNOTATION_BYTES, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 CONDITION = "NetawareBandwidth"
-"""Node condition: True if the capacity is known and published; False if it is unknown or disputed, with the reason in the
-message."""
+"""Node condition: True if the capacity is known and published; False if it is unknown, disputed, owned by another program
+or misconfigured, with the reason in the message."""
 
 KWOK_ANNOTATION = "kwok.x-k8s.io/node"
 _REAL_KUBELET = re.compile(r"v?\d+\.\d+")

@@ -115,7 +115,7 @@ class ResultsQueue:
 
     @property
     def keys(self) -> KeysView[str]:
-        """Keys of all pairs with entries."""
+        """Keys of the pairs that have or had an entry."""
         return self._pairs.keys()
 
     def forget_written(self) -> None:

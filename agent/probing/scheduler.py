@@ -12,6 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -32,7 +33,7 @@ from netperf.pacing import (
 )
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.netperf import NetperfProber
-from netperf.probers.prober import ProbeFailedError
+from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import (
     MIN_DATAGRAMS,
     Failure,
@@ -49,6 +50,8 @@ log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
 
+Result = Literal["ok", "over-budget", "missed", "waiting"] | FailureName
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one run.
@@ -56,8 +59,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         origin, destination: the pair.
         test: the test that was run.
-        result: ``ok``, ``over-budget``, ``missed`` (the run before took too long), or one of
-            `netperf.probers.prober.FailureName`.
+        result: ``ok``, ``over-budget``, ``missed`` (the run before took too long), ``waiting`` (no run is planned and no datagram
+            came back yet), or the failure.
         sample: with ``ok``, and after a failed run if datagrams came back.
         failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
@@ -69,7 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     origin: Place
     destination: Place
     test: Test
-    result: str
+    result: Result
     sample: Sample | None = None
     failure: Failure | None = None
     detail: str = ""
@@ -233,7 +236,7 @@ class ProbeScheduler:
             return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_flags=quality_flags))
         if run is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs[probe.nodes] = self._failed_runs.get(probe.nodes, 0) + 1
-        result = "ok" if run is None else run.name
+        result: Result = "ok" if run is None else run.name
         detail = "" if run is None else run.detail
         if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             standing_in = msgspec.structs.replace(datagrams, test=test)
@@ -297,7 +300,7 @@ class ProbeScheduler:
 def _outcome(
     probe: Probe,
     test: Test,
-    result: str,
+    result: Result,
     *,
     sample: Sample | None = None,
     failure: Failure | None = None,

@@ -1,7 +1,7 @@
 """Computes the status of an AppGroup: order, running pods, and whether dependencies keep their maxNetworkCost.
 
-Dependencies are checked by NetworkOverhead's rule (docs/contracts, section 4), between callers and the replicas that may answer them (in
-upstream parity all): a dependency is met if every such pair of pods is within its maxNetworkCost.
+A dependency is met (NetworkOverhead's rule, docs/contracts, section 4) if each caller is within maxNetworkCost of each replica that may
+answer it; in upstream parity, of every replica.
 """
 
 from __future__ import annotations

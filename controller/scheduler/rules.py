@@ -68,8 +68,8 @@ class ScoreTable(msgspec.Struct, frozen=True):
 
     Attributes:
         neutral: why all nodes are equal; empty when they are not.
-        by_class: a tally per place, in the order of the places given.
-        by_node: tallies of nodes that hold pods of dependencies or dependants themselves.
+        by_class: the score per place, in the order of the places given.
+        by_node: scores of nodes that hold pods of dependencies or dependants themselves.
     """
 
     neutral: str
@@ -109,7 +109,7 @@ def score_places(
 
 
 class _Sums:
-    """Tallies in the making: per place, and the corrections of nodes that hold pods themselves."""
+    """Sums in the making: per place, and the corrections of nodes that hold pods themselves."""
 
     def __init__(self, places: Sequence[Location], place_of: Mapping[str, int], costs: CostTable) -> None:
         self._places, self._place_of, self._costs = places, place_of, costs

@@ -46,7 +46,7 @@ def die_with_parent() -> None:
 
 
 def _confine(limits: ChildLimits) -> None:
-    """Called between fork and exec; if it raises, the child is not started."""
+    """Called between fork and exec. If it raises, the child is not started."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
     if os.geteuid() == 0:
         os.setgroups([])
@@ -85,7 +85,7 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
     """
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # If others cannot reach the program's directory, execute the open file.
+        # If the user nobody cannot reach the program, execute it through an open descriptor.
         path = program if _others_may_run(program) else f"/proc/self/fd/{descriptor}"
         return await asyncio.create_subprocess_exec(
             Path(program).name,

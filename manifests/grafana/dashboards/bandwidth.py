@@ -34,7 +34,7 @@ BANDWIDTH = Dashboard(
                 number(
                     "Busiest uplink",
                     "percentunit",
-                    "The highest utilisation of any node's uplink now.",
+                    "The highest utilization of any node's uplink now.",
                     Query('max(instance:netaware_network_utilization:ratio{node=~"$node"})'),
                     bad_above=0.9,
                     width=6,

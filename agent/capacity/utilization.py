@@ -28,7 +28,7 @@ class Counters(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
 
 
-def utilisation(old: Counters, new: Counters, capacity_bps: int) -> float | None:
+def utilization(old: Counters, new: Counters, capacity_bps: int) -> float | None:
     """The mean rate of the busier direction over the capacity, 0..1, since links are full duplex.
 
     None where the devices changed or a counter went back, as when a driver was loaded again.
@@ -40,7 +40,7 @@ def utilisation(old: Counters, new: Counters, capacity_bps: int) -> float | None
     return min(1.0, 8 * max(sent, received) / seconds / capacity_bps)
 
 
-class Traffic:
+class UplinkUtilization:
     """A collector for one node.
 
     Args:
@@ -102,7 +102,7 @@ class Traffic:
             sent.add_metric((self._node,), self._samples[-1].sent_bytes)
             received.add_metric((self._node,), self._samples[-1].received_bytes)
         if node_bandwidth is not None and node_bandwidth.gross_bps and self._samples:
-            ratio = utilisation(self._samples[0], self._samples[-1], node_bandwidth.gross_bps)
+            ratio = utilization(self._samples[0], self._samples[-1], node_bandwidth.gross_bps)
             if ratio is not None:
                 used.add_metric((self._node,), ratio)
         yield from (sent, received, used)

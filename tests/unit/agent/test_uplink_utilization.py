@@ -1,4 +1,4 @@
-"""Utilisation from counters."""
+"""Utilization from counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
-from agent.capacity.traffic import Traffic
+from agent.capacity.utilization import UplinkUtilization
 
 
 def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
     statistics.mkdir(parents=True)
     offers: list[NodeBandwidth | None] = [None]
     registry = CollectorRegistry()
-    traffic = Traffic("n1", NetDirectory(tmp_path), lambda: offers[0], registry)
+    utilization = UplinkUtilization("n1", NetDirectory(tmp_path), lambda: offers[0], registry)
 
     def value(name: str) -> float | None:
         return registry.get_sample_value(name, {"node": "n1"})
@@ -27,12 +27,12 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
         (statistics / "rx_bytes").write_text(f"{received}\n")
 
     count(1, 1)
-    traffic.sample(0.0)
+    utilization.sample(0.0)
     assert value("netaware_node_bandwidth_known") == 0
     offers[0] = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="", devices=("eno1",))
-    traffic.sample(0.0)
+    utilization.sample(0.0)
     count(1_000_001, 250_001)
-    traffic.sample(10.0)
+    utilization.sample(10.0)
     assert value("netaware_node_network_transmit_bytes_total") == 1_000_001
     assert value("netaware_node_network_receive_bytes_total") == 250_001
     assert value("netaware_node_network_utilization_ratio") is None
@@ -45,6 +45,6 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
     assert registry.get_sample_value("netaware_node_bandwidth_capacity_bytes_per_second", labels) == 112_500
     # Counters that went back, as when a driver is loaded again, or other devices say nothing.
     count(0, 0)
-    traffic.sample(20.0)
+    utilization.sample(20.0)
     assert value("netaware_node_network_utilization_ratio") is None
     assert value("netaware_node_network_transmit_bytes_total") == 0
