@@ -11,7 +11,8 @@ import yaml
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 NAMESPACE = "netaware-system"
-KUBECTL_TIMEOUT_S = 60.0
+# `kubectl delete` waits for namespaces to go, which the shared control plane does one after the other.
+KUBECTL_TIMEOUT_S = 180.0
 
 Documents = list[dict[str, Any]]
 _BUILT: dict[Path, str] = {}
