@@ -100,7 +100,7 @@ def _attach_route_filter(netlink: socket.socket) -> None:
 
     Classic BPF (linux/filter.h) over one message: the low byte of nlmsg_type, then rtm_dst_len behind the header.
     """
-    load_byte, jump_if_equal, give_back = 0x30, 0x15, 0x06
+    load_byte, jump_if_equal, return_ = 0x30, 0x15, 0x06
     type_at = 4 if sys.byteorder == "little" else 5
     program = b"".join(
         struct.pack("=HBBI", *instruction)
@@ -110,8 +110,8 @@ def _attach_route_filter(netlink: socket.socket) -> None:
             (jump_if_equal, 0, 2, RTM_DELROUTE),
             (load_byte, 0, 0, HEADER.size + 1),
             (jump_if_equal, 0, 1, 0),
-            (give_back, 0, 0, 0xFFFFFFFF),
-            (give_back, 0, 0, 0),
+            (return_, 0, 0, 0xFFFFFFFF),
+            (return_, 0, 0, 0),
         )
     )
     buffer = ctypes.create_string_buffer(program, len(program))

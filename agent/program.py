@@ -100,8 +100,8 @@ async def run_agent(config: AgentConfig) -> None:
         if config.traffic != "off":
             from agent.traffic.manager import TrafficManager
 
-            counting = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
-            tasks |= counting.tasks()
+            traffic = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
+            tasks |= traffic.tasks()
         log.info("agent starts", node=config.node, version=installed_version(), server=cluster.server)
         async with server.running():
             await runtime.supervise(tasks)

@@ -26,13 +26,13 @@ class _Record(msgspec.Struct):
     Attributes:
         wanted: the limit to set.
         tries: attempts so far.
-        set_s: when it was set; if it is to be set again, it was removed since.
+        set_at_s: times at which it was set; each later one means that it had been removed.
         tried_at_s, due_s: times of the last attempt and the earliest next one.
     """
 
     wanted: object
     tries: int = 0
-    set_s: list[float] = []
+    set_at_s: list[float] = []
     tried_at_s: float = 0.0
     due_s: float = 0.0
 
@@ -61,13 +61,13 @@ class RepairBackoff:
 
     def note(self, action: Action, now_s: float, *, done: bool) -> float:
         """Record an attempt; returns in how many seconds the next one is due."""
-        place = _key_of(action)
-        record = self._records.get(place)
+        key = _key_of(action)
+        record = self._records.get(key)
         if record is None or record.wanted != _wanted(action):
-            record = self._records[place] = _Record(_wanted(action))
+            record = self._records[key] = _Record(_wanted(action))
         record.tries += 1
         if done and isinstance(action, LimitIngress | LimitEgress):
-            record.set_s.append(now_s)
+            record.set_at_s.append(now_s)
         wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(record.tries - 1, 10))
         record.tried_at_s, record.due_s = now_s, now_s + wait_s
         return wait_s
@@ -76,14 +76,14 @@ class RepairBackoff:
         """Limits that were set repeatedly, by kind of action and device, with the reason."""
         self._forget(now_s)
         return {
-            place: f"set {len(record.set_s)} times in {record.set_s[-1] - record.set_s[0]:.0f} s, "
+            key: f"set {len(record.set_at_s)} times in {record.set_at_s[-1] - record.set_at_s[0]:.0f} s, "
             "because another program removes or replaces it"
-            for place, record in self._records.items()
-            if len(record.set_s) >= DISPUTED_AFTER
+            for key, record in self._records.items()
+            if len(record.set_at_s) >= DISPUTED_AFTER
         }
 
     def _forget(self, now_s: float) -> None:
-        self._records = {place: record for place, record in self._records.items() if now_s - record.tried_at_s < HELD_S}
+        self._records = {key: record for key, record in self._records.items() if now_s - record.tried_at_s < HELD_S}
 
 
 def _key_of(action: Action) -> RepairKey:

@@ -11,8 +11,8 @@ from pathlib import Path
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 
-from agent.bandwidth.effect import BucketCount, DeviceCount, Effects, KernelCount
 from agent.bandwidth.locate import INTERFACE
+from agent.bandwidth.meters import BucketCount, DeviceCount, KernelCount, TrafficMeters
 from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
 from agent.bandwidth.traffic_control import GONE, each_action
 from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
@@ -21,29 +21,29 @@ _STATS2, _BASIC, _QUEUE, _ACT_STATS = 7, 1, 3, 4
 _BASIC_STATS = struct.Struct("=Q")
 _QUEUE_STATS = struct.Struct("=IIIII")
 """struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits."""
-_LINE = INTERFACE.encode() + b":"
+_INTERFACE_LABEL = INTERFACE.encode() + b":"
 _MAX_BYTES = 16384
 
 
 async def take_readings(
-    effects: Effects, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, everything: bool
+    meters: TrafficMeters, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, include_buckets: bool
 ) -> bool:
-    """Read counters and add them to `Effects`; returns whether buckets and filters were read too.
+    """Read counters and add them to `TrafficMeters`; returns whether buckets and filters were read too.
 
-    They are read if ``everything`` is set, and for busy pods, whose own counters do not suffice.
+    They are read if ``include_buckets`` is set, and for busy pods, whose own counters do not suffice.
 
     Raises:
         KernelError: netlink did not answer.
     """
-    sites = [status.counter_source for status in statuses if status.counter_source is not None]
-    devices = read_devices(proc, {counter_source.pid for counter_source in sites})
-    busy = effects.busy_devices(statuses, devices, now_s)
-    if not everything and not busy:
-        effects.add_readings(statuses, devices, None, now_s)
+    counter_sources = [status.counter_source for status in statuses if status.counter_source is not None]
+    devices = read_devices(proc, {counter_source.pid for counter_source in counter_sources})
+    busy = meters.busy_devices(statuses, devices, now_s)
+    if not include_buckets and not busy:
+        meters.add_readings(statuses, devices, None, now_s)
         return False
     kernel = await read_kernel_counts(busy)
-    effects.add_readings(
-        statuses, devices, kernel, now_s, read_devices(proc, {s.pid for s in sites if s.device in busy})
+    meters.add_readings(
+        statuses, devices, kernel, now_s, read_devices(proc, {s.pid for s in counter_sources if s.device in busy})
     )
     return True
 
@@ -73,16 +73,16 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
 
 def parse_device_count(text: bytes) -> DeviceCount | None:
     """The line of eth0 in ``/proc/net/dev``; None without one."""
-    begin = text.find(b" " + _LINE)
+    begin = text.find(b" " + _INTERFACE_LABEL)
     if begin < 0:
         return None
-    columns = text[begin + 1 + len(_LINE) : begin + 400].split(None, 10)
+    columns = text[begin + 1 + len(_INTERFACE_LABEL) : begin + 400].split(None, 10)
     if len(columns) < 10 or not (columns[0].isdigit() and columns[8].isdigit() and columns[9].isdigit()):
         return None
     return DeviceCount(int(columns[0]), int(columns[8]), int(columns[9]))
 
 
-async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
+async def read_kernel_counts(filter_devices: Iterable[int]) -> KernelCount:
     """Counters of all root qdiscs, and of the redirecting filters at the given devices' ingress.
 
     Raises:
@@ -91,7 +91,7 @@ async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
     async with rtnetlink("cannot read the counters of limits") as netlink:
         buckets = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_bucket))
         redirected: dict[int, int] = {}
-        for index in filtered:
+        for index in filter_devices:
             request = partial(tc_request, index, INGRESS_HOOK)
             try:
                 redirected[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
@@ -117,9 +117,9 @@ def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, BucketCount] |
 
 def parse_redirected(data: bytes, begin: int, end: int) -> int | None:
     """RTM_NEWTFILTER: bytes redirected so far; None for filters without a redirect."""
-    taken = None
+    redirected_bytes = None
     for action, redirects in each_action(data, begin, end):
         basic = nested(data, action, _ACT_STATS).get(_BASIC)
         if redirects and basic is not None:
-            taken = (taken or 0) + int(_BASIC_STATS.unpack_from(data, basic[0])[0])
-    return taken
+            redirected_bytes = (redirected_bytes or 0) + int(_BASIC_STATS.unpack_from(data, basic[0])[0])
+    return redirected_bytes

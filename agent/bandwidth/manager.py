@@ -21,10 +21,10 @@ from agent.bandwidth.backoff import RepairBackoff, RepairKey
 from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
-from agent.bandwidth.effect import Effects
 from agent.bandwidth.kernel import execute
+from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.metrics import BandwidthMetrics
-from agent.bandwidth.rules import Policy, plan_limits, with_effect
+from agent.bandwidth.rules import Policy, plan_limits, with_excess_or_dispute
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import Action, BandwidthPlan, Key, LimitStatus
 from agent.config import AgentConfig
@@ -44,9 +44,9 @@ CHANGE_GATHER_S = 0.3
 """Changes within this time are handled by one reading."""
 MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
-EFFECT_S = 4.5
+DEVICE_COUNTERS_INTERVAL_S = 4.5
 """Interval of reading pods' own counters; an excess shows in the second reading, within ten seconds."""
-COUNTERS_S = 26.0
+BUCKET_COUNTERS_INTERVAL_S = 26.0
 """Longest interval of reading counters of buckets and filters, for metrics; shorter while a pod is busy."""
 NEW_POD_AGE_S = 120.0
 """An agent that starts sends no events about older pods, because an earlier agent may have."""
@@ -85,22 +85,22 @@ class BandwidthManager:
         self._pods.subscribe(self._note_pod)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
-        self._reported_statuses: dict[Key, LimitStatus] = {}
+        self._last_statuses: dict[Key, LimitStatus] = {}
         self._reconciled = False
         self._faults: dict[tuple[str, str], str] = {}
-        self._unlocated = False
+        self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
-        self._effects = Effects()
-        self._reported: tuple[Mapping[Key, str], Mapping[RepairKey, str]] = ({}, {})
+        self._meters = TrafficMeters()
+        self._last_excesses_and_disputes: tuple[Mapping[Key, str], Mapping[RepairKey, str]] = ({}, {})
         self._plan, self._specs = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
-        return {"bandwidth": self._run(), "bandwidth-effect": self._compare_traffic()}
+        return {"bandwidth": self._run(), "bandwidth-traffic": self._compare_traffic()}
 
     def note_kernel_change(self) -> None:
         """Reconcile soon, because devices or traffic control changed."""
-        if self._reported_statuses or self._unlocated or self._policy.enforce:
+        if self._last_statuses or self._has_unlocated_pods or self._policy.enforce:
             self._wake.set()
 
     def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
@@ -180,53 +180,55 @@ class BandwidthManager:
         loop = asyncio.get_running_loop()
         read_at_s = -math.inf
         while True:
-            await asyncio.sleep(EFFECT_S)
+            await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S)
             statuses = [status for status in self._plan.statuses if status.counter_source is not None]
             if not statuses:
                 continue
             try:
-                everything = loop.time() - read_at_s >= COUNTERS_S
-                if await take_readings(self._effects, self._config.proc, statuses, loop.time(), everything=everything):
+                include_buckets = loop.time() - read_at_s >= BUCKET_COUNTERS_INTERVAL_S
+                if await take_readings(
+                    self._meters, self._config.proc, statuses, loop.time(), include_buckets=include_buckets
+                ):
                     read_at_s = loop.time()
             except KernelError as error:
                 log.change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
             log.change("counters", "", "counters can be read again")
-            if self._excesses_and_disputes() != self._reported:
+            if self._excesses_and_disputes() != self._last_excesses_and_disputes:
                 self._report()
             else:  # nearly always: only rates have changed
-                self._metrics.show_effects(self._effects.by_limit)
+                self._metrics.show_traffic(self._meters.by_limit)
 
     def _excesses_and_disputes(self) -> tuple[Mapping[Key, str], Mapping[RepairKey, str]]:
         """Exceeded and disputed limits, which overrule the verdict on the configuration."""
-        return self._effects.current_excesses, self._backoff.disputed(asyncio.get_running_loop().time())
+        return self._meters.current_excesses, self._backoff.disputed(asyncio.get_running_loop().time())
 
     # --- reporting ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         """Report verdicts by events and log lines, once per change."""
-        self._reported = self._excesses_and_disputes()
-        pods, (_, disputed) = self._specs, self._reported
+        self._last_excesses_and_disputes = self._excesses_and_disputes()
+        pods, (_, disputed) = self._specs, self._last_excesses_and_disputes
         statuses = tuple(
-            with_effect(
+            with_excess_or_dispute(
                 status,
-                self._effects.excess_of(status),
+                self._meters.excess_of(status),
                 disputed.get((_KIND_OF[status.direction], status.host_device), ""),
             )
             for status in self._plan.statuses
         )
         plan = msgspec.structs.replace(self._plan, statuses=statuses)
-        self._metrics.show(plan, self._effects.by_limit)
+        self._metrics.show(plan, self._meters.by_limit)
         current = {status.key: status for status in plan.statuses}
         for key, status in current.items():
-            self._report_status(status, self._reported_statuses.get(key))
+            self._report_status(status, self._last_statuses.get(key))
         # A pod that temporarily cannot be located keeps its reported status.
         living = {pod.uid for pod in pods}
-        previous = {key: status for key, status in self._reported_statuses.items() if key[0] in living}
-        self._reported_statuses = previous | current
+        previous = {key: status for key, status in self._last_statuses.items() if key[0] in living}
+        self._last_statuses = previous | current
         self._report_faults(pods)
         self._reconciled = True
-        self._unlocated = bool(plan.unlocated)
+        self._has_unlocated_pods = bool(plan.unlocated)
         waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
         if plan.programs_unknown:  # for as long as the process lives
             line = "programs on pods' devices (tcx, netkit) cannot be looked at"

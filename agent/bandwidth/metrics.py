@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.bandwidth.effect import Effect
+from agent.bandwidth.meters import MeasuredTraffic
 from agent.bandwidth.state import BandwidthPlan, Key, LimitStatus
 
 MAX_LIMITS_SHOWN = 2000
-_UNKNOWN = Effect()
+_UNKNOWN = MeasuredTraffic()
 _LABELS = ("namespace", "pod", "direction")
 
 
@@ -22,20 +22,20 @@ class BandwidthMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._statuses: Sequence[LimitStatus] = ()
         self._unlocated, self._programs_unknown = 0, False
-        self._effects: Mapping[Key, Effect] = {}
+        self._traffic: Mapping[Key, MeasuredTraffic] = {}
         self.repairs = Counter(
             "netaware_pod_bandwidth_repairs", "Limits set or removed, by outcome.", ["outcome"], registry=registry
         )
         registry.register(self)
 
-    def show(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
+    def show(self, plan: BandwidthPlan, traffic: Mapping[Key, MeasuredTraffic]) -> None:
         """Set the statuses to export."""
         self._statuses, self._unlocated = plan.statuses[:MAX_LIMITS_SHOWN], len(plan.unlocated)
-        self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
+        self._traffic, self._programs_unknown = traffic, bool(plan.programs_unknown)
 
-    def show_effects(self, effects: Mapping[Key, Effect]) -> None:
+    def show_traffic(self, traffic: Mapping[Key, MeasuredTraffic]) -> None:
         """Set the measured traffic to export."""
-        self._effects = effects
+        self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """The families of this node."""
@@ -55,20 +55,20 @@ class BandwidthMetrics:
         for status in self._statuses:
             labels = (status.pod.namespace, status.pod.name, status.direction)
             verdict.add_metric((*labels, status.verdict, status.device), 1)
-            effect = self._effects.get(status.key, _UNKNOWN)
+            traffic = self._traffic.get(status.key, _UNKNOWN)
             for family, value in (
                 (wanted, None if status.wanted_bps is None else status.wanted_bps / 8),
                 (rate, status.rate_bytes_per_s),
                 (burst, status.burst_bytes),
                 (queue, status.queue_s),
-                (used, effect.bytes_per_s),
+                (used, traffic.bytes_per_s),
             ):
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)
-            if effect.bucket is not None:
-                backlog.add_metric(labels, effect.bucket.backlog_bytes)
-                dropped.add_metric(labels, effect.bucket.dropped_packets)
-                overlimits.add_metric(labels, effect.bucket.overlimits)
+            if traffic.bucket is not None:
+                backlog.add_metric(labels, traffic.bucket.backlog_bytes)
+                dropped.add_metric(labels, traffic.bucket.dropped_packets)
+                overlimits.add_metric(labels, traffic.bucket.overlimits)
         yield from (verdict, wanted, rate, burst, queue, used, backlog, dropped, overlimits)
         yield GaugeMetricFamily(
             "netaware_pod_bandwidth_unlocated", "Annotated pods whose device was not found.", self._unlocated

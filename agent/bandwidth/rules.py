@@ -81,7 +81,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     )
 
 
-def with_effect(status: LimitStatus, excess: str, disputed: str) -> LimitStatus:
+def with_excess_or_dispute(status: LimitStatus, excess: str, disputed: str) -> LimitStatus:
     """A status of the configuration, overruled by a measured excess or a dispute."""
     if excess:
         verdict, evidence = "exceeded", excess

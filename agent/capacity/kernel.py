@@ -50,7 +50,7 @@ _TBF = struct.Struct("=8xI")
 _NEXT_HOP = struct.Struct("=HBBi")
 _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
 _FAMILIES = {2: 4, 10: 6}
-_OF_PODS = frozenset({"veth", "ifb"})
+_POD_LINK_KINDS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
 """Routes are read again after this time, or at the next read after a default route changed."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
@@ -102,7 +102,7 @@ class LinkReader:
 
 
 def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
-    if link.kind in _OF_PODS or link.index not in roots:
+    if link.kind in _POD_LINK_KINDS or link.index not in roots:
         return link
     kind, mbps = roots[link.index]
     return msgspec.structs.replace(link, root=kind, root_mbps=mbps)
@@ -136,7 +136,7 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         parent_elsewhere=_IFLA_LINK_NETNSID in spans,
         master=read_u32(data, spans, _IFLA_MASTER),
     )
-    if kind in _OF_PODS:
+    if kind in _POD_LINK_KINDS:
         return link
     options, port = nested(data, info, _IFLA_INFO_DATA), nested(data, info, _IFLA_INFO_SLAVE_DATA)
     port_kind = read_text(data, info, _IFLA_INFO_SLAVE_KIND)

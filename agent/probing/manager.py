@@ -68,7 +68,7 @@ class ProbingManager:
             registry=registry,
         )
         self._background = BackgroundProber(self._plans)
-        self._scheduler = ProbeScheduler(self._plans, config.budget, self._hand_on, self._background)
+        self._scheduler = ProbeScheduler(self._plans, config.budget, self._record_outcome, self._background)
         self._responder: ProbeResponder | None = None
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
@@ -114,7 +114,7 @@ class ProbingManager:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _hand_on(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: Outcome) -> None:
         self._metrics.add(outcome)
         if outcome.sample is not None:
             self._results.add(outcome.sample)
@@ -132,7 +132,7 @@ class ProbingManager:
             self._secret = await self._source.wait_for_change(self._secret)
             log.info("the probing secret was replaced")
 
-    def _needs(self) -> tuple[str, ProbeSettings, bytes] | None:
+    def _server_inputs(self) -> tuple[str, ProbeSettings, bytes] | None:
         """Address, settings and secret, once all are known."""
         node = self._view.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
@@ -144,26 +144,26 @@ class ProbingManager:
 
     async def _serve(self) -> None:
         while True:
-            needs = self._needs()
-            if needs is None:
+            inputs = self._server_inputs()
+            if inputs is None:
                 await self._changed.wait()
                 continue
-            address, settings, secret = needs
+            address, settings, secret = inputs
             self._responder = ProbeResponder(address, settings, secret, find_binary("netserver"))
             binary = find_binary("netperf")
             self._scheduler.use(NetperfProber(binary, secret) if binary is not None else None)
-            await run_until(self._serve_both(self._responder, secret), self._until_needs_differ(needs))
+            await run_until(self._serve_both(self._responder, secret), self._wait_until_inputs_change(inputs))
 
     async def _serve_both(self, responder: ProbeResponder, secret: bytes) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(responder.run(), name="responder")
             group.create_task(self._background.run(responder.address, secret), name="datagrams")
 
-    async def _until_needs_differ(self, needs: tuple[str, ProbeSettings, bytes]) -> None:
-        address, settings, secret = needs
+    async def _wait_until_inputs_change(self, inputs: tuple[str, ProbeSettings, bytes]) -> None:
+        address, settings, secret = inputs
         while True:
             changed = self._changed
-            now = self._needs()
+            now = self._server_inputs()
             if now is not None and (now[0], _ports(now[1]), now[2]) != (address, _ports(settings), secret):
                 return
             await changed.wait()

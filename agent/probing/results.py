@@ -176,7 +176,7 @@ class ResultsWriter:
         )
         target.data, target.has_our_sequences = after.data or {}, True
         target.future_keys.clear()
-        self._queue.confirm(entries)
+        self._queue.mark_written(entries)
         for entry in entries:
             self._refused.pop(entry.key, None)
         self._writes.labels("ok").inc()

@@ -15,7 +15,7 @@ from netperf.sample import Failure, Place, Sample, Test
 
 MAX_SINGLE_FAILURES = 4
 """Failures in a row that are written at once; further ones wait."""
-CONFIRMATIONS = 2
+MIN_EQUIVALENT_WRITES = 2
 """Readers accept a change when a second run confirms it, so a value waits only after this many writes."""
 SAME_RATIO = 0.03
 SAME_US = 30.0
@@ -132,7 +132,7 @@ class ResultsQueue:
             or pair.failure_written_at_s is not None
             or written is None
             or self._now_s() - pair.written_at_s >= refresh_s(self._interval_s)
-            or pair.equivalent_writes < CONFIRMATIONS
+            or pair.equivalent_writes < MIN_EQUIVALENT_WRITES
             or not is_equivalent(sample, written)
         )
         pair.sample = sample
@@ -160,7 +160,7 @@ class ResultsQueue:
         entries = [pair.entry(key) for key, pair in self._pairs.items()]
         return [entry for entry in entries if entry.sample or entry.failure or entry.removes_failure]
 
-    def confirm(self, entries: Collection[Entry]) -> None:
+    def mark_written(self, entries: Collection[Entry]) -> None:
         """Record entries as written."""
         now_s = self._now_s()
         for entry in entries:

@@ -108,7 +108,7 @@ class ProbeScheduler:
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
         self._sequence = int(wall_clock())
-        self._taken_s = wall_clock()
+        self._last_turn_s = wall_clock()
         self._changed = asyncio.Event()
         self._prober: NetperfProber | None = None
 
@@ -133,11 +133,11 @@ class ProbeScheduler:
             turn = None
             if plan is not None and prober is not None:
                 self._count_missed(plan)
-                turn = next_turn(plan, self._plans.node, self._from_s(plan))
+                turn = next_turn(plan, self._plans.node, self._earliest_start_s(plan))
             if turn is None or plan is None or prober is None:
                 await changed.wait()
-            elif await self._comes(turn, changed):
-                self._taken_s = turn.starts_at_s + TURN_OVER_S
+            elif await self._wait_for_turn(turn, changed):
+                self._last_turn_s = turn.starts_at_s + TURN_OVER_S
                 self._listener(await self._run_probe(turn, plan, prober))
 
     async def run_datagrams(self) -> None:
@@ -166,21 +166,21 @@ class ProbeScheduler:
         rounds = self._wall_clock() / plan.interval_s - int.from_bytes(digest, "big") / 2**32
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
-    def _from_s(self, plan: ZonePlan) -> float:
-        """The earliest start of a run; a missed one may still begin in the first half of its slot.
+    def _earliest_start_s(self, plan: ZonePlan) -> float:
+        """The earliest start of a run. A turn that was missed may still start in the first half of its slot.
 
         It is after the previous turn, so no turn comes twice, unless the clock was set back.
         """
         now_s = self._wall_clock()
         earliest_s = now_s - slot_width_s(plan) / 2
-        return max(self._taken_s, earliest_s) if self._taken_s - now_s <= TURN_OVER_S else earliest_s
+        return max(self._last_turn_s, earliest_s) if self._last_turn_s - now_s <= TURN_OVER_S else earliest_s
 
     def _count_missed(self, plan: ZonePlan) -> None:
-        for turn in missed_turns(plan, self._plans.node, self._taken_s, self._from_s(plan)):
-            self._taken_s = turn.starts_at_s + TURN_OVER_S
-            self._listener(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
+        for turn in missed_turns(plan, self._plans.node, self._last_turn_s, self._earliest_start_s(plan)):
+            self._last_turn_s = turn.starts_at_s + TURN_OVER_S
+            self._listener(_log_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
 
-    async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
+    async def _wait_for_turn(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
         while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
             if await wait_for(changed, min(left_s, 30.0)):
@@ -191,14 +191,14 @@ class ProbeScheduler:
         probe, settings, test, now_s = turn.probe, plan.settings, turn.test, self._wall_clock()
         self._spent = still_counted(self._spent, now_s, self._budget)
         if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
-            return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
+            return _log_outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
         run: Measurement | ProbeFailedError
         self._background.pause(paused=True)
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s(turn, plan)):
                 run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
-            self._book(run.duration_s or 0.0, run)
+            self._record_cost(run.duration_s or 0.0, run)
         except ProbeFailedError as failure:
             run = failure
         except TimeoutError:
@@ -206,7 +206,7 @@ class ProbeScheduler:
         finally:
             self._background.pause(paused=False)
         if isinstance(run, ProbeFailedError):
-            self._book(min(time.monotonic() - started, settings.duration_s), None)
+            self._record_cost(min(time.monotonic() - started, settings.duration_s), None)
         return self.conclude(probe, test, run)
 
     def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
@@ -233,7 +233,7 @@ class ProbeScheduler:
             own = quality_flags if price_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
             sample = self._sample(probe, run, own, datagrams)
             sample = msgspec.structs.replace(sample, price_source=price_source)
-            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_flags=quality_flags))
+            return self._succeeded(probe, _log_outcome(probe, test, "ok", sample=sample, run_flags=quality_flags))
         if run is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs[probe.nodes] = self._failed_runs.get(probe.nodes, 0) + 1
         result: Result = "ok" if run is None else run.name
@@ -245,11 +245,11 @@ class ProbeScheduler:
                 run_failure=None if run is None else run.name,
                 failed_runs=self._failed_runs.get(probe.nodes, 0),
             )
-            return self._succeeded(probe, _outcome(probe, test, result, sample=sample, detail=detail))
+            return self._succeeded(probe, _log_outcome(probe, test, result, sample=sample, detail=detail))
         if returned:
-            return self._succeeded(probe, _outcome(probe, test, result, detail=detail))
+            return self._succeeded(probe, _log_outcome(probe, test, result, detail=detail))
         if run is None:
-            return _outcome(probe, test, "waiting")
+            return _log_outcome(probe, test, "waiting")
         self._in_a_row[probe.nodes] = self._in_a_row.get(probe.nodes, 0) + 1
         self._sequence += 1
         failure = Failure(
@@ -261,13 +261,13 @@ class ProbeScheduler:
             sequence=self._sequence,
             taken_at=self._wall_clock(),
         )
-        return _outcome(probe, test, result, failure=failure, detail=detail)
+        return _log_outcome(probe, test, result, failure=failure, detail=detail)
 
     def _succeeded(self, probe: Probe, outcome: Outcome) -> Outcome:
         self._in_a_row.pop(probe.nodes, None)
         return msgspec.structs.replace(outcome, heard=True)
 
-    def _book(self, duration_s: float, measurement: Measurement | None) -> None:
+    def _record_cost(self, duration_s: float, measurement: Measurement | None) -> None:
         """Record the CPU of a run; if unknown, as after a failure, a whole core for its duration."""
         cpu_us = measurement.cpu_us if measurement is not None else None
         sent_bps = (measurement.throughput_bps or 0.0) if measurement is not None else 0.0
@@ -297,7 +297,7 @@ class ProbeScheduler:
         )
 
 
-def _outcome(
+def _log_outcome(
     probe: Probe,
     test: Test,
     result: Result,
@@ -307,6 +307,7 @@ def _outcome(
     detail: str = "",
     run_flags: tuple[QualityFlag, ...] = (),
 ) -> Outcome:
+    """Log the result if it changed, and return the outcome."""
     origin, destination = probe.origin.place, probe.destination.place
     topic = f"{destination.node}/{test}"
     if result == "ok":

@@ -95,7 +95,7 @@ class EdgeTotals:
     """Byte totals of all edges of a node. Call ``begin_round``, ``add_live`` for each connection, ``end_round``; ``add_ended`` at any time.
 
     Attributes:
-        pods: address -> workload, of this node's pods that have a network of their own.
+        workloads: address -> workload, of this node's pods that have a network of their own.
         servers: addresses of this node that answered a call.
         uncounted: live connections of pods that the kernel counts no bytes for, in the last round.
         unreported_bytes: of connections whose end the kernel did not report.
@@ -103,7 +103,7 @@ class EdgeTotals:
     """
 
     def __init__(self) -> None:
-        self.pods: dict[bytes, Workload] = {}
+        self.workloads: dict[bytes, Workload] = {}
         self.servers: set[bytes] = set()
         self.uncounted = self.unreported_bytes = 0
         self.reading = Reading(0.0, ())
@@ -115,15 +115,15 @@ class EdgeTotals:
         self._now_s = self._read_at_s = 0.0
         self._counting_uncounted = 0
 
-    def set_pods(self, pods: Mapping[bytes, Workload], now_s: float) -> None:
-        """Set the node's pods. Addresses that are gone stay known for `KEEP_GONE_S` unless another pod gets them."""
-        for address in self.pods.keys() - pods.keys():
+    def set_workloads(self, workloads: Mapping[bytes, Workload], now_s: float) -> None:
+        """Set the workloads of the node's addresses. Addresses that are gone stay known for `KEEP_GONE_S` unless another pod gets them."""
+        for address in self.workloads.keys() - workloads.keys():
             if now_s - self._gone.setdefault(address, now_s) > KEEP_GONE_S:
-                del self.pods[address], self._gone[address]
+                del self.workloads[address], self._gone[address]
                 self.servers.discard(address)
-        for address, workload in pods.items():
+        for address, workload in workloads.items():
             self._gone.pop(address, None)
-            self.pods[address] = workload
+            self.workloads[address] = workload
 
     def add_ended(self, entry: Entry) -> None:
         """Add an ended connection; it counts from the next round on."""
@@ -181,7 +181,7 @@ class EdgeTotals:
         Iterates over a copy, because a thread collects metrics during a round.
         """
         for address in self.servers.copy():
-            workload = self.pods.get(address)
+            workload = self.workloads.get(address)
             if workload is not None and address not in self._gone:
                 yield address, workload
 
@@ -195,9 +195,9 @@ class EdgeTotals:
 
     def _edge(self, entry: Entry) -> Edge | None:
         """The edge of a connection; None unless the client is on this node, because only its node counts the connection."""
-        if entry.server in self.pods:
+        if entry.server in self.workloads:
             self.servers.add(entry.server)
-        client = self.pods.get(entry.client)
+        client = self.workloads.get(entry.client)
         if client is None:
             return None
         server = self._names.get(entry.server)

@@ -50,8 +50,8 @@ class TrafficManager:
         self, pods: Reflector[Pod], config: AgentConfig, zone: Callable[[], str], registry: CollectorRegistry
     ) -> None:
         self._pods = pods
-        self.counting = Counting(zone, config.proc)
-        registry.register(self.counting)
+        self.collector = TrafficCollector(zone, config.proc)
+        registry.register(self.collector)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
@@ -60,7 +60,7 @@ class TrafficManager:
     async def _listen(self) -> None:
         while True:
             try:
-                await listen(self.counting.add_ended, self.counting.note_loss)
+                await listen(self.collector.add_ended, self.collector.note_loss)
             except KernelError as error:
                 log.change("ends", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(TRAFFIC_ROUND_S)
@@ -69,13 +69,13 @@ class TrafficManager:
         await self._pods.synced.wait()
         while True:
             try:
-                await self.counting.round(workloads_by_address(self._pods), time.monotonic(), time.time())
+                await self.collector.read_table(workloads_by_address(self._pods), time.monotonic(), time.time())
             except KernelError as error:
                 log.change("table", str(error), "cannot read connection tracking", error=error)
             else:
-                problem = self.counting.problem
+                problem = self.collector.problem
                 log.change("table", problem, problem or "connection tracking is read", how=_SYSCTL if problem else "")
-            await asyncio.sleep(traffic_pause_s(self.counting.cost_s))
+            await asyncio.sleep(traffic_pause_s(self.collector.cost_s))
 
 
 def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Workload]:
@@ -92,7 +92,7 @@ def workloads_by_address(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, Worklo
     return workloads
 
 
-class Counting:
+class TrafficCollector:
     """Reads the kernel's table into `EdgeTotals`, and collects metrics from them.
 
     Samples carry the time at which the table was read. A scrape comes up to a round later, so without it a rate over three minutes
@@ -118,14 +118,14 @@ class Counting:
         """Count a loss of events."""
         self.lost += 1
 
-    async def round(self, pods: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
+    async def read_table(self, workloads_by_address: Mapping[bytes, Workload], now_s: float, read_at_s: float) -> None:
         """Read the whole table once; ``read_at_s`` is now in seconds since the epoch.
 
         Raises:
             KernelError: it cannot be read.
         """
         self._table = read_table_state(self._proc)
-        self.edges.set_pods(pods, now_s)
+        self.edges.set_workloads(workloads_by_address, now_s)
         self.edges.begin_round(now_s, read_at_s)
         cost_s = 0.0
         async for data in dump():

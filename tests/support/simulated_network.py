@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.probing.results_queue import CONFIRMATIONS, is_equivalent
+from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import Latencies, ZonePair, hold_latencies
 from netperf.memory import CostState, update_state
@@ -143,7 +143,7 @@ class SimulatedNetwork:
             not anew
             and key in self._data
             and same
-            and times >= CONFIRMATIONS
+            and times >= MIN_EQUIVALENT_WRITES
             and self.now_s - at_s < refresh_s(self.round_s)
         ):
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent.traffic.conntrack import listen, read_table_state
 from agent.traffic.edges import Workload
-from agent.traffic.manager import Counting
+from agent.traffic.manager import TrafficCollector
 
 PROC = Path("/proc")
 
@@ -25,19 +25,19 @@ async def main() -> None:
         ipaddress.ip_address(address).packed: Workload("shop", "Deployment", name)
         for address, name in json.loads(sys.argv[1]).items()
     }
-    counting = Counting(lambda: "z1", PROC)
+    collector = TrafficCollector(lambda: "z1", PROC)
     async with asyncio.TaskGroup() as tasks:
-        ends = tasks.create_task(listen(counting.add_ended, counting.note_loss))
+        ends = tasks.create_task(listen(collector.add_ended, collector.note_loss))
         while await asyncio.to_thread(sys.stdin.readline):
-            await counting.round(pods, time.monotonic(), time.time())
-            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.edges.reading.totals]
+            await collector.read_table(pods, time.monotonic(), time.time())
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in collector.edges.reading.totals]
             answer = {
                 "totals": totals,
-                "servers": sorted(str(ipaddress.ip_address(address)) for address in counting.edges.servers),
-                "uncounted": counting.edges.uncounted,
-                "problem": counting.problem,
-                "cost_s": counting.cost_s,
-                "lost": counting.lost,
+                "servers": sorted(str(ipaddress.ip_address(address)) for address in collector.edges.servers),
+                "uncounted": collector.edges.uncounted,
+                "problem": collector.problem,
+                "cost_s": collector.cost_s,
+                "lost": collector.lost,
                 "table": read_table_state(PROC),
                 "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             }

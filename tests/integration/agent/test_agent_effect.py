@@ -20,8 +20,8 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
 from agent.bandwidth.counters import take_readings
-from agent.bandwidth.effect import Effects
-from agent.bandwidth.manager import EFFECT_S
+from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
+from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import Policy, intermediate_name
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
@@ -60,17 +60,17 @@ def flooding(pod: NodePod, direction: str, seconds: float) -> Iterator[None]:
         process.wait()
 
 
-def follow(statuses: Sequence[LimitStatus], readings: int) -> Effects:
+def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
     """Readings as the agent takes them, at its own pace."""
-    effects = Effects()
+    meters = TrafficMeters()
 
     async def take() -> None:
         for number in range(readings):
-            await take_readings(effects, PROC, statuses, time.monotonic(), everything=number == 0)
-            await asyncio.sleep(EFFECT_S if number + 1 < readings else 0)
+            await take_readings(meters, PROC, statuses, time.monotonic(), include_buckets=number == 0)
+            await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S if number + 1 < readings else 0)
 
     asyncio.run(take())
-    return effects
+    return meters
 
 
 def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,16 +125,16 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
             kept.name: "enforced",
             kept_out.name: "enforced",
         }
-        seconds = 4 * EFFECT_S
+        seconds = 4 * DEVICE_COUNTERS_INTERVAL_S
         for pod, direction in (
             *((wrapped, "ingress"), (stray, "ingress"), (kept, "ingress")),
             *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
         ):
             stack.enter_context(flooding(pod, direction, seconds))
-        effects = follow(found.statuses, 3)
-        exceeded = {status.pod.name: effects.excess_of(status) for status in found.statuses}
+        meters = follow(found.statuses, 3)
+        exceeded = {status.pod.name: meters.excess_of(status) for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
-        dropped = effects.by_limit[kept_out.uid, "egress"].bucket
+        dropped = meters.by_limit[kept_out.uid, "egress"].bucket
         assert dropped is not None
         assert dropped.dropped_packets > 0
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.traffic.conntrack import Entry
 from agent.traffic.edges import Workload
-from agent.traffic.manager import Counting
+from agent.traffic.manager import TrafficCollector
 from controller.traffic.sources import choose_among, known_window, read_flows
 from netperf.contract import TRAFFIC_SHARE
 from tests.support.prometheus_past import prometheus_of
@@ -35,20 +35,20 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
     """OpenMetrics of what Prometheus keeps of an agent whose rounds are ``round_s`` apart, until after now: the test may take its time."""
     now = [float(began_s)]
-    counting = Counting(lambda: "z1", folder, lambda: now[0])
-    counting.cost_s = round_s * TRAFFIC_SHARE
-    counting.edges.set_pods({CLIENT: WEB, SERVER: CART}, 0)
+    collector = TrafficCollector(lambda: "z1", folder, lambda: now[0])
+    collector.cost_s = round_s * TRAFFIC_SHARE
+    collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     registry = CollectorRegistry()
-    registry.register(counting)
+    registry.register(collector)
     kept: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
     rounds_done = 0
     for scrape in range((PAST_S + FUTURE_S) // SCRAPE_S):
         at_s = scrape * SCRAPE_S + 7.0
         while rounds_done * round_s <= at_s:
             read_s = rounds_done * round_s
-            counting.edges.begin_round(read_s, began_s + read_s)
-            counting.edges.add_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
-            counting.edges.end_round()
+            collector.edges.begin_round(read_s, began_s + read_s)
+            collector.edges.add_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
+            collector.edges.end_round()
             rounds_done += 1
         now[0] = began_s + at_s
         for family in text_string_to_metric_families(generate_latest(registry).decode()):

@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
 from agent.traffic.edges import KEEP_GONE_S, MAX_EDGES, OUTSIDE, Edge, EdgeTotals, Workload
-from agent.traffic.manager import SHOWN_S, Counting, workloads_by_address
+from agent.traffic.manager import SHOWN_S, TrafficCollector, workloads_by_address
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
@@ -84,7 +84,7 @@ def rounds(edges: EdgeTotals, *live: Entry, now_s: float = 0.0) -> dict[Edge, tu
 @pytest.fixture
 def edges() -> EdgeTotals:
     found = EdgeTotals()
-    found.set_pods({CLIENT: WEB}, 0)
+    found.set_workloads({CLIENT: WEB}, 0)
     rounds(found)
     return found
 
@@ -94,7 +94,7 @@ EDGE = Edge(WEB, "10.9.1.2", 80)
 
 def test_what_moved_before_the_agent_started_is_not_counted_and_what_moves_then_is() -> None:
     edges = EdgeTotals()
-    edges.set_pods({CLIENT: WEB}, 0)
+    edges.set_workloads({CLIENT: WEB}, 0)
     assert rounds(edges, entry(1000, 9000)) == {EDGE: (0, 0)}
     assert rounds(edges, entry(1300, 9500)) == {EDGE: (300, 500)}
 
@@ -128,7 +128,7 @@ def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(edg
 
 def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(edges: EdgeTotals) -> None:
     server = EdgeTotals()
-    server.set_pods({SERVER: CART}, 0)
+    server.set_workloads({SERVER: CART}, 0)
     assert rounds(server, entry(100)) == {}
     assert server.servers == {SERVER}
     assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
@@ -145,13 +145,13 @@ def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: Ed
 
 
 def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(edges: EdgeTotals) -> None:
-    edges.set_pods({}, 10)
+    edges.set_workloads({}, 10)
     edges.add_ended(entry(70))
     assert rounds(edges, now_s=10) == {EDGE: (70, 0)}
-    edges.set_pods({CLIENT: CART}, 20)
+    edges.set_workloads({CLIENT: CART}, 20)
     assert rounds(edges, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
-    edges.set_pods({}, 30)
-    edges.set_pods({}, 31 + KEEP_GONE_S)
+    edges.set_workloads({}, 30)
+    edges.set_workloads({}, 31 + KEEP_GONE_S)
     assert CLIENT not in edges.pods
 
 
@@ -198,29 +198,29 @@ def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> tuple[Counting, Callable[[float], dict[str, Sample]]]:
+def seen(tmp_path: Path) -> tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]:
     """Counting with one call in its totals; and bytes by direction as a scrape sees them so many seconds after they were read."""
     clock = [READ_AT_S]
-    counting = Counting(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
-    counting.edges.set_pods({CLIENT: WEB, SERVER: CART}, 0)
-    rounds(counting.edges)
-    counting.add_ended(message(entry(100, 900), 0x102))
-    rounds(counting.edges)
+    collector = TrafficCollector(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
+    collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
+    rounds(collector.edges)
+    collector.add_ended(message(entry(100, 900), 0x102))
+    rounds(collector.edges)
 
     def scrape(after_s: float) -> dict[str, Sample]:
         clock[0] = READ_AT_S + after_s
         samples = (
-            s for family in counting.collect() if family.name == "netaware_traffic_bytes" for s in family.samples
+            s for family in collector.collect() if family.name == "netaware_traffic_bytes" for s in family.samples
         )
         return {sample.labels["direction"]: sample for sample in samples}
 
-    return counting, scrape
+    return collector, scrape
 
 
-def test_what_prometheus_sees(seen: tuple[Counting, Callable[[float], dict[str, Sample]]]) -> None:
-    counting, scrape = seen
+def test_what_prometheus_sees(seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]) -> None:
+    collector, scrape = seen
     registry = CollectorRegistry()
-    registry.register(counting)
+    registry.register(collector)
     labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
     labels |= {"server": "10.9.1.2", "port": "80"}
     for direction, moved in (("request", 100), ("response", 900)):
@@ -229,11 +229,11 @@ def test_what_prometheus_sees(seen: tuple[Counting, Callable[[float], dict[str, 
     server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
     assert registry.get_sample_value("netaware_traffic_edges") == 1
-    assert "tracks no connections" in counting.problem
+    assert "tracks no connections" in collector.problem
 
 
 def test_bytes_carry_the_time_at_which_they_were_read_and_are_shown_no_longer_than_scrapers_take_them(
-    seen: tuple[Counting, Callable[[float], dict[str, Sample]]],
+    seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
 ) -> None:
     _, scrape = seen
     assert {sample.timestamp for sample in scrape(29).values()} == {READ_AT_S}
@@ -242,11 +242,11 @@ def test_bytes_carry_the_time_at_which_they_were_read_and_are_shown_no_longer_th
 
 
 def test_a_scrape_in_the_middle_of_a_round_sees_the_one_before(
-    seen: tuple[Counting, Callable[[float], dict[str, Sample]]],
+    seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
 ) -> None:
-    counting, scrape = seen
-    counting.edges.begin_round(30, READ_AT_S + 30)
-    counting.edges.add_live(entry(5000, 5000))
+    collector, scrape = seen
+    collector.edges.begin_round(30, READ_AT_S + 30)
+    collector.edges.add_live(entry(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S, 100), (READ_AT_S, 900)]
-    counting.edges.end_round()
+    collector.edges.end_round()
     assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

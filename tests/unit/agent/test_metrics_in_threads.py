@@ -16,7 +16,7 @@ from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
 from agent.traffic.conntrack import Entry
 from agent.traffic.edges import KEEP_GONE_S, Workload
-from agent.traffic.manager import Counting
+from agent.traffic.manager import TrafficCollector
 from tests.unit.agent.probing import THERE, outcome, plan
 
 Step = Callable[[int], None]
@@ -56,12 +56,12 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
 
 
 def counting() -> tuple[Collector, Step]:
-    found, end = Counting(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
+    found, end = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
 
     def step(number: int) -> None:
         now_s = number * 2 * KEEP_GONE_S
         pods = {bytes([10, number % 256, 0, host]): end for host in range(1, 40)}
-        found.edges.set_pods(pods, now_s)
+        found.edges.set_workloads(pods, now_s)
         found.edges.begin_round(now_s, now_s)
         for client in pods:
             for server in pods:

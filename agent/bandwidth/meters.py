@@ -53,7 +53,7 @@ class KernelCount(NamedTuple):
     redirected_bytes: Mapping[int, int]
 
 
-class Effect(msgspec.Struct):
+class MeasuredTraffic(msgspec.Struct):
     """Measured traffic of one direction of one pod.
 
     Attributes:
@@ -77,7 +77,7 @@ class _Meter(msgspec.Struct):
         passed_bytes: bytes passed since the start.
         counter_source: where they were read.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
-        mark: an earlier time and ``passed_bytes``, for the mean.
+        mean_start: an earlier time and ``passed_bytes``, for the mean.
         exceeded_at_s: time of the latest excess.
     """
 
@@ -89,11 +89,11 @@ class _Meter(msgspec.Struct):
     counter_source: CounterSource
     level_bytes: float = 0.0
     passed_bytes: int = 0
-    mark: tuple[float, int] = (0.0, 0)
+    mean_start: tuple[float, int] = (0.0, 0)
     exceeded_at_s: float | None = None
 
 
-class Effects:
+class TrafficMeters:
     """Measured traffic of the limited pods of a node.
 
     Attributes:
@@ -103,7 +103,7 @@ class Effects:
 
     def __init__(self) -> None:
         self._meters: dict[Key, _Meter] = {}
-        self.by_limit: dict[Key, Effect] = {}
+        self.by_limit: dict[Key, MeasuredTraffic] = {}
         self.current_excesses: dict[Key, str] = {}
 
     def busy_devices(
@@ -113,16 +113,16 @@ class Effects:
         busy_devices: set[int] = set()
         for status in statuses:
             meter, counter_source = self._meters.get(status.key), status.counter_source
-            count = devices.get(counter_source.pid) if counter_source is not None else None
+            counters = devices.get(counter_source.pid) if counter_source is not None else None
             if (
                 meter is None
                 or counter_source is None
-                or count is None
+                or counters is None
                 or counter_source.bucket is None
                 or status.direction != "egress"
             ):
                 continue
-            if _sent_much(meter, count, now_s):
+            if _sent_much(meter, counters, now_s):
                 busy_devices.add(counter_source.device)
         return busy_devices
 
@@ -132,7 +132,7 @@ class Effects:
         devices: Mapping[int, DeviceCount],
         kernel: KernelCount | None,
         now_s: float,
-        later: Mapping[int, DeviceCount] | None = None,
+        devices_reread: Mapping[int, DeviceCount] | None = None,
     ) -> None:
         """Add readings.
 
@@ -141,85 +141,87 @@ class Effects:
             devices: counters of the pods' own devices, by process.
             kernel: counters of buckets and filters; None if they were not read this time.
             now_s: monotonic time.
-            later: the devices' counters read again after the kernel's, so that traffic in between does not count as excess.
+            devices_reread: the devices' counters read again after the kernel's, so that traffic in between does not count as excess.
         """
-        later = later or {}
+        devices_reread = devices_reread or {}
         meters: dict[Key, _Meter] = {}
-        effects: dict[Key, Effect] = {}
+        by_limit: dict[Key, MeasuredTraffic] = {}
         for status in statuses:
             counter_source, wanted_bps = status.counter_source, status.wanted_bps
-            count = devices.get(counter_source.pid) if counter_source is not None else None
-            if counter_source is None or count is None or wanted_bps is None:
+            counters = devices.get(counter_source.pid) if counter_source is not None else None
+            if counter_source is None or counters is None or wanted_bps is None:
                 continue
             key = status.key
             meter = self._meters.get(key)
-            effect = self.by_limit.get(key, Effect())
+            traffic = self.by_limit.get(key, MeasuredTraffic())
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
-                begun = _Meter(wanted_bps / 8, now_s, count, None, None, counter_source, mark=(now_s, 0))
+                begun = _Meter(wanted_bps / 8, now_s, counters, None, None, counter_source, mean_start=(now_s, 0))
                 # A repaired limit or another annotation; an earlier excess stays for a while.
                 begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
-                meters[key], effects[key] = begun, effect
+                meters[key], by_limit[key] = begun, traffic
                 continue
-            meters[key], effects[key] = meter, effect
-            passed = _passed(meter, status, count, kernel, now_s)
+            meters[key], by_limit[key] = meter, traffic
+            passed = _passed(meter, status, counters, kernel, now_s)
             if passed is not None:
-                _update_rate_and_excess(meter, effect, passed, status, now_s)
-            meter.counted_at_s, meter.device = now_s, later.get(counter_source.pid, count)
+                _update_rate_and_excess(meter, traffic, passed, status, now_s)
+            meter.counted_at_s, meter.device = now_s, devices_reread.get(counter_source.pid, counters)
             meter.bucket = meter.redirected_bytes = None
             if kernel is not None and counter_source.bucket is not None:
                 meter.bucket = kernel.buckets.get(counter_source.bucket)
                 meter.redirected_bytes = kernel.redirected_bytes.get(counter_source.device)
-            effect.bucket = meter.bucket or effect.bucket
+            traffic.bucket = meter.bucket or traffic.bucket
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
-                effect.excess, meter.exceeded_at_s = "", None
-        self._meters, self.by_limit = meters, effects
-        self.current_excesses = {key: effect.excess for key, effect in effects.items() if effect.excess}
+                traffic.excess, meter.exceeded_at_s = "", None
+        self._meters, self.by_limit = meters, by_limit
+        self.current_excesses = {key: traffic.excess for key, traffic in by_limit.items() if traffic.excess}
 
     def excess_of(self, status: LimitStatus) -> str:
         """Description of the limit's current excess; empty if it is kept."""
         return self.current_excesses.get(status.key, "")
 
 
-def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
+def _sent_much(meter: _Meter, counters: DeviceCount, now_s: float) -> bool:
     """Whether a pod sent about as much as its limit allows, so that it may have exceeded it."""
     allowed = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
-    return count.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed
+    return counters.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed
 
 
 def _passed(
-    meter: _Meter, status: LimitStatus, count: DeviceCount, kernel: KernelCount | None, now_s: float
+    meter: _Meter, status: LimitStatus, counters: DeviceCount, kernel: KernelCount | None, now_s: float
 ) -> int | None:
     """Bytes passed since the previous reading; None if this reading does not suffice."""
     if status.direction == "ingress":
-        return max(0, count.received_bytes - meter.device.received_bytes)
-    sent = max(0, count.sent_bytes - meter.device.sent_bytes)
+        return max(0, counters.received_bytes - meter.device.received_bytes)
+    sent = max(0, counters.sent_bytes - meter.device.sent_bytes)
     counter_source = status.counter_source
-    if counter_source is None or counter_source.bucket is None or not _sent_much(meter, count, now_s):
+    if counter_source is None or counter_source.bucket is None or not _sent_much(meter, counters, now_s):
         return sent
     now, before = kernel.buckets.get(counter_source.bucket) if kernel is not None else None, meter.bucket
     redirected = kernel.redirected_bytes.get(counter_source.device) if kernel is not None else None
     if now is None or before is None or redirected is None or meter.redirected_bytes is None:
         return None
     # Filters count packets without their Ethernet header, one for each that the device sent.
-    sent -= ETHERNET_BYTES * max(0, count.sent_packets - meter.device.sent_packets)
-    beside = sent - max(0, redirected - meter.redirected_bytes)
-    return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
+    sent -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device.sent_packets)
+    not_redirected = sent - max(0, redirected - meter.redirected_bytes)
+    return max(0, now.sent_bytes - before.sent_bytes) + max(0, not_redirected)
 
 
-def _update_rate_and_excess(meter: _Meter, effect: Effect, passed: int, status: LimitStatus, now_s: float) -> None:
+def _update_rate_and_excess(
+    meter: _Meter, traffic: MeasuredTraffic, passed: int, status: LimitStatus, now_s: float
+) -> None:
     """Add the bytes that passed since the previous reading to the mean rate and to the leaky bucket, which overflows on an excess."""
     seconds = now_s - meter.counted_at_s
     if seconds <= 0:
         return
     wanted = meter.wanted_bytes_per_s
     meter.passed_bytes += passed
-    if now_s - meter.mark[0] >= MEAN_S or effect.bytes_per_s is None:
-        effect.bytes_per_s = (meter.passed_bytes - meter.mark[1]) / (now_s - meter.mark[0])
-    if now_s - meter.mark[0] >= MEAN_S:
-        meter.mark = (now_s, meter.passed_bytes)
+    if now_s - meter.mean_start[0] >= MEAN_S or traffic.bytes_per_s is None:
+        traffic.bytes_per_s = (meter.passed_bytes - meter.mean_start[1]) / (now_s - meter.mean_start[0])
+    if now_s - meter.mean_start[0] >= MEAN_S:
+        meter.mean_start = (now_s, meter.passed_bytes)
     meter.level_bytes = max(0.0, meter.level_bytes + passed - SLACK_RATIO * wanted * seconds)
     if not status.is_measurable:
         meter.level_bytes = 0.0
     elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
         meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
-        effect.excess = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"
+        traffic.excess = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"

@@ -8,8 +8,8 @@ import pytest
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.backoff import HELD_S, MAX_WAIT_S, RepairBackoff
 from agent.bandwidth.counters import parse_device_count
-from agent.bandwidth.effect import HOLD_S, BucketCount, DeviceCount, Effects, KernelCount
-from agent.bandwidth.rules import with_effect
+from agent.bandwidth.meters import HOLD_S, BucketCount, DeviceCount, KernelCount, TrafficMeters
+from agent.bandwidth.rules import with_excess_or_dispute
 from agent.bandwidth.state import CounterSource, LimitEgress, LimitIngress, LimitStatus, RemoveDevice
 from agent.bandwidth.tbf import bounded_params
 
@@ -52,94 +52,96 @@ def test_the_line_of_eth0_is_read_from_the_pods_table() -> None:
 
 
 def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_told() -> None:
-    effects, total = Effects(), 0.0
+    meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
-        effects.add_readings([INTO], device(received=total), None, float(second))
-        assert effects.excess_of(INTO) == ""
+        meters.add_readings([INTO], device(received=total), None, float(second))
+        assert meters.excess_of(INTO) == ""
         total += 4 * PER_S * 1.04
-    assert effects.by_limit["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
+    assert meters.by_limit["u", "ingress"].bytes_per_s == pytest.approx(PER_S * 1.04)
 
 
 def test_ten_percent_too_much_is_noticed_in_the_end_and_four_times_as_much_at_once() -> None:
-    effects, total, seconds = Effects(), 0.0, 0
-    while not effects.excess_of(INTO):
-        effects.add_readings([INTO], device(received=total), None, float(seconds))
+    meters, total, seconds = TrafficMeters(), 0.0, 0
+    while not meters.excess_of(INTO):
+        meters.add_readings([INTO], device(received=total), None, float(seconds))
         total, seconds = total + 4 * PER_S * 1.10, seconds + 4
         assert seconds < 60
-    effects = Effects()
-    effects.add_readings([INTO], device(), None, 0.0)
-    effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
-    assert effects.excess_of(INTO) == "32000000 bit/s went through for 4 s"
+    meters = TrafficMeters()
+    meters.add_readings([INTO], device(), None, 0.0)
+    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0)
+    assert meters.excess_of(INTO) == "32000000 bit/s went through for 4 s"
     # Held for a minute, then forgotten.
-    effects.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
-    assert effects.excess_of(INTO)
-    effects.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
-    assert effects.excess_of(INTO) == ""
+    meters.add_readings([INTO], device(received=16 * PER_S), None, 4.0 + HOLD_S)
+    assert meters.excess_of(INTO)
+    meters.add_readings([INTO], device(received=16 * PER_S), None, 5.0 + HOLD_S)
+    assert meters.excess_of(INTO) == ""
 
 
 def test_what_a_pod_sends_counts_by_what_its_bucket_lets_through_however_it_floods() -> None:
-    effects = Effects()
+    meters = TrafficMeters()
     for second in range(0, 40, 4):
         packets = second * 1000
         sent = packets * 1514
         counts = kernel(let_through=second * PER_S, redirected=sent - 14 * packets, dropped=second)
-        effects.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
-    assert effects.excess_of(OUT) == ""
-    known = effects.by_limit["u", "egress"]
+        meters.add_readings([OUT], device(sent=sent, packets=packets), counts, float(second))
+    assert meters.excess_of(OUT) == ""
+    known = meters.by_limit["u", "egress"]
     assert known.bytes_per_s == pytest.approx(PER_S)
     assert known.bucket is not None
     assert known.bucket.dropped_packets == 36
 
 
 def test_what_goes_past_the_filter_counts_beside_what_the_bucket_lets_through() -> None:
-    effects = Effects()
-    effects.add_readings([OUT], device(), None, 0.0)
+    meters = TrafficMeters()
+    meters.add_readings([OUT], device(), None, 0.0)
     # The first reading of a busy pod is where bucket and filter begin to be read, the second tells.
-    effects.add_readings([OUT], device(sent=20 * PER_S, packets=100), kernel(let_through=PER_S, redirected=PER_S), 4.0)
-    assert effects.excess_of(OUT) == ""
-    effects.add_readings(
+    meters.add_readings([OUT], device(sent=20 * PER_S, packets=100), kernel(let_through=PER_S, redirected=PER_S), 4.0)
+    assert meters.excess_of(OUT) == ""
+    meters.add_readings(
         [OUT], device(sent=40 * PER_S, packets=200), kernel(let_through=2 * PER_S, redirected=2 * PER_S), 8.0
     )
-    assert "went through" in effects.excess_of(OUT)
-    effects = Effects()
-    effects.add_readings([BARE], device(), None, 0.0)
-    effects.add_readings([BARE], device(sent=20 * PER_S), None, 4.0)
-    assert "went through" in effects.excess_of(BARE)
+    assert "went through" in meters.excess_of(OUT)
+    meters = TrafficMeters()
+    meters.add_readings([BARE], device(), None, 0.0)
+    meters.add_readings([BARE], device(sent=20 * PER_S), None, 4.0)
+    assert "went through" in meters.excess_of(BARE)
 
 
 def test_a_pod_that_sends_much_asks_for_the_buckets_counters_and_an_idle_one_does_not() -> None:
-    effects = Effects()
-    effects.add_readings([OUT], device(), kernel(), 0.0)
-    assert effects.busy_devices([OUT], device(sent=PER_S), 4.0) == set()
-    assert effects.busy_devices([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
-    effects.add_readings([OUT], device(sent=PER_S), None, 4.0)
-    assert effects.excess_of(OUT) == ""
+    meters = TrafficMeters()
+    meters.add_readings([OUT], device(), kernel(), 0.0)
+    assert meters.busy_devices([OUT], device(sent=PER_S), 4.0) == set()
+    assert meters.busy_devices([OUT], device(sent=5 * PER_S), 4.0) == {VETH}
+    meters.add_readings([OUT], device(sent=PER_S), None, 4.0)
+    assert meters.excess_of(OUT) == ""
 
 
 def test_where_others_may_drop_what_was_counted_no_excess_is_claimed() -> None:
     uncertain = msgspec.structs.replace(BARE, is_measurable=False)
-    effects = Effects()
-    effects.add_readings([uncertain], device(), None, 0.0)
-    effects.add_readings([uncertain], device(sent=40 * PER_S), None, 4.0)
-    assert effects.excess_of(uncertain) == ""
-    assert effects.by_limit["u", "egress"].bytes_per_s == 10 * PER_S
+    meters = TrafficMeters()
+    meters.add_readings([uncertain], device(), None, 0.0)
+    meters.add_readings([uncertain], device(sent=40 * PER_S), None, 4.0)
+    assert meters.excess_of(uncertain) == ""
+    assert meters.by_limit["u", "egress"].bytes_per_s == 10 * PER_S
 
 
 def test_counters_that_go_back_and_pods_that_go_are_no_excess() -> None:
-    effects = Effects()
-    effects.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
-    effects.add_readings([INTO], device(), None, 4.0)
-    assert effects.excess_of(INTO) == ""
-    effects.add_readings([INTO], {}, None, 8.0)
-    assert effects.by_limit == {}
+    meters = TrafficMeters()
+    meters.add_readings([INTO], device(received=100 * PER_S), None, 0.0)
+    meters.add_readings([INTO], device(), None, 4.0)
+    assert meters.excess_of(INTO) == ""
+    meters.add_readings([INTO], {}, None, 8.0)
+    assert meters.by_limit == {}
 
 
 def test_the_effect_overrules_what_is_set_up_and_tells_both() -> None:
-    judged = with_effect(msgspec.structs.replace(INTO, verdict="wrapped", detail="a burst"), "much went through", "")
+    judged = with_excess_or_dispute(
+        msgspec.structs.replace(INTO, verdict="wrapped", detail="a burst"), "much went through", ""
+    )
     assert judged.verdict == "exceeded"
     assert judged.detail == "much went through; as set up: wrapped, a burst"
-    assert with_effect(INTO, "", "set 3 times").verdict == "disputed"
-    assert with_effect(INTO, "", "") is INTO
+    assert with_excess_or_dispute(INTO, "", "set 3 times").verdict == "disputed"
+    assert with_excess_or_dispute(INTO, "", "") is INTO
 
 
 LIMIT = LimitIngress(VETH, "veth1", bounded_params(RATE, 1500))
