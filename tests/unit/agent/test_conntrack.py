@@ -152,7 +152,7 @@ def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_a
     assert rounds(edges, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
     edges.set_workloads({}, 30)
     edges.set_workloads({}, 31 + KEEP_GONE_S)
-    assert CLIENT not in edges.pods
+    assert CLIENT not in edges.workloads
 
 
 def test_an_edge_that_was_quiet_for_an_hour_goes(edges: EdgeTotals) -> None:
