@@ -41,9 +41,9 @@ def order(children: Adjacency, algorithm: str) -> Order:
     """
     parts = strong_components(children)
     part_of = {node: i for i, part in enumerate(parts) for node in part}
-    between = _condense(children, parts, part_of)
+    component_graph = _condense(children, parts, part_of)
     sort = _tarjan if "Tarjan" in algorithm else _kahn
-    sequence = [node for part in sort(between) for node in parts[part]]
+    sequence = [node for part in sort(component_graph) for node in parts[part]]
     return Order(
         tuple(_ARRANGE.get(algorithm.removesuffix("Kahn").removesuffix("Tarjan"), _unchanged)(sequence)),
         tuple(_cycle_in(part, children) for part in parts if len(part) > 1),
@@ -73,8 +73,8 @@ _ARRANGE: dict[str, Callable[[list[int]], list[int]]] = {"Reverse": _reverse, "A
 def _kahn(children: Adjacency) -> list[int]:
     """Kahn's algorithm on a stack: the node that became ready last comes next."""
     waiting_for = [0] * len(children)
-    for below in children:
-        for child in below:
+    for dependencies in children:
+        for child in dependencies:
             waiting_for[child] += 1
     ready = [node for node, count in enumerate(waiting_for) if count == 0]
     sequence: list[int] = []
@@ -96,22 +96,22 @@ def _tarjan(children: Adjacency) -> list[int]:
 def _postorder(children: Adjacency, starts: Sequence[int]) -> list[int]:
     """Nodes in the order in which a depth-first search leaves them; no recursion, since chains may be long."""
     seen: set[int] = set()
-    left: list[int] = []
+    postorder: list[int] = []
     for start in starts:
         if start in seen:
             continue
         seen.add(start)
         path = [(start, iter(children[start]))]
         while path:
-            node, below = path[-1]
-            child = next((c for c in below if c not in seen), None)
+            node, dependencies = path[-1]
+            child = next((c for c in dependencies if c not in seen), None)
             if child is None:
                 path.pop()
-                left.append(node)
+                postorder.append(node)
             else:
                 seen.add(child)
                 path.append((child, iter(children[child])))
-    return left
+    return postorder
 
 
 def strong_components(children: Adjacency) -> list[list[int]]:
@@ -121,8 +121,8 @@ def strong_components(children: Adjacency) -> list[list[int]]:
     before its dependency.
     """
     parents: list[list[int]] = [[] for _ in children]
-    for node, below in enumerate(children):
-        for child in below:
+    for node, dependencies in enumerate(children):
+        for child in dependencies:
             parents[child].append(node)
     seen: set[int] = set()
     parts: list[list[int]] = []
@@ -152,9 +152,9 @@ def _inner_order(members: set[int], children: Adjacency) -> list[int]:
 def _condense(children: Adjacency, parts: list[list[int]], part_of: dict[int, int]) -> list[list[int]]:
     condensed: list[list[int]] = []
     for i, part in enumerate(parts):
-        below = dict.fromkeys(part_of[child] for node in part for child in children[node])
-        below.pop(i, None)
-        condensed.append(list(below))
+        dependencies = dict.fromkeys(part_of[child] for node in part for child in children[node])
+        dependencies.pop(i, None)
+        condensed.append(list(dependencies))
     return condensed
 
 

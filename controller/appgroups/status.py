@@ -94,7 +94,7 @@ def gather(
         if membership.group_of(meta.namespace, pod.group) != group.metadata.key:
             continue
         created.append(meta.creation_timestamp or "")
-        if pod.over:
+        if not pod.is_active:
             continue
         running += pod.status.phase == "Running"
         position = positions.get(pod.workload)
@@ -179,12 +179,12 @@ def plan_status(
     listed = [OrderedWorkload(workload, index[i]) for i, workload in enumerate(facts.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
     listed.sort(key=lambda entry: entry.workload.selector)
-    fresh = before.topology_calculation_time is not None and (before.topology_order or []) == listed
-    same = fresh and before.observed_generation == generation
+    order_unchanged = before.topology_calculation_time is not None and (before.topology_order or []) == listed
+    unchanged = order_unchanged and before.observed_generation == generation
     return AppGroupStatus(
         running_workloads=facts.running,
         schedule_start_time=before.schedule_start_time or facts.started,
-        topology_calculation_time=before.topology_calculation_time if same else format_time(now),
+        topology_calculation_time=before.topology_calculation_time if unchanged else format_time(now),
         topology_order=listed,
         observed_generation=generation,
         conditions=merge(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
@@ -259,19 +259,19 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     if not placed:
         return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
     head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
-    bad = sorted(
-        (j for j in facts.checks if j.verdict in {"violated", "unknown"}),
-        key=lambda j: (_reverse(j), j.edge.dependant, j.edge.dependency),
+    unmet = sorted(
+        (check for check in facts.checks if check.verdict in {"violated", "unknown"}),
+        key=lambda check: (_worst_first(check), check.edge.dependant, check.edge.dependency),
     )
-    if not bad:
+    if not unmet:
         return True, "AllWithin", head
-    worst = "; ".join(_described(found, facts.graph) for found in bad[:SHOWN])
-    more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    worst = "; ".join(_described(found, facts.graph) for found in unmet[:SHOWN])
+    more = f" and {len(unmet) - SHOWN} more" if len(unmet) > SHOWN else ""
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
     return holds, reason, f"{head}; worst: {worst}{more}"
 
 
-def _reverse(check: DependencyCheck) -> tuple[int, int]:
+def _worst_first(check: DependencyCheck) -> tuple[int, int]:
     severity, excess = _severity(check)
     return -severity, -excess
 

@@ -79,7 +79,7 @@ class Explain(Command):
         if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(now.decided))
         if now.peers:
-            parts += [Text(), _bonds(now)]
+            parts += [Text(), _peers(now)]
         if now.candidates:
             parts += [Text(), _candidates(now)]
             more = len(now.candidates) - SHOWN_CANDIDATES
@@ -107,13 +107,13 @@ def _headline(now: Explanation) -> Text:
     return text
 
 
-def _bonds(now: Explanation) -> RenderableType:
+def _peers(now: Explanation) -> RenderableType:
     table = grid("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
-    for bond in now.peers:
-        places = ", ".join(zone if count == 1 else f"{zone} ×{count}" for zone, count in bond.places.items())
-        direction = "needs it" if bond.direction == "depended-on-by" else "needed"
+    for peer in now.peers:
+        places = ", ".join(zone if count == 1 else f"{zone} ×{count}" for zone, count in peer.places.items())
+        direction = "needs it" if peer.direction == "depended-on-by" else "needed"
         table.add_row(
-            bond.workload, Text(direction, style=FAINT), str(bond.max_cost), places or Text("nowhere yet", style=FAINT)
+            peer.workload, Text(direction, style=FAINT), str(peer.max_cost), places or Text("nowhere yet", style=FAINT)
         )
     return table
 

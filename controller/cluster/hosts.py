@@ -109,7 +109,7 @@ class NodeCache:
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """Update a pod; it counts while it is bound, or made for one node, and not finished."""
         before = self._held.pop(key, None)
-        after = new if new is not None and new.occupied_node and not new.finished else None
+        after = new if new is not None and new.occupied_node and not new.is_finished else None
         if after is not None:
             self._held[key] = after
         if before is after:

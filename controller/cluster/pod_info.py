@@ -108,14 +108,14 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return self.phase == "Running"
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """It holds no resources any more."""
         return self.phase in FINISHED
 
     @property
-    def going(self) -> bool:
-        """Finished, or being deleted."""
-        return self.leaving or self.phase in FINISHED
+    def is_active(self) -> bool:
+        """Neither finished nor being deleted."""
+        return not self.leaving and self.phase not in FINISHED
 
 
 class _Shared(Generic[T]):

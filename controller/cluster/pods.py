@@ -243,19 +243,19 @@ class GroupPod(Object, frozen=True):
         return f"{self.metadata.namespace}/{group.pod_group_name}" if group is not None else ""
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Succeeded or failed: it holds no resources any more."""
         return self.status.phase in FINISHED
 
     @property
-    def over(self) -> bool:
-        """Finished, or on its way out."""
-        return self.finished or self.metadata.deletion_timestamp is not None
+    def is_active(self) -> bool:
+        """Neither finished nor being deleted."""
+        return not self.is_finished and self.metadata.deletion_timestamp is None
 
     @property
     def bound(self) -> bool:
-        """Bound to a node and not over."""
-        return bool(self.spec.node_name) and not self.over
+        """Bound to a node and active."""
+        return bool(self.spec.node_name) and self.is_active
 
     @property
     def gated(self) -> bool:
@@ -271,8 +271,8 @@ class GroupPod(Object, frozen=True):
 
     @property
     def waiting(self) -> bool:
-        """Not bound and not over: gated, or in the scheduler's queue."""
-        return not self.spec.node_name and not self.over
+        """Active and not bound: gated, or in the scheduler's queue."""
+        return not self.spec.node_name and self.is_active
 
     @property
     def ready(self) -> bool:

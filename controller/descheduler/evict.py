@@ -42,7 +42,7 @@ def why_outdated(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Ho
     Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
     """
     pod, target = pods.get(move.pod), nodes.get(move.target)
-    if pod is None or pod.uid != move.uid or pod.going or pod.node != move.node:
+    if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
         return "the pod is gone, or about to be"
     if move.target and (target is None or not target.takes_pods):
         return f"node {move.target}, where it was to go, takes no pods any more"

@@ -108,7 +108,7 @@ class Fit:
         if node not in self._requested:
             total: dict[str, int] = {}
             for pod in self._snapshot.pods.on_node(node).values():
-                if not pod.finished:
+                if not pod.is_finished:
                     add(total, pod.asks)
             self._requested[node] = total
         return self._requested[node]
@@ -130,7 +130,7 @@ class Fit:
     def _depends_on_other_pods(self, pod: PodInfo) -> bool:
         if self._repelling is None:
             bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
-            self._repelling = [p for p in bound if not p.finished]
+            self._repelling = [p for p in bound if not p.is_finished]
         return bool(self._repelling) or pod.constraints.depends_on_other_pods
 
     def _refusal_by_other_pods(self, pod: PodInfo) -> Sequence[str]:
@@ -163,7 +163,7 @@ class Fit:
         found.update({key: p for key, (p, node) in self._planned.items() if node})
         found.pop(pod.key, None)
         placed = ((p, self._planned[key][1] if key in self._planned else p.node) for key, p in found.items())
-        return [(p, node) for p, node in placed if node in self._number_of and not p.finished]
+        return [(p, node) for p, node in placed if node in self._number_of and not p.is_finished]
 
 
 def refused_by(rule: Rule) -> Bools:

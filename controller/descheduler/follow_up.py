@@ -135,14 +135,14 @@ def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set
 def _is_replaced(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement has gone itself."""
     pod = snapshot.pods.by_key.get(pending.landed_pod)
-    return pod is None or pod.going or pod.uid != pending.landed_uid
+    return pod is None or not pod.is_active or pod.uid != pending.landed_uid
 
 
 def _new_pods(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> list[PodInfo]:
     """Pods of the workload that were not there when the move was made: told by uids, since clocks of machines differ."""
     pods = snapshot.pods.of_workload(pending.move.workload).values()
     known = {mark_of(pending.move.uid), *pending.known}
-    return [p for p in pods if not p.going and p.uid not in claimed and mark_of(p.uid) not in known]
+    return [p for p in pods if p.is_active and p.uid not in claimed and mark_of(p.uid) not in known]
 
 
 def _outcome(pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
@@ -179,7 +179,7 @@ def _outcome_before_landing(
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
     if pod is not None and pod.uid == pending.move.uid:
         # An eviction whose answer was lost, or that we had no time to send. A pod may take its time to terminate.
-        return "not-evicted" if not pod.going and age_s > limits.usage_lag_s else None
+        return "not-evicted" if pod.is_active and age_s > limits.usage_lag_s else None
     if "/Pod/" in pending.move.workload:  # A bare pod has no replacement to wait for.
         return "helped"
     if age_s <= limits.start_timeout_s:

@@ -140,7 +140,7 @@ class LoadRound(TargetFinder):
         base, stays = self._base, Counter[str]()
         victims: dict[str, Candidate] = {}
         for pod in base.snapshot.pods.on_node(load.name).values():
-            if pod.going or not pod.running:
+            if not pod.is_active or not pod.running:
                 continue
             candidate = Candidate(pod, "LowNodeLoad", self, usage_of(pod, base.snapshot, load.used), load, waits)
             refusal = check(base, candidate, REASON_CONDITIONS)

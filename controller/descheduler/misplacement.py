@@ -159,7 +159,7 @@ class MisplacementRound(TargetFinder):
         for name, pods in self._base.snapshot.pods.groups.items():
             for key, pod in pods.items():
                 group = self._network.group_of(pod.namespace, name)
-                if group and not pod.going:
+                if group and pod.is_active:
                     by_key[group][key] = pod
         for group in sorted(by_key):
             yield dict(sorted(by_key[group].items()))
@@ -200,7 +200,7 @@ class MisplacementRound(TargetFinder):
         ]
         places += [
             (score, place)
-            for place, score in enumerate(score_table.by_class)
+            for place, score in enumerate(score_table.by_place)
             if place not in excluded and is_gain(now, score)
         ]
         for score, where in sorted(places, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):

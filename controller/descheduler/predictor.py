@@ -162,12 +162,12 @@ class ReplacementPredictor:
     def _both_models(self) -> tuple[DefaultSchedulerModel, DefaultSchedulerModel]:
         """With everything there and arrived, and with all gone that may be."""
         if self._models is None:
-            bound = [pod for pod in self._snapshot.pods.by_key.values() if pod.node and not pod.finished]
+            bound = [pod for pod in self._snapshot.pods.by_key.values() if pod.node and not pod.is_finished]
             self._models = (
                 DefaultSchedulerModel(self._hosts, bound),
-                DefaultSchedulerModel(self._hosts, (pod for pod in bound if not pod.going)),
+                DefaultSchedulerModel(self._hosts, (pod for pod in bound if pod.is_active)),
             )
-            self._left = {pod.node for pod in bound if pod.going}
+            self._left = {pod.node for pod in bound if not pod.is_active}
         return self._models
 
 

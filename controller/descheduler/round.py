@@ -123,7 +123,7 @@ class Round:
         workload = workload_of(pod)
         if workload not in self._sizes:
             pods = self.snapshot.pods.of_workload(pod.workload).values() if pod.workload else (pod,)
-            present = [p for p in pods if not p.going]
+            present = [p for p in pods if p.is_active]
             self._sizes[workload] = len(present) + self.awaited[workload], sum(not p.ready for p in present)
         return self._sizes[workload]
 

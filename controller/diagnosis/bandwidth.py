@@ -23,7 +23,7 @@ from netperf.limits import UnreasonableLimitError, read_limit
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """Every node, and every unfinished pod that requests bandwidth or carries a limit."""
-    pods = [pod for pod in snapshot.bandwidth_pods if not pod.finished and asks_for_bandwidth(pod)]
+    pods = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.verdicts.get(pod.key, {})) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)
     for view in views:

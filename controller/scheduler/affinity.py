@@ -61,7 +61,7 @@ def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: 
     costs: dict[str, int] = {}
     unlabelled: bool | None = None
     for i in populated:
-        place_score, location = score_table.by_class[i], places[i]
+        place_score, location = score_table.by_place[i], places[i]
         if not location.zone:
             unlabelled = bool(unlabelled) or place_score.passes
             continue

@@ -126,7 +126,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     peers: list[tuple[PeerWorkload, bool]] = []
     if key:
         dependencies, dependants = state.peers(key, pod.workload, state.members(key))
-        peers = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
+        peers = [(peer, True) for peer in dependencies] + [(peer, False) for peer in dependants]
     candidates: tuple[CandidateLine, ...] = ()
     if not score_table.neutral and costs is not None:
         candidates = _Table(state, pod, target, peers, costs.table).lines(score_table, ineligible)
@@ -138,7 +138,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
         topology=costs.topology if costs else "",
         weight=costs.weight if costs else "",
         neutral=score_table.neutral,
-        peers=tuple(_bond_line(state, bond, depends) for bond, depends in peers),
+        peers=tuple(_peer_line(state, peer, depends) for peer, depends in peers),
         candidates=candidates,
         target=target,
         decided="",
@@ -146,12 +146,12 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     return msgspec.structs.replace(explanation, decided=conclude(explanation))
 
 
-def _bond_line(state: State, bond: PeerWorkload, depends: bool) -> PeerLine:
+def _peer_line(state: State, peer: PeerWorkload, depends: bool) -> PeerLine:
     places: Counter[str] = Counter()
-    for node, count in bond.pods.items():
+    for node, count in peer.pods.items():
         places[state.places[state.place_of[node]].zone or node] += count
     return PeerLine(
-        bond.selector, "depends-on" if depends else "depended-on-by", bond.max_cost, dict(sorted(places.items()))
+        peer.selector, "depends-on" if depends else "depended-on-by", peer.max_cost, dict(sorted(places.items()))
     )
 
 
@@ -166,10 +166,10 @@ class _Table:
         peers: Sequence[tuple[PeerWorkload, bool]],
         costs: CostTable,
     ) -> None:
-        self._state, self._target, self._bonds, self._costs = state, target, peers, costs
+        self._state, self._target, self._peers, self._costs = state, target, peers, costs
         self._node = pod.spec.node_name
         # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
-        self._scored = [score_places((bond,), (), state.places, state.place_of, costs) for bond, _ in peers]
+        self._scored = [score_places((peer,), (), state.places, state.place_of, costs) for peer, _ in peers]
 
     def lines(self, score_table: ScoreTable, ineligible: Mapping[str, str]) -> tuple[CandidateLine, ...]:
         nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -200,7 +200,7 @@ class _Table:
             violated=place_score.violated,
             cost=place_score.cost,
             score=None,
-            cells=tuple(self._cell(place, node, i) for i in range(len(self._bonds))),
+            cells=tuple(self._cell(place, node, i) for i in range(len(self._peers))),
             planned=self._target is not None and self._is_at(self._target.node, place, node),
             chosen=self._is_at(self._node, place, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
@@ -209,18 +209,20 @@ class _Table:
     def _is_at(self, wanted: str, place: int, node: str) -> bool:
         if node:
             return node == wanted
-        return self._state.place_of.get(wanted) == place and not any(wanted in bond.pods for bond, _ in self._bonds)
+        return self._state.place_of.get(wanted) == place and not any(wanted in peer.pods for peer, _ in self._peers)
 
     def _cell(self, place: int, node: str, number: int) -> Cell:
-        bond, depends = self._bonds[number]
+        peer, depends = self._peers[number]
         if depends:
             place_score = self._scored[number].place_score(node, place)
             return Cell(place_score.cost, place_score.satisfied, place_score.violated, place_score.unknown)
         here, cost = self._state.places[place], 0
         verdicts: Counter[LimitCheck] = Counter()
-        for peer, count in bond.pods.items():
-            verdict, each = self._costs.check_limit(self._state.places[self._state.place_of[peer]], here, bond.max_cost)
-            if peer == node:
+        for peer_node, count in peer.pods.items():
+            verdict, each = self._costs.check_limit(
+                self._state.places[self._state.place_of[peer_node]], here, peer.max_cost
+            )
+            if peer_node == node:
                 verdict, each = "satisfied", SAME_HOST_COST
             verdicts[verdict] += count
             cost += each * count
@@ -269,9 +271,9 @@ def _name(line: CandidateLine) -> str:
 
 def _costs(line: CandidateLine, explanation: Explanation) -> str:
     details = [
-        f"{bond.workload} {cell.cost}" + (f" of {bond.max_cost}" if sum(bond.places.values()) == 1 else "")
-        for bond, cell in zip(explanation.peers, line.cells, strict=True)
-        if bond.places
+        f"{peer.workload} {cell.cost}" + (f" of {peer.max_cost}" if sum(peer.places.values()) == 1 else "")
+        for peer, cell in zip(explanation.peers, line.cells, strict=True)
+        if peer.places
     ]
     more = f", and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
     violated = f", {line.violated} beyond their maximum" if line.violated else ""

@@ -3,7 +3,7 @@
 NetworkOverhead (docs/contracts, section 4) is computed per place and not per node.
 
 Upstream looks at every placed pod for every node. All nodes of one region and zone get the same answer, but for those that
-hold a pod of a dependency themselves. So a pod's answer is one tally per (region, zone), plus one per node of such a pod:
+hold a pod of a dependency themselves. So a pod's answer is one score per (region, zone), plus one per node of such a pod:
 its cost does not grow with nodes x placed pods.
 """
 
@@ -68,17 +68,17 @@ class ScoreTable(msgspec.Struct, frozen=True):
 
     Attributes:
         neutral: why all nodes are equal; empty when they are not.
-        by_class: the score per place, in the order of the places given.
+        by_place: the score per place, in the order of the places given.
         by_node: scores of nodes that hold pods of dependencies or dependants themselves.
     """
 
     neutral: str
-    by_class: Sequence[PlaceScore] = ()
+    by_place: Sequence[PlaceScore] = ()
     by_node: Mapping[str, PlaceScore] = {}
 
     def place_score(self, node: str, place: int) -> PlaceScore:
         """The score of a node, by its name and the index of its place; a neutral answer refuses no node."""
-        return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_class[place]
+        return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_place[place]
 
 
 def score_places(
@@ -101,10 +101,10 @@ def score_places(
         bandwidth: apply the bandwidth filter.
     """
     sums = _Sums(places, place_of, costs)
-    for bond in dependencies:
-        sums.add_dependency(bond, bandwidth=bandwidth)
-    for bond in dependants:
-        sums.add_dependant(bond)
+    for peer in dependencies:
+        sums.add_dependency(peer, bandwidth=bandwidth)
+    for peer in dependants:
+        sums.add_dependant(peer)
     return sums.result()
 
 
@@ -118,72 +118,72 @@ class _Sums:
         self._unknown = [0] * len(places)
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def add_dependency(self, bond: PeerWorkload, *, bandwidth: bool) -> None:
+    def add_dependency(self, peer: PeerWorkload, *, bandwidth: bool) -> None:
         """Judge by the replicas that may answer: all of them, or those near by where the Service keeps calls near."""
-        by_place = self._by_place(bond)
-        near = self._answered_near(bond, by_place)
+        by_place = self._by_place(peer)
+        near = self._answered_near(peer, by_place)
         for place, count in by_place.items():
-            peer = self._places[place]
+            peer_location = self._places[place]
             for i, candidate in enumerate(self._places):
                 if i in near:
                     continue
-                verdict, cost = self._costs.check_limit(candidate, peer, bond.max_cost)
+                verdict, cost = self._costs.check_limit(candidate, peer_location, peer.max_cost)
                 self._cost[i] += count * cost
                 self._satisfied[i] += count * (verdict == "satisfied")
                 self._violated[i] += count * (verdict == "violated")
                 self._unknown[i] += count * (verdict == "unknown")
-            if bandwidth and bond.min_bandwidth_bps:
-                self._starve(bond, peer, near)
+            if bandwidth and peer.min_bandwidth_bps:
+                self._starve(peer, peer_location, near)
         for place in near:
             self._satisfied[place] += by_place[place]
             self._cost[place] += by_place.total() * SAME_ZONE_COST
-        for node, count in bond.pods.items():
-            if bond.routing is Routing.NODE or near:
-                self._answer_here(bond, node, by_place, near)
+        for node, count in peer.pods.items():
+            if peer.routing is Routing.NODE or near:
+                self._answer_here(peer, node, by_place, near)
                 continue
             here, verdict = self._correct(node, count)
             here[0] += count * (verdict != "satisfied")
             here[1] -= count * (verdict == "violated")
 
-    def _answered_near(self, bond: PeerWorkload, by_place: Mapping[int, int]) -> frozenset[int]:
+    def _answered_near(self, peer: PeerWorkload, by_place: Mapping[int, int]) -> frozenset[int]:
         """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
         zones = (self._places[place].zone for place in by_place)
-        return frozenset(by_place) if has_zone_hints(bond.routing, zones) else frozenset()
+        return frozenset(by_place) if has_zone_hints(peer.routing, zones) else frozenset()
 
-    def _answer_here(self, bond: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
+    def _answer_here(self, peer: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
         """Replicas on the node itself: by zone some of those that answer, by node the only ones.
 
         Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
         """
-        place, count = self._place_of[node], bond.pods[node]
+        place, count = self._place_of[node], peer.pods[node]
         here, total = self._here[node], by_place.total()
         saved = SAME_ZONE_COST - SAME_HOST_COST
-        if bond.routing is Routing.ZONE:
+        if peer.routing is Routing.ZONE:
             here[2] -= round(total * count / by_place[place] * saved)
         elif place in near:
             here[0] += count - by_place[place]
             here[2] -= total * saved
         else:
-            for peer, others in by_place.items():
-                verdict, cost = self._costs.check_limit(self._places[place], self._places[peer], bond.max_cost)
+            for peer_place, others in by_place.items():
+                verdict, cost = self._costs.check_limit(self._places[place], self._places[peer_place], peer.max_cost)
                 here[0] -= others * (verdict == "satisfied")
                 here[1] -= others * (verdict == "violated")
                 here[2] -= others * cost
             here[0] += count
             here[2] += total * SAME_HOST_COST
 
-    def add_dependant(self, bond: PeerWorkload) -> None:
-        for place, count in self._by_place(bond).items():
+    def add_dependant(self, peer: PeerWorkload) -> None:
+        for place, count in self._by_place(peer).items():
             origin = self._places[place]
             for i, candidate in enumerate(self._places):
-                verdict, cost = self._costs.check_limit(origin, candidate, bond.max_cost)
+                verdict, cost = self._costs.check_limit(origin, candidate, peer.max_cost)
                 self._cost[i] += count * cost
                 self._unknown[i] += count * (verdict == "unknown")
-        for node, count in bond.pods.items():
+        for node, count in peer.pods.items():
             self._correct(node, count)
 
     def result(self) -> ScoreTable:
-        by_class = [
+        by_place = [
             PlaceScore(*place_score)
             for place_score in zip(
                 self._satisfied, self._violated, self._cost, self._starved, self._unknown, strict=True
@@ -191,24 +191,24 @@ class _Sums:
         ]
         by_node: dict[str, PlaceScore] = {}
         for node, (satisfied, violated, cost) in self._here.items():
-            base = by_class[self._place_of[node]]
+            base = by_place[self._place_of[node]]
             by_node[node] = base._replace(
                 satisfied=base.satisfied + satisfied, violated=base.violated + violated, cost=base.cost + cost
             )
-        return ScoreTable("", by_class, by_node)
+        return ScoreTable("", by_place, by_node)
 
-    def _by_place(self, bond: PeerWorkload) -> Counter[int]:
+    def _by_place(self, peer: PeerWorkload) -> Counter[int]:
         found: Counter[int] = Counter()
-        for node, count in bond.pods.items():
+        for node, count in peer.pods.items():
             found[self._place_of[node]] += count
         return found
 
-    def _starve(self, bond: PeerWorkload, peer: Location, near: Collection[int]) -> None:
+    def _starve(self, peer: PeerWorkload, peer_location: Location, near: Collection[int]) -> None:
         for i, candidate in enumerate(self._places):
             if i in near:
                 continue
-            path = self._costs.path(candidate, peer) if candidate != peer else None
-            if path is not None and path.free_bps is not None and path.free_bps < bond.min_bandwidth_bps:
+            path = self._costs.path(candidate, peer_location) if candidate != peer_location else None
+            if path is not None and path.free_bps is not None and path.free_bps < peer.min_bandwidth_bps:
                 self._starved[i] = True
 
     def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:

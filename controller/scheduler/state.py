@@ -199,7 +199,7 @@ class State:
         return self._placed.get(uid)
 
     def _counted(self, pod: GroupPod | None) -> Placed | None:
-        if pod is None or not pod.spec.node_name or (pod.over and not self._rules.finished_pods_count):
+        if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.finished_pods_count):
             return None
         return Placed(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
@@ -223,7 +223,7 @@ class State:
         models: dict[tuple[str, str], ObjectMeta] = {}
         for pod in pods if self._by_answer else ():
             which = pod.workload, pod.metadata.namespace
-            if not pod.over and (which not in models or pod.metadata.name < models[which].name):
+            if pod.is_active and (which not in models or pod.metadata.name < models[which].name):
                 models[which] = pod.metadata
         found: dict[str, Routing] = {}
         for (workload, namespace), model in models.items():
@@ -333,8 +333,8 @@ class State:
         dependencies, dependants = self.peers(key, workload, self.members(key) if members is None else members)
         if not dependencies and not dependants:
             return ScoreTable(NO_DEPENDENCY)
-        dependencies = [bond for bond in dependencies if bond.pods]
-        dependants = [bond for bond in dependants if bond.pods]
+        dependencies = [peer for peer in dependencies if peer.pods]
+        dependants = [peer for peer in dependants if peer.pods]
         if not dependencies and not dependants:
             return ScoreTable(NOTHING_PLACED)
         return score_places(

@@ -155,7 +155,7 @@ class DefaultSchedulerModel:
         found = np.zeros(len(known) + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
-            if number is not None and not pod.going and among[number]:
+            if number is not None and pod.is_active and among[number]:
                 found[codes[number]] += 1
         found[-1] = 0.0  # hosts without the label are in no domain
         return found[codes]

@@ -54,7 +54,7 @@ class Workloads:
                 selectors[service.metadata.namespace].append((service.metadata.name, service.spec.selector))
         behind: dict[tuple[str, str], Counter[WorkloadId]] = defaultdict(Counter)
         for pod in pods:
-            if pod.going:
+            if not pod.is_active:
                 continue
             workload = _workload_id(pod)
             found.replicas[workload] += 1

@@ -27,7 +27,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
-        if name and not pod.finished:
+        if name and not pod.is_finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
     index = snapshot.costs()
     services = ServiceIndex.from_objects(snapshot.services)

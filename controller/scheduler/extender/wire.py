@@ -177,7 +177,7 @@ class Answers:
 
     def filter(self, names: Names, score_table: ScoreTable) -> Filtered:
         """Answer a filter request; nodes that pass come grouped by place."""
-        refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_class[place].passes]
+        refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_place[place].passes]
         if not refusals and all(place_score.passes for place_score in score_table.by_node.values()):
             return self.pass_all(names.raw)
         kept: dict[int, Sequence[str]] = {}
@@ -189,7 +189,7 @@ class Answers:
                 kept[place] = [name for name in group if name in passing]
                 refused[place] = [name for name in group if name not in passing]
             else:
-                (kept if score_table.by_class[place].passes else refused)[place] = group
+                (kept if score_table.by_place[place].passes else refused)[place] = group
         given = {place: group for place, group in kept.items() if group}
         body = b'{"nodenames":' + self._encode_names(given) + self._failures(refused, score_table) + b',"error":""}'
         return Filtered(body, names.count - sum(map(len, given.values())))
@@ -224,7 +224,7 @@ class Answers:
         return {
             place_of[node]
             for node, place_score in score_table.by_node.items()
-            if node in place_of and place_score.passes != score_table.by_class[place_of[node]].passes
+            if node in place_of and place_score.passes != score_table.by_place[place_of[node]].passes
         }
 
     def _failures(self, refused: Mapping[int, Sequence[str]], score_table: ScoreTable) -> bytes:
@@ -240,7 +240,7 @@ class Answers:
             left = max(REASONS_LIMIT - len(named), 0)
             named |= {name: refusal(name, score_table.place_score(name, place)) for name in group[:left]}
             if len(group) > left:
-                rest.append(self._shared_reasons(place, group[left:], score_table.by_class[place]))
+                rest.append(self._shared_reasons(place, group[left:], score_table.by_place[place]))
         first = _encode(named)
         every = b",".join(part for part in (first[1:-1], *rest) if part)
         return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + every + b"}"
@@ -294,11 +294,11 @@ class Answers:
             own[place] = {n: special[n] for n in present}
             costs += [special[n].cost for n in present]
             if len(group) > len(present):
-                costs.append(score_table.by_class[place].cost)
+                costs.append(score_table.by_place[place].cost)
         low, high = min(costs), max(costs)
         found: dict[int, tuple[int, Mapping[str, int]]] = {}
         for place in names.by_place:
-            score = normalise(score_table.by_class[place].cost, low, high)
+            score = normalise(score_table.by_place[place].cost, low, high)
             special_scores = {node: normalise(place_score.cost, low, high) for node, place_score in own[place].items()}
             found[place] = self._planned(place, score, special_scores, target)
         return found

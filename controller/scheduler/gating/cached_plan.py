@@ -122,7 +122,7 @@ def compare_with_pods(
     followed = True
     refused = assumed.refused(pods)
     for pod in pods:
-        if pod.over:
+        if not pod.is_active:
             continue
         key = pod.metadata.key
         target, assigned = plan.targets.get(key), assumed.node_cache.assigned_node(key)

@@ -317,12 +317,15 @@ class GroupPlans:
             self._rollouts.pop(group, None)
             return []
         held = [pod for pod in pods if self._node_cache.assigned_node(pod.metadata.key)]
-        seen, now = frozenset((p.metadata.key, p.over) for p in held if p.over or p.ready), self._clock()
+        seen, now = (
+            frozenset((p.metadata.key, not p.is_active) for p in held if not p.is_active or p.ready),
+            self._clock(),
+        )
         before, since = self._rollouts.get(group, (None, now))
         if before != seen:
             self._rollouts[group] = (seen, since := now)
         # A pod that is starting will take an old one's place, and one that is going will leave its room.
-        if any(pod.over or not pod.ready for pod in held):
+        if any(not pod.is_active or not pod.ready for pod in held):
             return waiting if now - since >= self._config.max_wait_s / 2 else []
         oldest = min(waiting, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.key))
         return [oldest] if now - max(since, made_at) >= ROLLOUT_PAUSE_S else []
@@ -390,7 +393,7 @@ class GroupPlans:
 
 
 def _check_size(pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
-    live = Counter(pod.workload for pod in pods if not pod.over)
+    live = Counter(pod.workload for pod in pods if pod.is_active)
     count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
     if count > MAX_PODS:
         raise PlanningError(

@@ -58,7 +58,7 @@ class GroupPods:
 
     def gated(self) -> int:
         """Number of pods that our gate holds."""
-        return sum(pod.gated and not pod.over for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
+        return sum(pod.gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
         """A pod was patched, which its store may not know for a moment."""

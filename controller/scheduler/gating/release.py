@@ -100,10 +100,10 @@ def settles_in_s(queue: GroupQueue, now: float) -> float:
 
     While pods are missing and one came just now, more will come, and the plan should know them all.
     """
-    live: Counter[str] = Counter(pod.workload for pod in queue.pods if not pod.over)
+    live: Counter[str] = Counter(pod.workload for pod in queue.pods if pod.is_active)
     if live.total() >= queue.members and all(live[selector] >= count for selector, count in queue.replicas.items()):
         return 0.0
-    newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if not p.over), default=0.0)
+    newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if p.is_active), default=0.0)
     return max(newest + DEBOUNCE_S - now, 0.0)
 
 
@@ -112,7 +112,7 @@ def peers_first(order: Mapping[str, int], pods: Iterable[GroupPod]) -> dict[str,
 
     kube-scheduler refuses a pod until a pod that it must be near is bound, and the workloads after it would wait meanwhile.
     """
-    live = [pod for pod in pods if not pod.over]
+    live = [pod for pod in pods if pod.is_active]
     placed = list({pod.workload: pod for pod in live if not pod.waiting}.values())
     waiting = {pod.workload: pod for pod in live if pod.waiting and pod.workload in order}
     found: dict[str, int] = {}
@@ -167,7 +167,7 @@ class _Decider:
         self._finished: set[str] = set()
         self._begun: set[str] = set()
         for pod in queue.pods:
-            if not pod.over:
+            if pod.is_active:
                 self._live[pod.workload].append(pod)
                 if pod.spec.node_name:
                     self._begun.add(pod.workload)

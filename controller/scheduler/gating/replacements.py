@@ -65,7 +65,7 @@ class ExpectedReplacements:
         for other, coming in self._by_group.items():
             if other == group:
                 continue
-            pods = [pod for pod in pods_of(other) if not pod.over]
+            pods = [pod for pod in pods_of(other) if pod.is_active]
             # Those that have come are promised their room by their own plan.
             come = Counter(pod.workload for pod in pods if any(expected.is_new(pod) for expected in coming))
             for expected in coming:

@@ -38,7 +38,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
         node_cache: all bound pods.
         pods: of the group; these are not foreign, unless they are about to go.
     """
-    own = [pod for pod in pods if not pod.over]
+    own = [pod for pod in pods if pod.is_active]
     models = list({_template_of(pod): pod for pod in own}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
     found = []

@@ -91,8 +91,8 @@ class PlanInputs(NamedTuple):
         pods that a rollout is about to replace.
         """
         replicas, _ = self.replicas(group, pods)
-        leaving = outdated(pod.metadata for pod in pods if not pod.over)
-        there = [pod for pod in pods if not pod.over and not (pod.waiting and pod.other_gates)]
+        leaving = outdated(pod.metadata for pod in pods if pod.is_active)
+        there = [pod for pod in pods if pod.is_active and not (pod.waiting and pod.other_gates)]
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
@@ -135,7 +135,7 @@ class PlanInputs(NamedTuple):
     def leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         found: dict[str, Amounts] = {}
-        for key in outdated(pod.metadata for pod in pods if not pod.over):
+        for key in outdated(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.held(key)
             if info is not None:
                 add(found.setdefault(info.node, {}), info.asks)
@@ -159,7 +159,7 @@ class PlanInputs(NamedTuple):
             return {}, 0
         known = self.state.groups[group]
         declared = self.declared.replicas(known.metadata.namespace, self.state.graph(group).workloads)
-        there = [pod for pod in pods if not pod.over]
+        there = [pod for pod in pods if pod.is_active]
         leaving = outdated(pod.metadata for pod in there)
         live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
         allowed = max(known.spec.num_members - live.total(), len(leaving))
@@ -170,7 +170,7 @@ class PlanInputs(NamedTuple):
 
     def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""
-        live = [pod for pod in pods if not pod.over]
+        live = [pod for pod in pods if pod.is_active]
         found = {p.metadata.key: self.volumes.demands_of(p) for p in live if p.spec.volumes}
         counts = Counter(pod.workload for pod in live)
         for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():

@@ -184,11 +184,11 @@ class _Reading:
         """Sort pods into what stays and what is to be placed."""
         slots: list[_Slot] = []
         live: Counter[int] = Counter()
-        self._outdated = outdated(pod.metadata for pod in self.snapshot.pods if not pod.over)
+        self._outdated = outdated(pod.metadata for pod in self.snapshot.pods if pod.is_active)
         # Those of the present template first: replicas to come are like them.
         for pod in sorted(self.snapshot.pods, key=lambda p: (p.metadata.key in self._outdated, p.metadata.key)):
             position = self._position.get(pod.workload)
-            if position is None or pod.over:
+            if position is None or not pod.is_active:
                 continue
             asked = as_asked(pod)
             self._models[position] = self._models[position] or asked

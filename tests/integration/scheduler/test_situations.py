@@ -88,7 +88,7 @@ class Stage:
             await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def live(self) -> list[GroupPod]:
-        return [p for p in await self.client.list(PODS, GroupPod, namespace=self.namespace) if p.group and not p.over]
+        return [p for p in await self.client.list(PODS, GroupPod, namespace=self.namespace) if p.group and p.is_active]
 
     async def delete_all(self) -> None:
         for pod in await self.live():

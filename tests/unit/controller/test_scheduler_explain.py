@@ -65,8 +65,8 @@ def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> N
         assert sum(cell.cost for cell in line.cells) == line.cost
         depends = [
             cell
-            for cell, bond in zip(line.cells, explain(state, pod("P1")).peers, strict=True)
-            if bond.direction == "depends-on"
+            for cell, peer in zip(line.cells, explain(state, pod("P1")).peers, strict=True)
+            if peer.direction == "depends-on"
         ]
         assert sum(c.satisfied for c in depends) == line.satisfied
         assert sum(c.violated for c in depends) == line.violated

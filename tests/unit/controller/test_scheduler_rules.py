@@ -256,8 +256,8 @@ def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> Non
     places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
 
     def passes(min_bandwidth_bps: int, *, on: bool) -> list[bool]:
-        bond = PeerWorkload("peer", 10, min_bandwidth_bps, {"n2": 1})
-        return [t.passes for t in score_places([bond], [], places, {"n2": 2}, costs, bandwidth=on).by_class[1:]]
+        peer = PeerWorkload("peer", 10, min_bandwidth_bps, {"n2": 1})
+        return [t.passes for t in score_places([peer], [], places, {"n2": 2}, costs, bandwidth=on).by_place[1:]]
 
     assert passes(200_000_000, on=True) == [False, True, True]
     assert passes(100_000_000, on=True) == [True, True, True]
@@ -425,24 +425,24 @@ def expected_tally(
     """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
     satisfied = violated = total = unknown = 0
     me = where[name]
-    for bond in dependencies:
-        replicas = [node for node, count in bond.pods.items() for _ in range(count)]
+    for peer in dependencies:
+        replicas = [node for node, count in peer.pods.items() for _ in range(count)]
         local = [node for node in replicas if node == name]
         hinted = all(where[node].zone for node in replicas)
         near = [node for node in replicas if hinted and where[node] == me]
-        if bond.routing is Routing.NODE and local:
+        if peer.routing is Routing.NODE and local:
             satisfied += len(local)
-        elif bond.routing is not Routing.ANY and near:
+        elif peer.routing is not Routing.ANY and near:
             satisfied += len(near)
             total += len(replicas) - round(len(replicas) * len(local) / len(near))
         else:
             for node in replicas:
-                verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(me, where[node], bond.max_cost)
+                verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(me, where[node], peer.max_cost)
                 satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
                 total, unknown = total + cost, unknown + (verdict == "unknown")
-    for bond in dependants:
-        for node, count in bond.pods.items():
-            verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(where[node], me, bond.max_cost)
+    for peer in dependants:
+        for node, count in peer.pods.items():
+            verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(where[node], me, peer.max_cost)
             total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
     return satisfied, violated, total, unknown
 
@@ -461,12 +461,12 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
         regions = {("r1", "r2"): 50, ("r2", "r1"): 9} if chance.random() < 0.7 else {}
         costs = CostTable(msgspec.convert(weight(zones, regions), WeightInfo))
 
-        def bond(chance: random.Random = chance, names: list[str] = [*where]) -> PeerWorkload:  # noqa: B006 - of this round
+        def peer(chance: random.Random = chance, names: list[str] = [*where]) -> PeerWorkload:  # noqa: B006 - of this round
             pods = {name: chance.randint(1, 3) for name in names if chance.random() < 0.5}
             return PeerWorkload("w", chance.randint(0, 40), 0, pods, chance.choice(list(Routing)))
 
-        dependencies = [bond() for _ in range(chance.randint(0, 2))]
-        dependants = [bond() for _ in range(chance.randint(0, 2))]
+        dependencies = [peer() for _ in range(chance.randint(0, 2))]
+        dependants = [peer() for _ in range(chance.randint(0, 2))]
         place_of = {name: HERE.index(place) for name, place in where.items()}
         found = score_places(dependencies, dependants, HERE, place_of, costs)
         for name, place in place_of.items():
@@ -478,10 +478,10 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
                 seed,
                 name,
             )
-            held = any(name in bond.pods for bond in (*dependencies, *dependants))
+            held = any(name in peer.pods for peer in (*dependencies, *dependants))
             assert held or place_score.unknown == wanted[3], (seed, name)
             assert not place_score.starved
-        assert set(found.by_node) <= {n for bond in (*dependencies, *dependants) for n in bond.pods}
+        assert set(found.by_node) <= {n for peer in (*dependencies, *dependants) for n in peer.pods}
         assert found.neutral == ""
 
 
@@ -491,10 +491,10 @@ def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() 
     level = [{"topologyKey": ZONE, "originList": rows}]
     costs = CostTable(msgspec.convert({"name": "w", "topologyList": level}, WeightInfo))
     places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
-    bond = PeerWorkload("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
+    peer = PeerWorkload("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
     zones = {"n1": 1, "n2": 2}
-    starved = [t.starved for t in score_places([bond], [], places, zones, costs, bandwidth=True).by_class]
+    starved = [t.starved for t in score_places([peer], [], places, zones, costs, bandwidth=True).by_place]
     assert starved == [False, False, False, True]
-    assert not any(t.starved for t in score_places([bond], [], places, zones, costs).by_class), (
+    assert not any(t.starved for t in score_places([peer], [], places, zones, costs).by_place), (
         "only where it is asked for"
     )
