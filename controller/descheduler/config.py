@@ -143,7 +143,7 @@ class MisplacementConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether pods are moved for the network's sake.
-        margin: least gain in network cost, and at least a fifth of the present cost, to move a pod without violated
+        margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
             dependencies.
         hold_s: how long the gain must last before the move.
         dry_run: decide and report, but evict nothing.
