@@ -1,0 +1,272 @@
+"""Pods a second that the real kube-scheduler binds over thousands of nodes: stock, asking our extender, told by affinity.
+
+Run by hand (minutes): ``python tests/bench/throughput.py``. Nodes are API objects without a kubelet. Pods exist before the
+clock starts; it runs from the start of the scheduler to the last binding. Targets and affinity are those that the real leader
+wrote to these pods in a round before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from controller.cluster.pods import GATE, TARGET_ANNOTATION
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.reflector import Reflector
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
+from lab.controlplane import ControlPlane, credentials_of, free_ports
+from lab.scheduling import build_config
+from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
+from tests.bench.decision_quality import in_batches, until
+from tests.integration.conftest import definitions
+
+NAMESPACE = "throughput"
+ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
+LONGEST_S = 600.0
+MODES = ("stock", "extender", "affinity")
+# Nobody owns these pods in truth; with an owner they are treated as pods of a Deployment are.
+OWNER = {
+    "apiVersion": "apps/v1",
+    "kind": "ReplicaSet",
+    "name": "of-the-bench",
+    "uid": "00000000-0000-0000-0000-000000000001",
+    "controller": True,
+}
+
+
+class BoundSpec(Wire, frozen=True):
+    node_name: str = ""
+    scheduling_gates: list[Any] | None = None
+    affinity: dict[str, Any] | None = None
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What the leader wrote to a pod."""
+
+    target: str
+    affinity: dict[str, Any] | None
+
+
+class Bound(Object, frozen=True):
+    """A pod, of which only the binding matters here."""
+
+    spec: BoundSpec = BoundSpec()
+
+
+@asynccontextmanager
+async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    async with AsyncExitStack() as stack:
+        state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "state"
+        plane = await stack.enter_async_context(ControlPlane.start("throughput", state_dir=state_dir, components=()))
+        client = await stack.enter_async_context(Client(plane.client_config))
+        for name, body in definitions().items():
+            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="throughput")
+        for namespace in (NAMESPACE, HOME_NAMESPACE):
+            await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+        account = {"metadata": {"name": "default"}}
+        await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
+        await in_batches([make_node(client, i) for i in range(nodes)])
+        await make_costs(client)
+        yield plane, client
+
+
+async def make_node(client: Client, number: int) -> None:
+    zone, name = number % ZONES, f"node-{number:05d}"
+    labels = {ZONE_LABEL: f"z{zone:02d}", REGION_LABEL: f"r{zone % REGIONS}", "kubernetes.io/hostname": name}
+    amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
+    # Admission taints every new node; there is no node controller here to take that away.
+    await client.patch(NODES, name, {"spec": {"taints": None}}, Node, kind=MERGE_PATCH)
+
+
+async def make_costs(client: Client) -> None:
+    rng = random.Random(1)
+    levels = []
+    for key, names in (
+        (REGION_LABEL, [f"r{r}" for r in range(REGIONS)]),
+        (ZONE_LABEL, [f"z{z:02d}" for z in range(ZONES)]),
+    ):
+        origins = [
+            {
+                "origin": a,
+                "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in names if a != b],
+            }
+            for a in names
+        ]
+        levels.append({"topologyKey": key, "originList": origins})
+    spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": levels}]}
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
+    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
+
+
+async def make_groups(client: Client, count: int, mode: str, handed: dict[str, Handover]) -> None:
+    await in_batches([make_group(client, number, mode, handed) for number in range(count // GROUP_SIZE)])
+
+
+async def make_group(client: Client, number: int, mode: str, handed: dict[str, Handover]) -> None:
+    rng = random.Random(number)
+    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(GROUP_SIZE)]
+    workloads = [
+        {
+            "workload": reference,
+            "dependencies": [
+                {"workload": references[j], "maxNetworkCost": 20}
+                for j in range(i + 1, GROUP_SIZE)
+                if rng.random() < 0.3
+            ],
+        }
+        for i, reference in enumerate(references)
+    ]
+    spec = {"numMembers": GROUP_SIZE, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
+    head = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
+    await client.create(APPGROUPS, {**head, "spec": spec}, Object, namespace=NAMESPACE)
+    for i in range(GROUP_SIZE):
+        await client.create(PODS, pod_body(number, i, mode, handed), Object, namespace=NAMESPACE)
+
+
+def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) -> dict[str, Any]:
+    name = f"g{group}-w{workload}"
+    labels = {APPGROUP_LABEL: f"g{group}", WORKLOAD_LABEL: f"w{workload}"}
+    metadata: dict[str, Any] = {"name": name, "labels": labels, "ownerReferences": [OWNER]}
+    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
+    spec: dict[str, Any] = {
+        "schedulerName": "network-aware-scheduler" if mode == "extender" else "default-scheduler",
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "containers": [container],
+    }
+    if mode == "gated":
+        spec["schedulingGates"] = [{"name": GATE}]
+    elif mode == "extender":
+        metadata["annotations"] = {TARGET_ANNOTATION: handed[name].target}
+    elif mode == "affinity":
+        spec["affinity"] = handed[name].affinity
+    return {"metadata": metadata, "spec": spec}
+
+
+@asynccontextmanager
+async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
+    store: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
+    running = asyncio.create_task(store.run())
+    try:
+        await store.synced.wait()
+        yield store
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def program(plane: ControlPlane, verb: str, placement: str) -> AsyncIterator[str]:
+    """``python -m controller <verb>``, ready; its address."""
+    port = free_ports(1)[0]
+    config = plane.state_dir / f"{verb}.yaml"
+    document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
+    config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "controller",
+        verb,
+        f"--credentials={credentials_of(plane.kubeconfig)}",
+    ]
+    argv += [f"--config={config}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
+    if verb == "manager":
+        argv.append("--no-leader-elect")
+    started = plane.programs.start(f"{verb}-{time.time_ns()}", argv)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await plane.programs.stop(started)
+
+
+async def ready(url: str) -> None:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        while True:
+            try:
+                async with session.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def run_mode(
+    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handed: dict[str, Handover]
+) -> float:
+    """Bind all pods once, and clean up; pods a second."""
+    await make_groups(client, pods, mode, handed)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(counted(client))
+        url = None
+        if mode == "extender":
+            url = await stack.enter_async_context(program(plane, "extender", "extender"))
+            await ready(url)
+        data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
+        data["clientConnection"] = {"qps": 2000, "burst": 4000}
+        running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
+        started = time.monotonic()
+        try:
+            if mode == "gated":
+                await stack.enter_async_context(program(plane, "manager", "affinity"))
+            async with asyncio.timeout(LONGEST_S):
+                while sum(bool(p.spec.node_name) for p in store) < pods:
+                    await asyncio.sleep(0.1)
+            if mode == "gated":
+                for p in store:
+                    handed[p.metadata.name] = Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity)
+            return pods / (time.monotonic() - started)
+        finally:
+            await plane.programs.stop(running)
+            await clean(client)
+
+
+async def clean(client: Client) -> None:
+    for resource in (PODS, APPGROUPS):
+        await client.request("DELETE", resource.path(NAMESPACE), body={"gracePeriodSeconds": 0}, timeout_s=120)
+    await until(lambda: is_empty(client))
+
+
+async def is_empty(client: Client) -> bool:
+    return not await client.list(PODS, Object, namespace=NAMESPACE)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=1, help="of each mode, in turns; the best counts")
+    args = parser.parse_args()
+    figures: dict[str, float] = {}
+    async with cluster(args.nodes) as (plane, client):
+        handed: dict[str, Handover] = {}
+        await run_mode(plane, client, "gated", 100, args.pods, handed)
+        for percentage, label in ((0, "default sample"), (100, "100 %")):
+            for mode in MODES * args.rounds:
+                rate = await run_mode(plane, client, mode, percentage, args.pods, handed)
+                name = f"{mode}, {label} of nodes"
+                figures[name] = max(figures.get(name, 0.0), round(rate, 1))
+                print(f"{name}: {rate:.1f} pods/s", file=sys.stderr, flush=True)
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
