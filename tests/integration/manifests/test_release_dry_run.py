@@ -1,4 +1,4 @@
-"""A whole release on this machine but for signatures: packages, plugin and bills of materials."""
+"""A whole release on this machine but for signatures: packages, plugin, bills of materials, and the chart in a real OCI registry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import shutil
 import subprocess
 import tarfile
 import venv
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import yaml
 
+from lab import debian
+from lab.controlplane import free_ports
+from lab.programs import Programs
+from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 
 pytestmark = [pytest.mark.helm, pytest.mark.timeout(900)]
@@ -138,3 +144,62 @@ def test_plugin_is_what_its_manifest_says(dist: Path, tmp_path: Path) -> None:
         "kubectl-netaware",
         "status",
     ]
+
+
+@pytest_asyncio.fixture
+async def registry(tmp_path: Path) -> AsyncIterator[str]:
+    """HOST:PORT of an OCI registry of its own."""
+    found = shutil.which("docker-registry") or debian.find_or_unpack("registry", ["docker-registry"]).program(
+        "docker-registry"
+    )
+    (port,) = free_ports(1)
+    storage = {"filesystem": {"rootdirectory": str(tmp_path / "storage")}}
+    config = tmp_path / "registry.yaml"
+    config.write_text(yaml.safe_dump({"version": 0.1, "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
+    programs = Programs(tmp_path)
+    programs.start("registry", [str(found), "serve", str(config)])
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await programs.stop_all()
+
+
+async def test_chart_is_pushed_to_a_registry_and_installed_from_there(
+    tmp_path: Path, registry: str, helm_program: Path, kubectl: Kubectl
+) -> None:
+    digest = f"sha256:{'a' * 64}"
+    folder = tmp_path / "dist"
+    folder.mkdir()
+    for program in ("agent", "controller"):
+        (folder / f"{program}.json").write_text(json.dumps({"containerimage.digest": digest}))
+    where = f"{registry}/team"
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "KUBECONFIG": str(kubectl.kubeconfig)}
+
+    def helm(*words: str) -> str:
+        done = subprocess.run(
+            [str(helm_program), *words], check=False, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    make("chart", f"DIST={folder}", f"REGISTRY={where}")
+
+    async def pushed() -> bool:
+        words = ["make", "release-chart", f"DIST={folder}", f"REGISTRY={where}", "ARGS=--plain-http"]
+        done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        return done.returncode == 0
+
+    await eventually(pushed)
+    (packed,) = folder.glob("*.tgz")
+    version = packed.stem.removeprefix("netaware-")
+    at = (f"oci://{where}/charts/netaware", "--version", version, "--plain-http", "-n", NAMESPACE)
+    helm("install", "netaware", *at, "--create-namespace", "--set", "placement=affinity")
+    try:
+        images = await kubectl(
+            "get", "deployments,daemonsets", "-n", NAMESPACE, "-o", "jsonpath={..containers[*].image}"
+        )
+        assert set(images.split()) == {f"{where}/netaware-{name}@{digest}" for name in ("agent", "controller")}
+    finally:
+        helm("uninstall", "netaware", "-n", NAMESPACE, "--wait")
+        await kubectl("delete", "--ignore-not-found", "crd", "-l", "app.kubernetes.io/part-of=netaware")
+        await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "namespace", NAMESPACE)
