@@ -124,7 +124,7 @@ class Extender:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
             return self._answers.pass_all(question.nodenames).body
-        filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), score_table)
+        filtered = self._answers.filter(self._nodes_of(question), score_table)
         self._metrics.count_nodes("filter", filtered.refused)
         return filtered.body
 
@@ -138,13 +138,13 @@ class Extender:
             return None
         _check_names(question.nodenames)
         try:
-            return self._answers.follow(pod.metadata.uid, question.nodenames, score_table, target)
+            return self._answers.follow(question.nodenames, score_table, target)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _nodes_of(self, question: Question) -> Names:
         try:
-            return self._answers.names(question.pod.metadata.uid, question.nodenames)
+            return self._answers.names(question.nodenames)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 

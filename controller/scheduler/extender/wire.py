@@ -1,7 +1,7 @@
 """Encodes the extender's answers (docs/contracts, section 7) from prepared pieces.
 
 A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by place, whole places are
-copied from pieces encoded once, and prioritize recognises the list that filter gave for the same pod.
+copied from pieces encoded once, and prioritize recognises the list that filter gave.
 """
 
 from __future__ import annotations
@@ -158,36 +158,39 @@ class Answers:
     def __init__(self, state: State, overhead: NetworkOverheadArgs, allocatable: AllocatableArgs) -> None:
         self._state, self._overhead, self._allocatable = state, overhead, allocatable
         self._index = NodeIndex(state, allocatable)
-        self._given: tuple[str, int, Names] | None = None
+        self._given: tuple[int, Names] | None = None
 
-    def names(self, uid: str, raw: bytes) -> Names:
-        """The nodes of a request for the pod of this uid.
+    def names(self, raw: bytes) -> Names:
+        """The nodes of a request.
 
         Raises:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
         """
         self._index.refresh()
-        if self._given is not None and self._given[:2] == (uid, self._state.node_version) and self._given[2].raw == raw:
-            return self._given[2]
+        if self._given is not None:
+            version, given = self._given
+            if version == self._state.node_version and given.raw == raw:
+                return given
         return self._index.group(raw)
 
-    def _give(self, uid: str, kept: Mapping[int, Sequence[str]]) -> Names:
+    def _remember(self, given: Names) -> Names:
+        self._given = self._state.node_version, given
+        return given
+
+    def _give(self, kept: Mapping[int, Sequence[str]]) -> Names:
         """These nodes as a list, remembered."""
         raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
-        given = Names(raw, kept, sum(map(len, kept.values())))
-        self._given = uid, self._state.node_version, given
-        return given
+        return self._remember(Names(raw, kept, sum(map(len, kept.values()))))
 
     def pass_all(self, raw: bytes) -> Filtered:
         """Refuse nothing, without looking at the list."""
         return Filtered(b'{"nodenames":' + raw + _END)
 
-    def filter(self, uid: str, names: Names, score_table: ScoreTable) -> Filtered:
+    def filter(self, names: Names, score_table: ScoreTable) -> Filtered:
         """Answer a filter request; nodes that pass come grouped by place."""
         refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_place[place].passes]
         if not refusals and all(place_score.passes for place_score in score_table.by_node.values()):
-            self._given = uid, self._state.node_version, names
-            return self.pass_all(names.raw)
+            return self.pass_all(self._remember(names).raw)
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
         exceptions = self._exceptions(score_table)
@@ -198,11 +201,11 @@ class Answers:
                 refused[place] = [name for name in group if name not in passing]
             else:
                 (kept if score_table.by_place[place].passes else refused)[place] = group
-        given = self._give(uid, {place: group for place, group in kept.items() if group})
+        given = self._give({place: group for place, group in kept.items() if group})
         body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
         return Filtered(body, names.count - given.count)
 
-    def follow(self, uid: str, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
+    def follow(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
         """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
 
         By prioritize's scores one of these would win anyway; a scheduler that is spared thousands of names answers several
@@ -217,14 +220,14 @@ class Answers:
         if place is not None and score_table.place_score(target.node, place).passes and _encode(target.node) in names:
             return b'{"nodenames":' + _encode([target.node]) + _END
         kept: dict[int, Sequence[str]] = {}
-        for number, group in self.names(uid, names).by_place.items():
+        for number, group in self.names(names).by_place.items():
             location = self._state.places[number]
             if location.zone and location == target.location:
                 passing = [name for name in group if score_table.place_score(name, number).passes]
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
-        return b'{"nodenames":' + self._give(uid, kept).raw + _END
+        return b'{"nodenames":' + self._give(kept).raw + _END
 
     def _exceptions(self, score_table: ScoreTable) -> set[int]:
         """Places with a node of which the filter thinks otherwise than of the rest."""
