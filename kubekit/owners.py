@@ -50,7 +50,8 @@ def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
     for revisions in by_owner.values():
         if len(revisions) > 1:
             youngest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
-            del revisions[max(youngest, key=youngest.__getitem__)]
+            # Timestamps have whole seconds: of two rollouts within one, the template that was seen last is the present one.
+            del revisions[max(reversed(youngest), key=youngest.__getitem__)]
             outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
     return outdated
 
