@@ -25,7 +25,8 @@ from controller.descheduler.round_plan import Answer, Move, NodeState, RoundPlan
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageSmoother
-from controller.scheduler.placement.planner import plan_group, without
+from controller.scheduler.placement.planner import plan_group
+from controller.scheduler.placement.snapshot import without_pod
 from kubekit.errors import ApiError, ConfigError
 from kubekit.settings import load_yaml
 from kubekit.wire import PODS
@@ -141,7 +142,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
         """By the planner of the controller; its promises to other groups and replicas to come are not known here."""
         members = [pod.wire for pod in pods if pod.wire is not None and belongs_to(inputs.state, group)(pod)]
-        question = msgspec.structs.replace(without(inputs.snapshot(group, members), key), turn=turn)
+        question = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
         return (await asyncio.to_thread(plan_group, question)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan

@@ -28,7 +28,8 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.placement.inputs import PlanInputs
-from controller.scheduler.placement.planner import GroupSnapshot, plan_group
+from controller.scheduler.placement.planner import plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.stock import place
 from kubekit.errors import ConfigError
 from kubekit.text import counted

@@ -21,9 +21,10 @@ from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service, has_zone_hints
 from controller.scheduler.placement.evaluation import count_hosts, evaluate_edge
-from controller.scheduler.placement.preferences import dependencies_of, spread_of
+from controller.scheduler.placement.preferences import call_edges, spread_of
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.conditions import condition
 from kubekit.wire import Condition
@@ -124,24 +125,26 @@ class _PlacedArrays:
     def __init__(self, current: PlacedGroup) -> None:
         self.current = current
         hosts = {node: Host(node, where, {}, (), {}) for node, where in current.locations.items()}
-        counts = [sum(nodes.values()) for nodes in current.members]
+        counts = {w: sum(nodes.values()) for w, nodes in enumerate(current.members)}
         routings = [min((s.routing for s in found), default=Routing.ANY) for found in current.services]
-        request = PlacementRequest(
+        snapshot = GroupSnapshot(
+            graph=current.graph,
+            pods=(),
+            replicas={},
+            costs=current.costs,
             hosts=hosts,
             used={},
-            waiting=(),
-            bound=[
-                BoundReplica(node, w)
-                for w, nodes in enumerate(current.members)
-                for node, n in nodes.items()
-                for _ in range(n)
-            ],
-            spreads=current.spreads,
-            dependencies=dependencies_of(current.group, current.graph, counts, routings, []),
-            costs=current.costs,
             measured=current.measured,
         )
-        self.problem = compile_problem(request).problem
+        placed = ((node, w, n) for w, nodes in enumerate(current.members) for node, n in nodes.items())
+        request = PlacementRequest(
+            snapshot=snapshot,
+            waiting=(),
+            bound=[BoundReplica(node, workload) for node, workload, count in placed for _ in range(count)],
+            spreads=current.spreads,
+            edges=call_edges(current.group, current.graph, counts, routings, []),
+        )
+        self.problem = compile_problem(request)
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
 
     def callers_of(self, callee: int) -> list[CallEdge]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from controller.cluster.resources import AppGroup
-from controller.scheduler.placement.planner import GroupSnapshot, Plan
+from controller.scheduler.placement.planner import Plan
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from tests.bench.figures import Figures, figure
 from tests.unit.controller.leader import World

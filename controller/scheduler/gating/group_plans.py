@@ -30,7 +30,8 @@ from controller.scheduler.gating.replacements import Expected, ExpectedReplaceme
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, without
+from controller.scheduler.placement.planner import Plan, PlanningError
+from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit import logs
 from kubekit.conditions import condition
 from kubekit.wire import Condition
@@ -253,7 +254,7 @@ class GroupPlans:
         known, pods = self._state.groups.get(group), self._pods_of(group)
         if known is None or not any(pod.metadata.key == key and pod.bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
-        question = without(self._snapshot(group, pods), key)
+        question = without_pod(self._snapshot(group, pods), key)
         previous = {k: target for k, target in question.previous.items() if k != key}
         question = msgspec.structs.replace(question, previous=previous, turn=turn)
         plan = await self._solve(question, SEARCH_S)

@@ -16,7 +16,8 @@ from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.placement.foreign import foreign_pods
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.unplaced import describe_lack
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable

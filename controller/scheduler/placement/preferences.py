@@ -11,7 +11,8 @@ from typing import cast, get_args
 from controller.cluster.graph import Graph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
-from controller.scheduler.placement.problem_builder import PRICED, DependencyRequest, Objective, Spread
+from controller.scheduler.placement.problem import CallEdge
+from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
 from controller.traffic.weights import annotated_weights, measured_traffic
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
@@ -45,9 +46,9 @@ def objective_of(group: AppGroup, problems: list[str], *, priced: bool) -> Objec
     return cast("Objective", found)
 
 
-def dependencies_of(
-    group: AppGroup, graph: Graph, replicas: Sequence[int], routings: Sequence[Routing], problems: list[str]
-) -> list[DependencyRequest]:
+def call_edges(
+    group: AppGroup, graph: Graph, replicas: Mapping[int, int], routings: Sequence[Routing], problems: list[str]
+) -> list[CallEdge]:
     """The group's dependencies with their weights.
 
     What its user says counts where that is said of any, else measured traffic, else minBandwidth, else each caller counts 1. A
@@ -56,16 +57,16 @@ def dependencies_of(
     Args:
         group: the AppGroup.
         graph: of it.
-        replicas: per workload.
+        replicas: of each workload, by number.
         routings: per workload, who answers calls to it.
         problems: takes what could not be read.
     """
     weights = _weights(group, graph, problems)
     return [
-        DependencyRequest(
+        CallEdge(
             caller=edge.dependant,
             callee=edge.dependency,
-            weight=weights[i] if weights else float(max(replicas[edge.dependant], 1)),
+            weight=weights[i] if weights else float(max(replicas.get(edge.dependant, 0), 1)),
             routing=routings[edge.dependency],
             max_cost=edge.max_network_cost,
         )

@@ -6,6 +6,7 @@ distinct pairs of region and zone. "Nowhere" is host -1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import msgspec
@@ -42,13 +43,15 @@ class CallEdge(msgspec.Struct, frozen=True):
         callee: workload that is called.
         weight: traffic of all callers together, in any unit that all edges share.
         routing: of the callee's Service.
-        table: by which it is priced.
+        max_cost: maxNetworkCost.
+        table: number of its `Table`; `compile_problem` sets it.
     """
 
     caller: int
     callee: int
     weight: float = 1.0
     routing: Routing = Routing.ANY
+    max_cost: int = 0
     table: int = 0
 
 
@@ -117,6 +120,8 @@ class Problem(msgspec.Struct, frozen=True):
         crowd: the same of any two replicas of the problem, ever less where there are more replicas than hosts.
         load: what of a call that loads a replica above its fair share is priced as though it went elsewhere, 0 to 1 and more.
         balance: how much a step of load from an empty host to a full one counts, as a share of the mean price of a replica.
+        host_names: names of the hosts.
+        resource_names: names of the resources; ports of hosts among them.
     """
 
     free: Ints
@@ -138,6 +143,8 @@ class Problem(msgspec.Struct, frozen=True):
     crowd: float = 0.0
     load: float = 1.0
     balance: float = 1e-3
+    host_names: Sequence[str] = ()
+    resource_names: Sequence[str] = ()
 
     @property
     def workloads(self) -> int:

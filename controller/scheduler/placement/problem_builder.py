@@ -12,15 +12,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from controller.cluster.costs import SAME_HOST_COST, CostTable
+from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
-from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.placement.evaluation import count_hosts
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
 from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Rule, Table
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import (
     ON_HOST_US,
     cost_matrix,
@@ -30,7 +31,6 @@ from controller.scheduler.placement.tables import (
     weighed_with_money,
 )
 from controller.scheduler.rules import raw_score
-from controller.traffic.prices import PriceTable
 
 Objective = Literal["time", "parity", "money", "both"]
 """``time``: what calls spend on the network, by the replica that answers. ``parity``: upstream's sum of whole costs over all
@@ -83,73 +83,26 @@ class BoundReplica(msgspec.Struct, frozen=True):
     pod: GroupPod | None = None
 
 
-class DependencyRequest(msgspec.Struct, frozen=True):
-    """One workload calls another.
-
-    Attributes:
-        caller: number of the workload that calls.
-        callee: number of the workload that is called.
-        weight: traffic of all callers together.
-        routing: of the callee's Service.
-        max_cost: maxNetworkCost.
-    """
-
-    caller: int
-    callee: int
-    weight: float = 1.0
-    routing: Routing = Routing.ANY
-    max_cost: int = 0
-
-
 class PlacementRequest(msgspec.Struct, frozen=True):
-    """The pods to place, with their dependencies.
+    """The replicas to place, with their dependencies.
 
     Attributes:
-        hosts: every node by name.
-        used: node -> requests of the pods on it.
+        snapshot: for hosts, what is used of them, costs and prices.
         waiting: what is to be placed.
         bound: what stays.
         spreads: per workload.
-        dependencies: at most one per ordered pair.
-        costs: the weight in use.
-        taken: host -> amounts that ``used`` does not count yet.
+        edges: at most one per ordered pair.
+        taken: host -> amounts that ``snapshot.used`` does not count yet.
         objective: by what a placement is judged.
-        measured: whether a NetworkTopology is there at all.
-        prices: of bytes, for objectives that weigh money.
-        allocatable: how much nodes are preferred by their size.
     """
 
-    hosts: Mapping[str, Host]
-    used: Mapping[str, Amounts]
+    snapshot: GroupSnapshot
     waiting: Sequence[WaitingReplica]
     bound: Sequence[BoundReplica]
     spreads: Sequence[Spread]
-    dependencies: Sequence[DependencyRequest]
-    costs: CostTable
+    edges: Sequence[CallEdge]
     taken: Mapping[str, Amounts] = {}
     objective: Objective = "time"
-    measured: bool = True
-    prices: PriceTable | None = None
-    allocatable: AllocatableArgs = AllocatableArgs()
-
-
-class CompiledProblem(msgspec.Struct, frozen=True):
-    """A demand as arrays.
-
-    Attributes:
-        problem: for the search.
-        names: of the hosts, by number.
-        resources: names of the problem's resources; ports of hosts among them.
-    """
-
-    problem: Problem
-    names: Sequence[str]
-    resources: Sequence[str]
-
-    @property
-    def number_of(self) -> dict[str, int]:
-        """Host name -> number."""
-        return {name: number for number, name in enumerate(self.names)}
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -161,16 +114,17 @@ class _Class(msgspec.Struct, frozen=True):
     pod: GroupPod
 
 
-def compile_problem(request: PlacementRequest) -> CompiledProblem:
+def compile_problem(request: PlacementRequest) -> Problem:
     """Make the arrays."""
-    return _Compiler(request).result()
+    return _Compiler(request).problem()
 
 
 class _Compiler:
     def __init__(self, request: PlacementRequest) -> None:
-        self._request = request
-        self._names = sorted(request.hosts)
-        self._hosts = [request.hosts[name] for name in self._names]
+        self._request, self._snapshot = request, request.snapshot
+        hosts = self._snapshot.hosts
+        self._names = sorted(hosts)
+        self._hosts = [hosts[name] for name in self._names]
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._locations = sorted({host.location for host in self._hosts})
         index = {location: number for number, location in enumerate(self._locations)}
@@ -183,9 +137,6 @@ class _Compiler:
         labels_tell = _anybody_shares(request)
         self._class_of = [self._classify(waiting, labels_tell=labels_tell) for waiting in request.waiting]
         self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
-
-    def result(self) -> CompiledProblem:
-        return CompiledProblem(self._problem(), self._names, self._resources)
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
@@ -209,7 +160,7 @@ class _Compiler:
             self._allowed.append(self._eligible_hosts(waiting))
         return self._rows[hosts]
 
-    def _problem(self) -> Problem:
+    def problem(self) -> Problem:
         request = self._request
         workloads = len(request.spreads)
         fixed: list[list[int]] = [[] for _ in range(workloads)]
@@ -218,9 +169,9 @@ class _Compiler:
             if bound.workload >= 0 and number is not None:
                 fixed[bound.workload].append(number)
         asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
-        tables, table_of = self.tables()
+        tables, table_of = self._tables()
         shape = (max(len(self._allowed), 1), len(self._names))
-        by_size = request.allocatable.weight > 0
+        by_size = self._snapshot.allocatable.weight > 0
         return Problem(
             free=self._free(),
             capacity=self._by_resource(lambda host, resource: whole(resource, host.allocatable)),
@@ -242,20 +193,20 @@ class _Compiler:
             load=0.0 if request.objective == "parity" else 1.0,
             host_price=self._host_price(),
             balance=min((_BALANCE[spread] for spread in request.spreads), default=0.0),
+            host_names=self._names,
+            resource_names=self._resources,
         )
 
     def _free(self) -> Ints:
         """[host, resource]; a port that a bound pod has is taken, counted or not."""
-        request, none = self._request, Amounts()
+        request, used, none = self._request, self._snapshot.used, Amounts()
         ports = {(s.node, port) for s in request.bound if s.pod is not None for port in ports_of(s.pod.spec)}
 
         def free(host: Host, resource: str) -> int:
             if (host.name, resource) in ports:
                 return 0
-            used = request.used.get(host.name, none).get(resource, 0) + request.taken.get(host.name, none).get(
-                resource, 0
-            )
-            return whole(resource, host.allocatable) - used
+            counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.taken))
+            return whole(resource, host.allocatable) - sum(counted)
 
         return self._by_resource(free)
 
@@ -265,7 +216,7 @@ class _Compiler:
 
     def _host_price(self) -> Floats | None:
         """The score of NodeResourcesAllocatable as a price, scaled as in the extender's answer."""
-        args = self._request.allocatable
+        args = self._snapshot.allocatable
         if not args.weight:
             return None
         raw = np.array([raw_score(host.allocatable, args) for host in self._hosts], np.float64)
@@ -280,16 +231,16 @@ class _Compiler:
         spreads = self._request.spreads
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
-    def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
+    def _tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
         """One table for the limits that the same pairs violate, and which one is whose."""
-        request, locations = self._request, tuple(self._locations)
-        prices = price_table(locations, request.costs, measured=request.measured, parity=request.objective == "parity")
-        local = float(SAME_HOST_COST) if request.objective == "parity" else ON_HOST_US
-        if request.objective in PRICED and request.prices is not None:
-            share = _BETWEEN_EQUALS if request.objective == "money" else 1.0
-            prices, local = weighed_with_money(prices, local, money_table(locations, request.prices), share)
-        matrix = cost_matrix(locations, request.costs)
-        limits = limits_that_differ((d.max_cost for d in request.dependencies), matrix)
+        snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
+        prices = price_table(locations, snapshot.costs, measured=snapshot.measured, parity=objective == "parity")
+        local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
+        if objective in PRICED and snapshot.prices is not None:
+            share = _BETWEEN_EQUALS if objective == "money" else 1.0
+            prices, local = weighed_with_money(prices, local, money_table(locations, snapshot.prices), share)
+        matrix = cost_matrix(locations, snapshot.costs)
+        limits = limits_that_differ((edge.max_cost for edge in self._request.edges), matrix)
         number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
         tables = tuple(Table(prices, local, matrix > limit) for limit in number_of)
         return tables, {asked: number_of[limit] for asked, limit in limits.items()}
@@ -301,14 +252,13 @@ class _Compiler:
             count[self._known[class_].workload] += 1
         parity = self._request.objective == "parity"
         return tuple(
-            CallEdge(
-                caller=d.caller,
-                callee=d.callee,
-                weight=float(count[d.caller] * count[d.callee]) if parity else d.weight,
-                routing=Routing.ANY if parity else d.routing,
-                table=table_of[d.max_cost],
+            msgspec.structs.replace(
+                edge,
+                weight=float(count[edge.caller] * count[edge.callee]) if parity else edge.weight,
+                routing=Routing.ANY if parity else edge.routing,
+                table=table_of[edge.max_cost],
             )
-            for d in self._request.dependencies
+            for edge in self._request.edges
         )
 
     def _rules(self) -> tuple[Rule, ...]:
@@ -330,31 +280,20 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
     """Host -> why a replica may not go there, of those of these hosts that refuse it."""
     constraints, found = Constraints(waiting.pod.spec), {}
     for name in names:
-        host = request.hosts[name]
+        host = request.snapshot.hosts[name]
         why = constraints.refusal(name, host.labels, host.taints, volumes=waiting.volumes, closing=host.closing)
         if why or name in waiting.refused:
             found[name] = why or "refused by the scheduler a moment ago, or hot"
     return found
 
 
-def timed(request: PlacementRequest, problem: Problem) -> Problem:
-    """The problem with calls priced by time, whatever its objective."""
-    if request.objective == "time":
-        return problem
-    return compile_problem(msgspec.structs.replace(request, objective="time")).problem
-
-
-def total_cost(request: PlacementRequest, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str]) -> int:
-    """NetworkCost summed over all pairs of caller and callee, by the contract's table.
-
-    Args:
-        request: for dependencies and costs.
-        hosts_of: per workload, host number -> its replicas there.
-        names: of the hosts.
-    """
-    on = [{names[host]: count for host, count in counts.items()} for counts in hosts_of]
-    locations = {name: request.hosts[name].location for counts in on for name in counts}
-    return sum(request.costs.of_pairs(on[d.caller], on[d.callee], locations)[0] for d in request.dependencies)
+def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
+    """NetworkCost of a placement summed over all pairs of caller and callee, by the contract's table."""
+    hosts_of = count_hosts(problem, at)
+    on = [{problem.host_names[host]: count for host, count in counts.items()} for counts in hosts_of]
+    locations = {name: request.snapshot.hosts[name].location for counts in on for name in counts}
+    of_pairs = request.snapshot.costs.of_pairs
+    return sum(of_pairs(on[edge.caller], on[edge.callee], locations)[0] for edge in request.edges)
 
 
 def _anybody_shares(request: PlacementRequest) -> bool:

@@ -25,7 +25,8 @@ from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit import logs
 from kubekit.runtime import compact_memory
 from kubekit.stores import Store

@@ -17,7 +17,8 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -240,7 +241,12 @@ def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) ->
     for each in changes.pop("services", ()):
         state.take_service(each.metadata.key, None, each)
     found = msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
-    return msgspec.structs.replace(found, routings=state.routings_of(found.pods))
+    counted = {pod.metadata.key: pod.spec.node_name for pod in found.pods if pod.bound}
+    return msgspec.structs.replace(
+        found,
+        routings=state.routings_of(found.pods),
+        assigned_nodes=changes.get("assigned_nodes", counted),
+    )
 
 
 def plan_of(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:

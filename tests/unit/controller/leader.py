@@ -18,7 +18,8 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_plans import GroupPlans
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
 

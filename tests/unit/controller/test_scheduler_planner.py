@@ -17,7 +17,8 @@ from controller.cluster.requests import requests_of
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group, without
+from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit.wire import Node, ResourceRequirements
 from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
@@ -430,7 +431,7 @@ def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_g
     node_cache.take_node("a", None, node("a", "z0"))
     node_cache.take_pod("default/w0-0", None, PodReader().read(pod))
     case = groups.Case((1,), (), ((0,),), (9,))
-    gone = without(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
+    gone = without_pod(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
     assert node_cache.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0
 
 
@@ -531,16 +532,15 @@ def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
 @pytest.mark.parametrize(
     ("seats", "used", "promised"),
     [
-        (None, 1000, 1000),
         ({"default/w0-0": "a", "default/w0-1": "b"}, 1000, 1000),
         ({"default/w0-1": "b"}, 0, 1000),
-        (None, 1000, 0),
+        ({"default/w0-0": "a", "default/w0-1": "b"}, 1000, 0),
         ({"default/w0-1": "b"}, 0, 0),
     ],
-    ids=["counted", "counted and said so", "not counted yet", "alone", "alone, not counted yet"],
+    ids=["counted", "not counted yet", "alone", "alone, not counted yet"],
 )
 def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_waits(
-    seats: dict[str, str] | None, used: int, promised: int
+    seats: dict[str, str], used: int, promised: int
 ) -> None:
     """Room for one is left on host a, whoever counted what; the pod on host b stays."""
     waiting = groups.pods_of(line((3,)))
@@ -567,7 +567,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
         promised={k: dict(v) for k, v in others.items()},
     )
     assert plan_group(start).targets == {}
-    left = without(start, "default/w0-0")
+    left = without_pod(start, "default/w0-0")
     assert [pod.metadata.name for pod in left.pods if pod.waiting] == ["w0-0", "w0-2"]
     found = plan_group(left)
     assert [target.node for target in found.targets.values()] == ["a"]

@@ -13,7 +13,8 @@ from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit.wire import Node
 from tests.unit.controller.leader import World
 

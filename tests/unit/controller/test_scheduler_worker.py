@@ -20,7 +20,8 @@ from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
-from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
+from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import IN_ZONE_US
 from controller.scheduler.placement.worker import PlanningProcess
 from kubekit.wire import Node

@@ -1,0 +1,81 @@
+"""All inputs of a group's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from controller.cluster.costs import CostTable
+from controller.cluster.graph import Graph
+from controller.cluster.hosts import Host
+from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.requests import Amounts, add, asks_of
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Routing
+from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.placement.foreign import ForeignPods
+from controller.traffic.prices import PriceTable
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    """All inputs of a plan.
+
+    Attributes:
+        graph: the group's workloads and dependencies.
+        pods: the group's pods, finished and terminating ones included.
+        replicas: workload selector -> how many replicas it declares; absent where that is not known.
+        costs: the weight in use.
+        hosts: every node by name.
+        used: node -> requests of the pods on it.
+        released: pod key -> target of pods that the scheduler may be placing right now; these stay.
+        previous: pod key -> target of an earlier plan, which wins over equally good ones.
+        assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
+            either may be ahead.
+        group: for its annotations.
+        routings: workload selector -> who answers calls to it; any replica where that is not told.
+        measured: whether there is a NetworkTopology.
+        promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
+        refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
+        volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
+        hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
+        foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
+        turn: varies the random seed between plans for the same request.
+        prices: of bytes between zones, for groups whose objective weighs money.
+        allocatable: how much nodes are preferred by their size.
+    """
+
+    graph: Graph
+    pods: Sequence[GroupPod]
+    replicas: Mapping[str, int]
+    costs: CostTable
+    hosts: Mapping[str, Host]
+    used: Mapping[str, Amounts]
+    released: Mapping[str, Target] = {}
+    previous: Mapping[str, Target] = {}
+    assigned_nodes: Mapping[str, str] = {}
+    group: AppGroup = AppGroup()
+    routings: Mapping[str, Routing] = {}
+    measured: bool = True
+    promised: Mapping[str, Amounts] = {}
+    refused: Mapping[str, frozenset[str]] = {}
+    volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
+    hot: frozenset[str] = frozenset()
+    foreign: Sequence[ForeignPods] = ()
+    turn: int = 0
+    prices: PriceTable | None = None
+    allocatable: AllocatableArgs = AllocatableArgs()
+
+
+def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
+    """The snapshot in which one bound pod is gone and its replacement waits under its name."""
+    pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
+    node, replace = pod.spec.node_name, msgspec.structs.replace
+    waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
+    promised, assigned_nodes = dict(snapshot.promised), dict(snapshot.assigned_nodes)
+    if assigned_nodes.pop(key, ""):
+        left = dict(promised.get(node, {}))
+        add(left, asks_of(pod.spec, pod.status), -1)
+        promised[node] = left
+    pods = [waiting if other is pod else other for other in snapshot.pods]
+    return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, promised=promised)
