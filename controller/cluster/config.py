@@ -20,7 +20,6 @@ class NetworkOverheadConfig(Section, frozen=True):
         weights_name: weight of the NetworkTopology to use; NetperfCosts if it has none of this name.
         network_topology_name: its name.
         score_dependents: also count placed pods that depend on the pod. Not upstream's.
-        bandwidth_filter: refuse a node if the free bandwidth to a dependency's pod is below minBandwidth. Not upstream's.
         weight: factor of this score in the extender's answer.
     """
 
@@ -28,7 +27,6 @@ class NetworkOverheadConfig(Section, frozen=True):
     weights_name: str = USER_DEFINED
     network_topology_name: str = "nt-default"
     score_dependents: bool = True
-    bandwidth_filter: bool = False
     weight: Annotated[int, Range(0, 100)] = 1
 
     def check(self, field: str) -> None:
@@ -69,5 +67,4 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
             score_dependents=False,
             finished_pods_count=True,
             deleted_nodes_block=True,
-            bandwidth_filter=False,
         )

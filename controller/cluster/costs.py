@@ -13,8 +13,6 @@ import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
-from kubekit import quantity
-from kubekit.errors import QuantityError
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies
@@ -54,18 +52,6 @@ def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location
     return found
 
 
-class PathCost(NamedTuple):
-    """Cost, latency and bandwidth of a directed pair of zones or regions in the NetworkTopology.
-
-    Attributes:
-        cost: networkCost.
-        free_bps: unallocated bandwidth, bits per second; None if the capacity is unknown.
-    """
-
-    cost: int
-    free_bps: int | None = None
-
-
 def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
     """Entries of one weight between zones (or between regions), by directed pair; of a pair that is listed twice, the first."""
     found: dict[ZonePair, CostInfo] = {}
@@ -91,21 +77,16 @@ class CostTable:
     ) -> None:
         self.one_zone = one_zone
         self._zones, self._regions = (
-            _PathCosts(entries_of(weight, ZONE_LABEL)),
-            _PathCosts(entries_of(weight, REGION_LABEL)),
+            {pair: entry.network_cost for pair, entry in entries_of(weight, level).items()}
+            for level in (ZONE_LABEL, REGION_LABEL)
         )
         self._latencies = latencies
 
-    def path(self, origin: Location, destination: Location) -> PathCost | None:
-        """Look up a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
-        if origin.region == destination.region:
-            return self._zones.path((origin.zone, destination.zone))
-        return self._regions.path((origin.region, destination.region))
-
     def cost(self, origin: Location, destination: Location) -> int | None:
-        """NetworkCost of a pair of different places; None when it is not known."""
-        path = self.path(origin, destination)
-        return path.cost if path is not None else None
+        """NetworkCost of a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
+        if origin.region == destination.region:
+            return self._zones.get((origin.zone, destination.zone))
+        return self._regions.get((origin.region, destination.region))
 
     def latency_us(self, origin: Location, destination: Location) -> float | None:
         """Measured round trip between two zones in microseconds; None if unknown."""
@@ -119,10 +100,10 @@ class CostTable:
             return "violated", UNKNOWN_COST
         if candidate == peer:
             return "satisfied", SAME_ZONE_COST
-        path = self.path(candidate, peer)
-        if path is None:
+        cost = self.cost(candidate, peer)
+        if cost is None:
             return "unknown", UNKNOWN_COST
-        return ("satisfied" if path.cost <= max_cost else "violated"), path.cost
+        return ("satisfied" if cost <= max_cost else "violated"), cost
 
     def of_pairs(
         self,
@@ -152,34 +133,6 @@ class CostTable:
             total += callers[node] * called[node] * (SAME_HOST_COST - cost)
             violations -= callers[node] * called[node] * (verdict == "violated")
         return total, violations
-
-
-class _PathCosts:
-    """Entries that are parsed on demand, because the quantities of 100 zones' 9,900 pairs take 40 ms."""
-
-    def __init__(self, entries: Mapping[ZonePair, CostInfo]) -> None:
-        self._entries = entries
-        self._read: dict[ZonePair, PathCost] = {}
-
-    def __reduce__(self) -> tuple[type[_PathCosts], tuple[Mapping[ZonePair, CostInfo]]]:
-        """Pickle without the parsed entries, which another thread may be adding to."""
-        return _PathCosts, (self._entries,)
-
-    def path(self, pair: ZonePair) -> PathCost | None:
-        found = self._read.get(pair)
-        if found is None and (entry := self._entries.get(pair)) is not None:
-            free_bps = _free_bps(entry.bandwidth_capacity, entry.bandwidth_allocated)
-            found = self._read[pair] = PathCost(entry.network_cost, free_bps)
-        return found
-
-
-def _free_bps(capacity: str | int | None, allocated: str | int | None) -> int | None:
-    if capacity is None:
-        return None
-    try:
-        return quantity.parse_int(capacity) - (quantity.parse_int(allocated) if allocated is not None else 0)
-    except QuantityError:
-        return None
 
 
 def topology_for(

@@ -75,7 +75,7 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         surveys = NodeSurveys(facts.nodes)
         reason = reason_of(pod, surveys)
         message = pod.scheduled.message or pod.scheduled.reason
-        kind: Kind = "refused" if reason.code in {"max-cost", "pair-bandwidth"} else "unschedulable"
+        kind: Kind = "refused" if reason.code == "max-cost" else "unschedulable"
         since = seconds(pod.scheduled.last_transition_time) or pod.created
         summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *limits_of(pod, surveys)))
         return PodDiagnosis(kind, summary, since, fix=reason.fix)

@@ -55,12 +55,6 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         ),
     ),
     UnschedulableReason(
-        "pair-bandwidth",
-        r"too little free bandwidth for the Workload dependencies",
-        "the zones have too little free bandwidth for its dependencies",
-        (_BANDWIDTH, "lower minBandwidth: kubectl -n {home} edit appgroup {group}"),
-    ),
-    UnschedulableReason(
         "bandwidth",
         r"Insufficient network\.aware\.com/bandwidth",
         "no node publishes that much free bandwidth",

@@ -28,14 +28,12 @@ class PeerWorkload(NamedTuple):
     Attributes:
         selector: of that workload.
         max_cost: maxNetworkCost of the dependency.
-        min_bandwidth_bps: of the dependency, 0 when not asked for.
         pods: node -> how many of its pods are placed there; only nodes that exist.
         routing: who answers calls to that workload.
     """
 
     selector: str
     max_cost: int
-    min_bandwidth_bps: int
     pods: Mapping[str, int]
     routing: Routing = Routing.ANY
 
@@ -47,20 +45,18 @@ class PlaceScore(NamedTuple):
         satisfied: dependencies within their maxNetworkCost.
         violated: dependencies beyond it.
         cost: accumulated network cost.
-        starved: a dependency lacks bandwidth; never set unless the bandwidth filter is on.
         unknown: placed pods to which no cost is known; each counts `controller.cluster.costs.UNKNOWN_COST`.
     """
 
     satisfied: int = 0
     violated: int = 0
     cost: int = 0
-    starved: bool = False
     unknown: int = 0
 
     @property
     def passes(self) -> bool:
         """Whether the filter lets the node through: a tie passes."""
-        return self.violated <= self.satisfied and not self.starved
+        return self.violated <= self.satisfied
 
 
 class ScoreTable(msgspec.Struct, frozen=True):
@@ -87,8 +83,6 @@ def score_places(
     places: Sequence[Location],
     place_of: Mapping[str, int],
     costs: CostTable,
-    *,
-    bandwidth: bool = False,
 ) -> ScoreTable:
     """Weigh every place for one pod.
 
@@ -98,11 +92,10 @@ def score_places(
         places: every place there is, `controller.cluster.costs.NOWHERE` included where a node may be there.
         place_of: node name -> index in ``places``.
         costs: the weight in use.
-        bandwidth: apply the bandwidth filter.
     """
     sums = _Sums(places, place_of, costs)
     for peer in dependencies:
-        sums.add_dependency(peer, bandwidth=bandwidth)
+        sums.add_dependency(peer)
     for peer in dependants:
         sums.add_dependant(peer)
     return sums.result()
@@ -114,11 +107,10 @@ class _Sums:
     def __init__(self, places: Sequence[Location], place_of: Mapping[str, int], costs: CostTable) -> None:
         self._places, self._place_of, self._costs = places, place_of, costs
         self._satisfied, self._violated = [0] * len(places), [0] * len(places)
-        self._cost, self._starved = [0] * len(places), [False] * len(places)
-        self._unknown = [0] * len(places)
+        self._cost, self._unknown = [0] * len(places), [0] * len(places)
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def add_dependency(self, peer: PeerWorkload, *, bandwidth: bool) -> None:
+    def add_dependency(self, peer: PeerWorkload) -> None:
         """Judge by the replicas that may answer: all of them, or those near by where the Service keeps calls near."""
         by_place = self._by_place(peer)
         near = self._answered_near(peer, by_place)
@@ -132,8 +124,6 @@ class _Sums:
                 self._satisfied[i] += count * (verdict == "satisfied")
                 self._violated[i] += count * (verdict == "violated")
                 self._unknown[i] += count * (verdict == "unknown")
-            if bandwidth and peer.min_bandwidth_bps:
-                self._starve(peer, peer_location, near)
         for place in near:
             self._satisfied[place] += by_place[place]
             self._cost[place] += by_place.total() * SAME_ZONE_COST
@@ -185,9 +175,7 @@ class _Sums:
     def result(self) -> ScoreTable:
         by_place = [
             PlaceScore(*place_score)
-            for place_score in zip(
-                self._satisfied, self._violated, self._cost, self._starved, self._unknown, strict=True
-            )
+            for place_score in zip(self._satisfied, self._violated, self._cost, self._unknown, strict=True)
         ]
         by_node: dict[str, PlaceScore] = {}
         for node, (satisfied, violated, cost) in self._here.items():
@@ -202,14 +190,6 @@ class _Sums:
         for node, count in peer.pods.items():
             found[self._place_of[node]] += count
         return found
-
-    def _starve(self, peer: PeerWorkload, peer_location: Location, near: Collection[int]) -> None:
-        for i, candidate in enumerate(self._places):
-            if i in near:
-                continue
-            path = self._costs.path(candidate, peer_location) if candidate != peer_location else None
-            if path is not None and path.free_bps is not None and path.free_bps < peer.min_bandwidth_bps:
-                self._starved[i] = True
 
     def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:
         """The node's place took its own pods for those of neighbours, with this verdict; they are on the same host."""
@@ -228,12 +208,10 @@ def normalise(cost: int, low: int, high: int) -> int:
 
 def refusal(node: str, place_score: PlaceScore) -> str:
     """Why a node is refused, in the words that users of upstream know."""
-    if place_score.violated > place_score.satisfied:
-        return (
-            f"Node {node} does not meet several network requirements from Workload dependencies: "
-            f"Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
-        )
-    return f"Node {node} has too little free bandwidth for the Workload dependencies"
+    return (
+        f"Node {node} does not meet several network requirements from Workload dependencies: "
+        f"Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
+    )
 
 
 def raw_score(allocatable: Mapping[str, int], args: AllocatableArgs) -> int:

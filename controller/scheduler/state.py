@@ -337,14 +337,7 @@ class State:
         dependants = [peer for peer in dependants if peer.pods]
         if not dependencies and not dependants:
             return ScoreTable(NOTHING_PLACED)
-        return score_places(
-            dependencies,
-            dependants,
-            self.places,
-            self.place_of,
-            costs.table,
-            bandwidth=self._rules.bandwidth_filter,
-        )
+        return score_places(dependencies, dependants, self.places, self.place_of, costs.table)
 
     def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """A workload's dependencies and dependents, with their placed pods.
@@ -357,15 +350,16 @@ class State:
         dependants: list[PeerWorkload] = []
         for edge in graph.edges:
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
-            limits = edge.max_network_cost, edge.min_bandwidth_bps
             if dependant.selector == workload:
                 pods = self._existing(members.get(dependency.selector, {}), complain=True)
                 dependencies.append(
-                    PeerWorkload(dependency.selector, *limits, pods, self._routing_to(key, dependency.selector))
+                    PeerWorkload(
+                        dependency.selector, edge.max_network_cost, pods, self._routing_to(key, dependency.selector)
+                    )
                 )
             elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._existing(members.get(dependant.selector, {}), complain=False)
-                dependants.append(PeerWorkload(dependant.selector, *limits, pods))
+                dependants.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))
         return dependencies, dependants
 
     def _existing(self, pods: Mapping[str, int], *, complain: bool) -> Mapping[str, int]:

@@ -23,10 +23,8 @@ from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import (
     PeerWorkload,
-    PlaceScore,
     normalise_allocatable,
     raw_score,
-    refusal,
     score_places,
 )
 from controller.scheduler.state import State
@@ -249,21 +247,6 @@ def check_against_the_table(case: Case) -> None:
             assert scores == {}
 
 
-def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> None:
-    entry = {"destination": "z2", "networkCost": 1, "bandwidthCapacity": "1G", "bandwidthAllocated": "900M"}
-    topology_list = [{"topologyKey": ZONE, "originList": [{"origin": "z1", "costList": [entry]}]}]
-    costs = CostTable(msgspec.convert({"name": "w", "topologyList": topology_list}, WeightInfo))
-    places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
-
-    def passes(min_bandwidth_bps: int, *, on: bool) -> list[bool]:
-        peer = PeerWorkload("peer", 10, min_bandwidth_bps, {"n2": 1})
-        return [t.passes for t in score_places([peer], [], places, {"n2": 2}, costs, bandwidth=on).by_place[1:]]
-
-    assert passes(200_000_000, on=True) == [False, True, True]
-    assert passes(100_000_000, on=True) == [True, True, True]
-    assert passes(200_000_000, on=False) == [True, True, True]
-
-
 def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
     config = SchedulerConfig()
     state = state_of(
@@ -382,11 +365,6 @@ def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_i
     assert state.group_of("prod", "a1") == ""
 
 
-def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
-    assert "free bandwidth" in refusal("n", PlaceScore(1, 0, 5, starved=True))
-    assert "free bandwidth" in refusal("n", PlaceScore(1, 1, 5, starved=True)), "a tie is no reason"
-
-
 def normalise_all(raw: list[int]) -> list[int]:
     low, high = min(raw, default=0), max(raw, default=0)
     return [normalise_allocatable(value, low, high) for value in raw]
@@ -463,7 +441,7 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
 
         def peer(chance: random.Random = chance, names: list[str] = [*where]) -> PeerWorkload:  # noqa: B006 - of this round
             pods = {name: chance.randint(1, 3) for name in names if chance.random() < 0.5}
-            return PeerWorkload("w", chance.randint(0, 40), 0, pods, chance.choice(list(Routing)))
+            return PeerWorkload("w", chance.randint(0, 40), pods, chance.choice(list(Routing)))
 
         dependencies = [peer() for _ in range(chance.randint(0, 2))]
         dependants = [peer() for _ in range(chance.randint(0, 2))]
@@ -480,21 +458,5 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
             )
             held = any(name in peer.pods for peer in (*dependencies, *dependants))
             assert held or place_score.unknown == wanted[3], (seed, name)
-            assert not place_score.starved
         assert set(found.by_node) <= {n for peer in (*dependencies, *dependants) for n in peer.pods}
         assert found.neutral == ""
-
-
-def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() -> None:
-    entry = {"destination": "z2", "networkCost": 1, "bandwidthCapacity": "1G", "bandwidthAllocated": "900M"}
-    rows = [{"origin": origin, "costList": [entry]} for origin in ("z1", "z3")]
-    level = [{"topologyKey": ZONE, "originList": rows}]
-    costs = CostTable(msgspec.convert({"name": "w", "topologyList": level}, WeightInfo))
-    places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
-    peer = PeerWorkload("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
-    zones = {"n1": 1, "n2": 2}
-    starved = [t.starved for t in score_places([peer], [], places, zones, costs, bandwidth=True).by_place]
-    assert starved == [False, False, False, True]
-    assert not any(t.starved for t in score_places([peer], [], places, zones, costs).by_place), (
-        "only where it is asked for"
-    )
