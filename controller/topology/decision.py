@@ -10,17 +10,13 @@ import msgspec
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
-from controller.topology.weights import Bandwidths, written_capacities, written_costs
+from controller.topology.weights import Bandwidths, written_costs
 from kubekit.errors import ConfigError
-from netperf.contract import REGION_LABEL
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
 from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
-
-CAPACITY_HYSTERESIS = 0.25
-"""A measured capacity is rewritten when it moved by more than this share."""
 
 
 class TopologySnapshot(msgspec.Struct, frozen=True):
@@ -33,7 +29,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
         expected: planned keys; None without a plan.
         quarantine: nodes left out of the plan because no node can measure them.
-        streams: the plan contains stream tests, so a capacity without a sample is not yet measured.
     """
 
     topology: NetworkTopology
@@ -45,7 +40,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     sizes: Mapping[str, int] = {}
     expected: Collection[str] | None = None
     quarantine: tuple[str, ...] = ()
-    streams: bool = False
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
@@ -111,26 +105,18 @@ def decide(
         state=state,
         policy=policy,
         results=results,
-        bandwidths=_bandwidths_of(snapshot, results),
+        bandwidths=_bandwidths_of(snapshot),
         faults=_faults_of(snapshot, results, policy_fault),
     )
 
 
-def _bandwidths_of(snapshot: TopologySnapshot, results: Results) -> Bandwidths:
-    zones, weight = snapshot.zone_map.zones, snapshot.topology.weight(NETPERF_COSTS)
-    zone_declared, region_declared = bandwidth.declared_capacities(snapshot.topology, NETPERF_COSTS)
-    measured = bandwidth.measured_capacities(results.samples.values())
-    if snapshot.streams:
-        measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
-    held = bandwidth.held_capacities(written_capacities(weight), measured, CAPACITY_HYSTERESIS)
-    region_held = bandwidth.held_capacities(
-        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), CAPACITY_HYSTERESIS
-    )
+def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
+    zone_capacity, region_capacity = bandwidth.declared_capacities(snapshot.topology, NETPERF_COSTS)
     return Bandwidths(
-        zone_capacity=held | zone_declared,
-        region_capacity=region_held | region_declared,
+        zone_capacity=zone_capacity,
+        region_capacity=region_capacity,
         zone_allocated=snapshot.allocated,
-        region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
+        region_allocated=bandwidth.between_regions(snapshot.allocated, snapshot.zone_map.zones),
     )
 
 

@@ -91,7 +91,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
     ("netaware_results_refused_keys", "Keys of results that could not be used.", ("reason",), _refused),
     (
         "netaware_bandwidth_capacity_bytes_per_second",
-        "Capacity of a path, if known.",
+        "Capacity of a path, as users wrote it.",
         ("level", *_ZONES),
         _capacities,
     ),

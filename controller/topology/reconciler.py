@@ -245,7 +245,6 @@ class TopologyController:
             sizes=sizes,
             expected=self.planner.expected_keys,
             quarantine=tuple(sorted(self.planner.quarantine)),
-            streams="TCP_STREAM" in self._config.probing.settings.tests,
         )
 
     async def _execute(

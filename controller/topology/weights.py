@@ -14,7 +14,7 @@ import msgspec
 
 from controller.cluster.costs import entries_of
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, OriginInfo, TopologyInfo, WeightInfo
-from controller.topology.bandwidth import Quantity, spell
+from controller.topology.bandwidth import Quantity
 from kubekit import patches
 from kubekit.patches import Operation
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -57,7 +57,7 @@ def _level(
             CostInfo(
                 destination=destination,
                 network_cost=costs[pair],
-                bandwidth_capacity=spell(capacity[pair]) if pair in capacity else None,
+                bandwidth_capacity=capacity.get(pair),
                 # Absent means 0, which most pairs of a large cluster have.
                 bandwidth_allocated=str(allocated[pair]) if allocated.get(pair) else None,
             )
@@ -68,12 +68,6 @@ def _level(
 def written_costs(weight: WeightInfo | None) -> dict[ZonePair, int]:
     """The costs between zones in a written weight."""
     return {pair: entry.network_cost for pair, entry in entries_of(weight).items()}
-
-
-def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, Quantity]:
-    """The bandwidth capacities in a written weight."""
-    entries = entries_of(weight, level).items()
-    return {pair: e.bandwidth_capacity for pair, e in entries if e.bandwidth_capacity is not None}
 
 
 def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:

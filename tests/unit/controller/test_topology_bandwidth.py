@@ -17,16 +17,11 @@ from controller.topology.bandwidth import (
     allocated_bps,
     between_regions,
     declared_capacities,
-    held_capacities,
-    measured_capacities,
     placed_by_zone,
-    region_capacities,
-    remembered_capacities,
-    spell,
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Place
 from tests.unit.controller.objects import (
     REGION,
     ZONE,
@@ -179,47 +174,6 @@ def test_a_capacity_that_is_no_quantity_is_left_out(bad: str) -> None:
     assert declared_capacities(topology(weight("UserDefined", bad)), "NetperfCosts") == ({}, {})
 
 
-def stream(origin: str, destination: str, rate_bps: float, *, doubtful: bool = False) -> Sample:
-    return Sample(
-        origin=Place("n", origin),
-        destination=Place("m", destination),
-        measurement=Measurement(prober="netperf", test="TCP_STREAM", throughput_bps=rate_bps),
-        quality_flags=("throttled",) if doubtful else (),
-    )
-
-
-def test_measured_capacity_is_the_fastest_trusted_stream_to_two_figures() -> None:
-    samples = [
-        stream("z1", "z2", 9.44e8),
-        stream("z1", "z2", 9.12e8),
-        stream("z1", "z2", 5e9, doubtful=True),
-        stream("z1", "z1", 1e12),
-    ]
-    assert measured_capacities(samples) == {("z1", "z2"): 940_000_000}
-    assert region_capacities({("z1", "z3"): 5, ("z2", "z3"): 9, ("z1", "z2"): 99}, ZONES) == {("west", "east"): 9}
-
-
-def test_a_measured_capacity_within_the_noise_is_not_written_anew() -> None:
-    written = {("z1", "z2"): "1000", ("z1", "z3"): "1000", ("z2", "z3"): "bogus"}
-    measured = {("z1", "z2"): 900, ("z1", "z3"): 500, ("z2", "z3"): 5}
-    assert held_capacities(written, measured, 0.25) == {("z1", "z2"): "1000", ("z1", "z3"): 500, ("z2", "z3"): 5}
-
-
-def test_a_rotation_does_not_take_a_measured_capacity_away() -> None:
-    written: dict[tuple[str, str], str | int] = {("a", "b"): "9800M", ("a", "c"): "1G", ("a", "gone"): "5M"}
-    assert remembered_capacities(written, {("a", "c"): 2 * 10**9}, {"a", "b", "c"}) == {
-        ("a", "b"): 9_800_000_000,
-        ("a", "c"): 2 * 10**9,
-    }
-
-
-@pytest.mark.parametrize(
-    ("rate_bps", "text"), [(9_800_000_000, "9800M"), (10**10, "10G"), (1234, 1234), (0, 0), ("10Gi", "10Gi")]
-)
-def test_a_rate_is_spelled_as_short_as_it_can_be_said_exactly(rate_bps: str | int, text: str | int) -> None:
-    assert spell(rate_bps) == text
-
-
 def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
     pairs = [(a, b) for a in zones for b in zones if a != b]
@@ -237,9 +191,9 @@ def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -
         regions={},
         absent=(),
     )
-    # Every path is measured; pods of large applications have asked for bandwidth on one in five.
+    # Every path has a capacity; pods of large applications have asked for bandwidth on one in five.
     bandwidths = Bandwidths(
-        zone_capacity={pair: rng.randint(10, 99) * 10**8 for pair in pairs},
+        zone_capacity={pair: f"{rng.randint(10, 99)}G" for pair in pairs},
         zone_allocated={pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
     )
     empty = NetworkTopology()
