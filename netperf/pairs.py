@@ -22,7 +22,6 @@ from kubekit.settings import Range, Section, join
 from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, refuse
 from netperf.plans import (
-    ADDITIONAL_PAIR_INDEX,
     DATA_PORT,
     DATAGRAM_PORT,
     MAX_NODE_PAIRS,
@@ -129,13 +128,10 @@ def plan_pairs(
     options: PlanOptions,
     previous: Mapping[str, ZonePlan] | None,
     now_s: float,
-    *,
-    additional_pairs: Iterable[tuple[str, str]] = (),
 ) -> PairPlan:
     """Plan all probes.
 
     Args:
-        additional_pairs: origin and destination nodes of probes to add, which show whether a suspect can be reached.
         nodes: every node of the cluster.
         options: how.
         previous: the current plans by origin zone, as decoded from their objects; None or empty to start over.
@@ -154,8 +150,6 @@ def plan_pairs(
     for link in links:
         slot = slot_of[link.a, link.b] if link.pair_index == 0 else 0
         probe = _probe(link, chosen[link], usable, slot)
-        probes[probe.origin.zone].append(probe)
-    for probe in _additional_probes(additional_pairs, usable):
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     return PairPlan(
@@ -180,13 +174,6 @@ def plan_pairs(
         interval_s=interval_s,
         slots=slots,
     )
-
-
-def _additional_probes(pairs: Iterable[tuple[str, str]], usable: Mapping[str, Mapping[str, Peer]]) -> Iterable[Probe]:
-    peers = {name: peer for zone in usable.values() for name, peer in zone.items()}
-    for origin, destination in pairs:
-        if origin in peers and destination in peers and origin != destination:
-            yield Probe(origin=peers[origin], destination=peers[destination], slot=0, pair_index=ADDITIONAL_PAIR_INDEX)
 
 
 def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
@@ -263,8 +250,6 @@ def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
     ends: dict[_Link, _Ends] = {}
     for plan in previous.values():
         for probe in plan.probes:
-            if probe.pair_index == ADDITIONAL_PAIR_INDEX:
-                continue
             link = _Link(*_zones_of(probe), probe.pair_index)
             a, b = (probe.origin, probe.destination) if _starts_at_a(link) else (probe.destination, probe.origin)
             ends[link] = _Ends(a.node, b.node, probe.rotation)

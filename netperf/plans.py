@@ -21,13 +21,11 @@ from netperf.sample import Count, Label, NodeName, Place, Test
 
 PLAN_KEY = "plan.json"
 
-ADDITIONAL_PAIR_INDEX = 15
-"""Pair index of an extra pair, added to check whether another node also fails to reach a suspect node."""
 MAX_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
-PairIndex = Annotated[int, msgspec.Meta(ge=0, le=ADDITIONAL_PAIR_INDEX)]
+PairIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODE_PAIRS)]
 PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 """Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
 
@@ -52,7 +50,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     Attributes:
         slot: which of the round's slots it runs in; no zone occurs twice in a slot.
         pair_index: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
-            zones, which datagrams measure outside slots; `ADDITIONAL_PAIR_INDEX` for an extra pair.
+            zones, which datagrams measure outside slots.
         rotation: the rotation in which the nodes were chosen.
     """
 

@@ -55,12 +55,6 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         ),
         "",
     ),
-    "NodesUnmeasurable": (
-        "warning",
-        "some nodes cannot be measured",
-        ("kubectl netaware status", f"{_PORTS} between nodes"),
-        "NetawareNodesLeftOut",
-    ),
     "UnplannedResults": (
         "warning",
         "there are results that no probe plan asks for",

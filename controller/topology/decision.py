@@ -28,7 +28,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
         sizes: bytes of each of those that do.
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
         expected: planned keys; None without a plan.
-        quarantine: nodes left out of the plan because no node can measure them.
     """
 
     topology: NetworkTopology
@@ -39,7 +38,6 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     interval_s: float
     sizes: Mapping[str, int] = {}
     expected: Collection[str] | None = None
-    quarantine: tuple[str, ...] = ()
 
 
 class TopologyDecision(msgspec.Struct, frozen=True):
@@ -128,7 +126,6 @@ def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) 
         large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
         refused=results.refused,
         writers=_writers(results),
-        quarantine=snapshot.quarantine,
         failing={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},
         netperf_failing={s.zones: s.run_failure or "" for s in samples if s.runs_fail},
         disagreeing=tuple(sorted({s.zones for s in samples if s.instruments_disagree})),

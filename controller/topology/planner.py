@@ -14,9 +14,8 @@ from prometheus_client import Counter as CounterMetric
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
-from controller.cluster.zones import agent_pods_by_node, build_zone_map, facts_of, same_facts
+from controller.cluster.zones import agent_pods_by_node, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.quarantine import Liveness, update_liveness, without_suspects
 from controller.topology.results import ObjectName, ResultsStore, results_of_agents
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
@@ -28,7 +27,7 @@ from netperf.contract import PART_OF, PLAN_LABEL, RESULTS_NAME, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import decode_results, keys_to_remove, planned_keys, removal_patch
+from netperf.results import keys_to_remove, planned_keys, removal_patch
 
 log = logs.get("controller.topology.planner")
 
@@ -86,7 +85,6 @@ class ProbePlanner:
         self._queue = WorkQueue()
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
-        self._liveness = Liveness()
         self._nodes_in = Counter(n.metadata.label(ZONE_LABEL) for n in caches.nodes if n.metadata.label(ZONE_LABEL))
         self._expected: dict[str, float] | None = None
         self._links = Gauge(
@@ -98,9 +96,6 @@ class ProbePlanner:
             "Nodes and zones that take no part in probing.",
             ["reason"],
             registry=registry,
-        )
-        self._silent = Gauge(
-            "netaware_probe_plan_silent_nodes", "Nodes left out because no node can measure them.", registry=registry
         )
         self._writes = CounterMetric(
             "netaware_probe_plan_writes",
@@ -145,14 +140,9 @@ class ProbePlanner:
     async def run(self) -> None:
         """Keep the plan until cancelled."""
         self._own.forget()
-        self._liveness, self._expected = Liveness(), None
+        self._expected = None
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
-
-    @property
-    def quarantine(self) -> Collection[str]:
-        """Nodes that are left out because no node can measure them."""
-        return self._liveness.quarantine.keys()
 
     @property
     def expected_keys(self) -> Collection[str] | None:
@@ -162,12 +152,8 @@ class ProbePlanner:
     async def _reconcile(self, _: str) -> float:
         objects = self._plan_objects()
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
-        data = {name: self._results.data(name) or {} for name in self.result_objects}
         # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
-        previous, self._liveness, plan, keys = await asyncio.to_thread(
-            self._evaluate, objects, nodes, pods, data, (self._clock(), self._wall())
-        )
-        self._report_silent()
+        previous, plan, keys = await asyncio.to_thread(self._evaluate, objects, nodes, pods, self._wall())
         self._expect(keys)
         changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
@@ -206,41 +192,19 @@ class ProbePlanner:
         objects: Mapping[str, ConfigMap],
         nodes: Sequence[Node],
         pods: Sequence[PodInfo],
-        data: Mapping[ObjectName, Mapping[str, str]],
-        clocks: tuple[float, float],
-    ) -> tuple[dict[str, ZonePlan], Liveness, PairPlan, Collection[str]]:
-        """Find the nodes that cannot be measured, and plan without them. Pure."""
-        now_s, wall_s = clocks
+        wall_s: float,
+    ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str]]:
+        """The previous plans, the new one, and the keys of both, because a former leader planned the previous one."""
         previous = _decode(objects)
-        places = build_zone_map(nodes).places
-        decoded = [decode_results(content, places, now_s=wall_s) for content in data.values()]
-        liveness = update_liveness(
-            self._liveness,
-            previous.values(),
-            [sample for results in decoded for sample in results.samples.values()],
-            [failure for results in decoded for failure in results.failures.values()],
-            now_s=now_s,
-            interval_s=self.interval_s,
-        )
         agents = agent_pods_by_node(pods)
-        facts = without_suspects((facts_of(node, agents) for node in nodes), liveness.quarantine)
-        options = self._config.probing
-        plan = plan_pairs(facts, options, previous, wall_s, additional_pairs=liveness.additional_pairs)
-        # Also the previous plan's keys, which a former leader planned.
-        keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
-        return previous, liveness, plan, keys
+        plan = plan_pairs((facts_of(node, agents) for node in nodes), self._config.probing, previous, wall_s)
+        return previous, plan, planned_keys((*previous.values(), *plan.zones.values())).keys()
 
     def _expect(self, keys: Collection[str]) -> None:
         """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
         now_s = self._clock()
         unexpired = {key: until for key, until in (self._expected or {}).items() if until > now_s}
         self._expected = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
-
-    def _report_silent(self) -> None:
-        silent = sorted(self._liveness.quarantine)
-        self._silent.set(len(silent))
-        shown = ", ".join(silent[:5])
-        log.change("silent", shown, "nodes that cannot be measured: their pairs move", count=len(silent), some=shown)
 
     def _plan_objects(self) -> dict[str, ConfigMap]:
         names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}

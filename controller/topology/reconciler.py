@@ -244,7 +244,6 @@ class TopologyController:
             interval_s=self.planner.interval_s,
             sizes=sizes,
             expected=self.planner.expected_keys,
-            quarantine=tuple(sorted(self.planner.quarantine)),
         )
 
     async def _execute(

@@ -34,7 +34,6 @@ class InputFaults(msgspec.Struct, frozen=True):
         large: sizes in bytes of results ConfigMaps near the API server's limit.
         refused: malformed keys by reason.
         writers: nodes whose keys were refused, by reason.
-        quarantine: nodes that cannot be measured.
         failing: pairs whose last run failed, with the failure.
         netperf_failing: pairs on which netperf keeps failing while datagrams pass, with the failure.
         disagreeing: pairs without loss on which netperf and datagrams disagree.
@@ -46,7 +45,6 @@ class InputFaults(msgspec.Struct, frozen=True):
     large: Mapping[str, int] = {}
     refused: Mapping[str, int] = {}
     writers: Mapping[str, tuple[str, ...]] = {}
-    quarantine: tuple[str, ...] = ()
     failing: Mapping[ZonePair, str] = {}
     netperf_failing: Mapping[ZonePair, str] = {}
     disagreeing: tuple[ZonePair, ...] = ()
@@ -158,8 +156,6 @@ def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) ->
 
 def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
     problems: list[tuple[str, str]] = []
-    if faults.quarantine:
-        problems.append(("NodesUnmeasurable", f"no node can measure {_some(faults.quarantine)}: left out of the plan"))
     unplanned = faults.writers.get("unplanned")
     if unplanned:
         problems.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))

@@ -86,7 +86,6 @@ LEADER_SERIES = {
     **{basis(name): NEVER for name in ("stale", "inferred", "absent", "unreachable")},
     **{cost(*pair): "2x60" for pair in PAIRS},
     **{latency(*pair): "0.002x60" for pair in PAIRS},
-    "netaware_probe_plan_silent_nodes": NEVER,
     "netaware_gated_pods": NEVER,
     'netaware_gate_releases_total{cause="turn"}': COUNTS,
     'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': WELL,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
 from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
-from netperf.plans import ADDITIONAL_PAIR_INDEX, PLAN_KEY, Probe, encode_plan
+from netperf.plans import PLAN_KEY, Probe, encode_plan
 from netperf.shards import shard_names, zones_per_shard
 
 NOW_S = 1_700_000_000.0
@@ -165,16 +165,6 @@ def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes
     sent = sum(100 * len(encode_plan(after.zones[zone])[PLAN_KEY]) for zone in changed)
     assert changed
     assert sent / 10 < 5e6
-
-
-def test_additional_pairs_are_added_to_the_plan_of_their_own_zone() -> None:
-    plan = plan_pairs(
-        cluster([2, 2]), PlanOptions(), None, NOW_S, additional_pairs=[("n0-0", "n0-1"), ("n1-0", "gone")]
-    )
-    (witness,) = (p for p in of_all_pairs(plan) if p.pair_index == ADDITIONAL_PAIR_INDEX)
-    assert (witness.origin.node, witness.destination.node, witness.origin.zone) == ("n0-0", "n0-1", "z000")
-    again = plan_pairs(cluster([2, 2]), PlanOptions(), plan.zones, NOW_S)
-    assert all(p.pair_index != ADDITIONAL_PAIR_INDEX for p in of_all_pairs(again))
 
 
 @given(st.integers(2, 12), options, st.floats(0, 1e7))
