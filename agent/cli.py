@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from agent.bandwidth.annotations import spec_of
-from agent.bandwidth.cilium import read_cilium
 from agent.bandwidth.cni import ResultCache
 from agent.bandwidth.manager import network_of
 from agent.bandwidth.rules import Policy, plan_limits
@@ -59,10 +58,8 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-        cilium = await read_cilium(client)
     limits = tuple(spec_of(pod) for pod in pods if not pod.is_finished)
-    cache = ResultCache()
-    snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=cache, cilium=cilium)
+    snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=ResultCache())
     plan = plan_limits(snapshot, Policy())
     if as_json:
         _print_json(bandwidth_document(plan))
@@ -166,7 +163,6 @@ def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
             for status in plan.statuses
         ],
         "unlocated": plan.unlocated,
-        "programs_unknown": plan.programs_unknown,
     }
 
 
@@ -177,12 +173,7 @@ def bandwidth_text(plan: BandwidthPlan) -> str:
     ]
     rows += [_bandwidth_row(status) for status in plan.statuses]
     rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
-    if len(rows) == 1:
-        return "no pod on this node has a bandwidth annotation"
-    if not plan.programs_unknown:
-        return _table(rows)
-    what = "a program (tcx, netkit) on a pod's device may carry packets past its limit"
-    return f"{_table(rows)}\n\nnot looked at: {plan.programs_unknown}; {what}"
+    return _table(rows) if len(rows) > 1 else "no pod on this node has a bandwidth annotation"
 
 
 def _bandwidth_row(status: LimitStatus) -> tuple[str, ...]:

@@ -12,25 +12,19 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 
 from agent.bandwidth.locate import INTERFACE
-from agent.bandwidth.meters import BucketCount, DeviceCount, KernelCount, TrafficMeters
+from agent.bandwidth.meters import DeviceCount, KernelCount, TrafficMeters
 from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
 from agent.bandwidth.traffic_control import GONE, each_action
 from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
 
-_STATS2, _BASIC, _QUEUE, _ACT_STATS = 7, 1, 3, 4
+_STATS2, _BASIC, _ACT_STATS = 7, 1, 4
 _BASIC_STATS = struct.Struct("=Q")
-_QUEUE_STATS = struct.Struct("=IIIII")
-"""struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits."""
 _INTERFACE_LABEL = INTERFACE.encode() + b":"
 _MAX_BYTES = 16384
 
 
-async def take_readings(
-    meters: TrafficMeters, proc: Path, statuses: Sequence[LimitStatus], now_s: float, *, include_buckets: bool
-) -> bool:
-    """Read counters and add them to `TrafficMeters`; returns whether buckets and filters were read too.
-
-    They are read if ``include_buckets`` is set, and for busy pods, whose own counters do not suffice.
+async def take_readings(meters: TrafficMeters, proc: Path, statuses: Sequence[LimitStatus], now_s: float) -> None:
+    """Read the counters of pods' devices, and of buckets and filters for busy pods; add them to `TrafficMeters`.
 
     Raises:
         KernelError: netlink did not answer.
@@ -38,14 +32,9 @@ async def take_readings(
     counter_sources = [status.counter_source for status in statuses if status.counter_source is not None]
     devices = read_devices(proc, {counter_source.pid for counter_source in counter_sources})
     busy = meters.busy_devices(statuses, devices, now_s)
-    if not include_buckets and not busy:
-        meters.add_readings(statuses, devices, None, now_s)
-        return False
-    kernel = await read_kernel_counts(busy)
-    meters.add_readings(
-        statuses, devices, kernel, now_s, read_devices(proc, {s.pid for s in counter_sources if s.device in busy})
-    )
-    return True
+    kernel = await read_kernel_counts(busy) if busy else None
+    reread = read_devices(proc, {s.pid for s in counter_sources if s.device in busy})
+    meters.add_readings(statuses, devices, kernel, now_s, reread)
 
 
 def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
@@ -101,18 +90,13 @@ async def read_kernel_counts(filter_devices: Iterable[int]) -> KernelCount:
     return KernelCount(buckets, redirected)
 
 
-def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, BucketCount] | None:
-    """RTM_NEWQDISC: device and counters of a root (TCA_STATS2, linux/gen_stats.h)."""
+def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
+    """RTM_NEWQDISC: device and bytes sent of a root (TCA_STATS2, linux/gen_stats.h)."""
     _, index, _, parent, _ = TC.unpack_from(data, begin)
-    if parent != ROOT:
+    basic = nested(data, attributes(data, begin + TC.size, end), _STATS2).get(_BASIC)
+    if parent != ROOT or basic is None:
         return None
-    stats = nested(data, attributes(data, begin + TC.size, end), _STATS2)
-    basic, queue = stats.get(_BASIC), stats.get(_QUEUE)
-    if basic is None or queue is None or queue[1] - queue[0] < _QUEUE_STATS.size:
-        return None
-    (sent,) = _BASIC_STATS.unpack_from(data, basic[0])
-    _, backlog, drops, _, overlimits = _QUEUE_STATS.unpack_from(data, queue[0])
-    return index, BucketCount(sent, drops, overlimits, backlog)
+    return index, int(_BASIC_STATS.unpack_from(data, basic[0])[0])
 
 
 def parse_redirected(data: bytes, begin: int, end: int) -> int | None:

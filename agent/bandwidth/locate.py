@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from agent.bandwidth.annotations import plain_uid
 from agent.bandwidth.state import Location
 
 _UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
@@ -28,13 +27,13 @@ def parse_cgroup(text: str) -> tuple[str, str] | None:
         if match is None or _MONITOR in path:
             continue
         container = _CONTAINER.search(path, match.end())
-        return plain_uid(match[1]), container[1] if container else ""
+        return _plain(match[1]), container[1] if container else ""
     return None
 
 
 def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
     """The oldest process of each pod, and its container, by the uid as given. Reads all of ``/proc`` once."""
-    wanted = {plain_uid(uid): uid for uid in uids}
+    wanted = {_plain(uid): uid for uid in uids}
     oldest: dict[str, tuple[int, Location]] = {}
     for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()) if wanted else ():
         try:
@@ -72,6 +71,11 @@ def shares_our_network(proc: Path, pid: int) -> bool:
         return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
     except OSError:
         return False
+
+
+def _plain(uid: str) -> str:
+    """A uid without dashes and underscores."""
+    return uid.replace("-", "").replace("_", "")
 
 
 def _started_at(directory: Path) -> int | None:

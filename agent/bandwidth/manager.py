@@ -7,7 +7,6 @@ which bounds their CPU on nodes with many changes.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
@@ -18,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec, spec_of
 from agent.bandwidth.backoff import RepairBackoff, RepairKey
-from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.kernel import execute
@@ -46,16 +44,9 @@ MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 DEVICE_COUNTERS_INTERVAL_S = 4.5
 """Interval of reading pods' own counters; an excess shows in the second reading, within ten seconds."""
-BUCKET_COUNTERS_INTERVAL_S = 26.0
-"""Longest interval of reading counters of buckets and filters, for metrics; shorter while a pod is busy."""
 NEW_POD_AGE_S = 120.0
 """An agent that starts sends no events about older pods, because an earlier agent may have."""
 _KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
-_FAULTS = (
-    ("mismatch", "scheduled and enforced bandwidth differ", "BandwidthMismatch", "Compare"),
-    ("refused_claim", "claim refused", "BandwidthClaimRefused", "Identify"),
-)
-"""Faults of a `PodBandwidthSpec`: its field, the log message, and the event's reason and action."""
 
 
 class BandwidthManager:
@@ -79,7 +70,6 @@ class BandwidthManager:
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
         self._cache = ResultCache()
-        self._cilium, self._cilium_read_at_s = Cilium(), -math.inf
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
         self._pods.subscribe(self._note_pod)
@@ -87,7 +77,7 @@ class BandwidthManager:
         self._wake = asyncio.Event()
         self._last_statuses: dict[Key, LimitStatus] = {}
         self._reconciled = False
-        self._faults: dict[tuple[str, str], str] = {}
+        self._mismatches: dict[str, str] = {}
         self._has_unlocated_pods = False
         self._backoff = RepairBackoff()
         self._meters = TrafficMeters()
@@ -141,24 +131,8 @@ class BandwidthManager:
     async def _plan_limits(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.limits for pod in pods):
             return BandwidthPlan()
-        await self._read_cilium()
-        network = network_of(self._config)
-        snapshot = await take_snapshot(self._config.proc, network, pods, cache=self._cache, cilium=self._cilium)
+        snapshot = await take_snapshot(self._config.proc, network_of(self._config), pods, cache=self._cache)
         return plan_limits(snapshot, self._policy)
-
-    async def _read_cilium(self) -> None:
-        """Read Cilium's configuration regularly if Cilium is installed, because it may change while we run."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._cilium_read_at_s >= FULL_CHECK_INTERVAL_S:
-            self._cilium_read_at_s = now_s
-            self._cilium = await read_cilium(self._client)
-            log.change(
-                "cilium",
-                self._cilium.unknown,
-                "Cilium's configuration is unknown",
-                why=self._cilium.unknown,
-                level="info",
-            )
 
     async def _repair(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
@@ -167,29 +141,22 @@ class BandwidthManager:
         try:
             await execute(action)
         except KernelError as error:
-            self._metrics.repairs.labels("failed").inc()
             log.change(topic, str(error), "cannot set a limit", device=action.name, what=kind, error=error)
         else:
             done = True
-            self._metrics.repairs.labels("ok").inc()
             log.change(topic, "", "limits can be set again", device=action.name, what=kind)
         loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
 
     async def _compare_traffic(self) -> None:
         """Compare traffic with the limits while there are any."""
         loop = asyncio.get_running_loop()
-        read_at_s = -math.inf
         while True:
             await asyncio.sleep(DEVICE_COUNTERS_INTERVAL_S)
             statuses = [status for status in self._plan.statuses if status.counter_source is not None]
             if not statuses:
                 continue
             try:
-                include_buckets = loop.time() - read_at_s >= BUCKET_COUNTERS_INTERVAL_S
-                if await take_readings(
-                    self._meters, self._config.proc, statuses, loop.time(), include_buckets=include_buckets
-                ):
-                    read_at_s = loop.time()
+                await take_readings(self._meters, self._config.proc, statuses, loop.time())
             except KernelError as error:
                 log.change("counters", str(error), "cannot read the counters of limits", error=error)
                 continue
@@ -217,37 +184,29 @@ class BandwidthManager:
             )
             for status in self._plan.statuses
         )
-        plan = msgspec.structs.replace(self._plan, statuses=statuses)
-        self._metrics.show(plan, self._meters.by_limit)
-        current = {status.key: status for status in plan.statuses}
+        self._metrics.show(statuses, self._meters.by_limit)
+        current = {status.key: status for status in statuses}
         for key, status in current.items():
             self._report_status(status, self._last_statuses.get(key))
         # A pod that temporarily cannot be located keeps its reported status.
         living = {pod.uid for pod in pods}
         previous = {key: status for key, status in self._last_statuses.items() if key[0] in living}
         self._last_statuses = previous | current
-        self._report_faults(pods)
+        self._report_mismatches(pods)
         self._reconciled = True
-        self._has_unlocated_pods = bool(plan.unlocated)
-        waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
-        if plan.programs_unknown:  # for as long as the process lives
-            line = "programs on pods' devices (tcx, netkit) cannot be looked at"
-            log.change("programs", plan.programs_unknown, line, level="info", why=plan.programs_unknown)
-        log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
+        unlocated = self._plan.unlocated
+        self._has_unlocated_pods = bool(unlocated)
+        waiting = ", ".join(f"{key}: {why}" for key, why in sorted(unlocated.items())[:5])
+        log.change("unlocated", waiting, "pods without verdict", level="info", count=len(unlocated), pods=waiting)
 
-    def _report_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Report pods whose reservation and limit differ, or whose claim was refused, once per change."""
-        faults: dict[tuple[str, str], str] = {}
-        for field, line, reason, action in _FAULTS:
-            for pod in pods:
-                why, before = getattr(pod, field), self._faults.get((pod.uid, field))
-                if not why:
-                    continue
-                faults[pod.uid, field] = why
-                if why != before:
-                    log.warning(line, pod=pod.key, why=why)
-                    self._send_event(pod, reason, why, action, is_first=before is None)
-        self._faults = faults
+    def _report_mismatches(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
+        """Report pods whose reservation and limit differ, once per change."""
+        before, self._mismatches = self._mismatches, {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
+        for pod in pods:
+            if pod.mismatch and pod.mismatch != before.get(pod.uid):
+                log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
+                is_first = pod.uid not in before
+                self._send_event(pod, "BandwidthMismatch", pod.mismatch, "Compare", is_first=is_first)
 
     def _report_status(self, now: LimitStatus, before: LimitStatus | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):

@@ -37,19 +37,10 @@ class DeviceCount(NamedTuple):
     sent_packets: int
 
 
-class BucketCount(NamedTuple):
-    """Counters of a qdisc, with its present backlog."""
-
-    sent_bytes: int
-    dropped_packets: int
-    overlimits: int
-    backlog_bytes: int
-
-
 class KernelCount(NamedTuple):
-    """Counters of buckets by device, and bytes that filters redirected, without Ethernet headers, by the filters' device."""
+    """Bytes that buckets sent, and that filters redirected, without Ethernet headers; both by device."""
 
-    buckets: Mapping[int, BucketCount]
+    bucket_bytes: Mapping[int, int]
     redirected_bytes: Mapping[int, int]
 
 
@@ -58,12 +49,10 @@ class MeasuredTraffic(msgspec.Struct):
 
     Attributes:
         bytes_per_s: measured rate; None before two readings.
-        bucket: the latest of the limit's own counters.
         excess: description of the latest excess; empty if it is older than `HOLD_S`.
     """
 
     bytes_per_s: float | None = None
-    bucket: BucketCount | None = None
     excess: str = ""
 
 
@@ -73,9 +62,10 @@ class _Meter(msgspec.Struct):
     Attributes:
         wanted_bytes_per_s: the annotation's limit.
         counted_at_s: time of the latest reading.
-        device, bucket, redirected_bytes: the latest counters; ``bucket`` and ``redirected_bytes`` are None if they were not read.
-        passed_bytes: bytes passed since the start.
+        device: the latest counters of the pod's own device.
         counter_source: where they were read.
+        bucket_bytes, redirected_bytes: the latest of bucket and filter; None if they were not read.
+        passed_bytes: bytes passed since the start.
         level_bytes: level of a leaky bucket that traffic fills and the limit's rate drains.
         mean_start: an earlier time and ``passed_bytes``, for the mean.
         exceeded_at_s: time of the latest excess.
@@ -84,9 +74,9 @@ class _Meter(msgspec.Struct):
     wanted_bytes_per_s: float
     counted_at_s: float
     device: DeviceCount
-    bucket: BucketCount | None
-    redirected_bytes: int | None
     counter_source: CounterSource
+    bucket_bytes: int | None = None
+    redirected_bytes: int | None = None
     level_bytes: float = 0.0
     passed_bytes: int = 0
     mean_start: tuple[float, int] = (0.0, 0)
@@ -155,7 +145,7 @@ class TrafficMeters:
             meter = self._meters.get(key)
             traffic = self.by_limit.get(key, MeasuredTraffic())
             if meter is None or (meter.counter_source, meter.wanted_bytes_per_s) != (counter_source, wanted_bps / 8):
-                begun = _Meter(wanted_bps / 8, now_s, counters, None, None, counter_source, mean_start=(now_s, 0))
+                begun = _Meter(wanted_bps / 8, now_s, counters, counter_source, mean_start=(now_s, 0))
                 # A repaired limit or another annotation; an earlier excess stays for a while.
                 begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
                 meters[key], by_limit[key] = begun, traffic
@@ -165,11 +155,7 @@ class TrafficMeters:
             if passed is not None:
                 _update_rate_and_excess(meter, traffic, passed, status, now_s)
             meter.counted_at_s, meter.device = now_s, devices_reread.get(counter_source.pid, counters)
-            meter.bucket = meter.redirected_bytes = None
-            if kernel is not None and counter_source.bucket is not None:
-                meter.bucket = kernel.buckets.get(counter_source.bucket)
-                meter.redirected_bytes = kernel.redirected_bytes.get(counter_source.device)
-            traffic.bucket = meter.bucket or traffic.bucket
+            meter.bucket_bytes, meter.redirected_bytes = _kernel_counts(kernel, counter_source)
             if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
                 traffic.excess, meter.exceeded_at_s = "", None
         self._meters, self.by_limit = meters, by_limit
@@ -196,14 +182,20 @@ def _passed(
     counter_source = status.counter_source
     if counter_source is None or counter_source.bucket is None or not _sent_much(meter, counters, now_s):
         return sent
-    now, before = kernel.buckets.get(counter_source.bucket) if kernel is not None else None, meter.bucket
-    redirected = kernel.redirected_bytes.get(counter_source.device) if kernel is not None else None
-    if now is None or before is None or redirected is None or meter.redirected_bytes is None:
+    through_bucket, redirected = _kernel_counts(kernel, counter_source)
+    if through_bucket is None or redirected is None or meter.bucket_bytes is None or meter.redirected_bytes is None:
         return None
     # Filters count packets without their Ethernet header, one for each that the device sent.
     sent -= ETHERNET_BYTES * max(0, counters.sent_packets - meter.device.sent_packets)
     not_redirected = sent - max(0, redirected - meter.redirected_bytes)
-    return max(0, now.sent_bytes - before.sent_bytes) + max(0, not_redirected)
+    return max(0, through_bucket - meter.bucket_bytes) + max(0, not_redirected)
+
+
+def _kernel_counts(kernel: KernelCount | None, source: CounterSource) -> tuple[int | None, int | None]:
+    """Bytes of a limit's bucket and of the filter that redirects to it; None for each that was not read."""
+    if kernel is None or source.bucket is None:
+        return None, None
+    return kernel.bucket_bytes.get(source.bucket), kernel.redirected_bytes.get(source.device)
 
 
 def _update_rate_and_excess(

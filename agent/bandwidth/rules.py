@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec, find_contested_pods
-from agent.bandwidth.foreign import find_foreign, unseen_programs
+from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec
+from agent.bandwidth.foreign import cilium_on, find_foreign
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     HOOK_MARK,
@@ -50,17 +50,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Check every annotated pod, and plan repairs."""
     tc = TcIndex(snapshot)
-    contested_pods = find_contested_pods(snapshot.pods)
     statuses: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
     repaired = _REPAIRED | _REPAIRED_ON_REQUEST if policy.repair_burst else _REPAIRED
     for pod in snapshot.pods:
         location = snapshot.locations.get(pod.uid)
-        if pod.uid in contested_pods:
-            refusal = LimitAssessment("invalid", f"{contested_pods[pod.uid]}, so its claim is not followed")
-            statuses += [_status_of(pod, direction, refusal, None, tc) for direction in pod.limits]
-            continue
         for direction in (direction for direction in DIRECTIONS if direction in pod.limits):
             assessment = _assess(pod, direction, location, tc)
             if isinstance(assessment, str):
@@ -73,12 +68,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
             actions += _leftovers_of(pod, location, tc)
     if policy.enforce:
         actions += _orphans(tc, snapshot)
-    return BandwidthPlan(
-        statuses=tuple(statuses),
-        unlocated=unlocated,
-        actions=tuple(actions),
-        programs_unknown=snapshot.kernel.programs_unknown,
-    )
+    return BandwidthPlan(statuses=tuple(statuses), unlocated=unlocated, actions=tuple(actions))
 
 
 def with_excess_or_dispute(status: LimitStatus, excess: str, disputed: str) -> LimitStatus:
@@ -156,20 +146,16 @@ def _assess_located(
 
 
 def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
-    """Drop the repair if there are foreign filters or programs, which may limit or need the packets that ours would redirect.
-
-    Also if they are likely and cannot be listed.
-    """
-    foreign_attachments = tc.foreign_attachments(device, hook)
-    others = describe(device, foreign_attachments) if foreign_attachments else unseen_programs(device, tc)
+    """Drop the repair if there are foreign filters, which may limit or need the packets that ours would redirect."""
+    foreign_filters = tc.foreign_filters(device, hook)
+    others = cilium_on(device, tc) or (describe(device, foreign_filters) if foreign_filters else "")
     if not others or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
         return msgspec.structs.replace(
             assessment, detail=f"as set up; whether {others} may carry packets past it is not known"
         )
-    others = f"{others}: not ours" if foreign_attachments else f"unknown: {others} may limit"
-    return LimitAssessment("other-enforcer", f"{others}, so nothing is set; {assessment.detail}", device)
+    return LimitAssessment("other-enforcer", f"{others} may limit, so nothing is set; {assessment.detail}", device)
 
 
 def _keep_stricter(
@@ -256,9 +242,8 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
     wanted = rate_bps // 8
     if abs(params.rate_bytes_per_s - wanted) > 1:
         return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
-    if (ours and not tbf.blocks_everything(params, mtu)) or params.partial:
-        partly = "only for the subnets that the plugin's configuration names (shapedSubnets)"
-        return "enforced", partly if params.partial else ""
+    if ours and not tbf.blocks_everything(params, mtu):
+        return "enforced", ""
     requested_bytes = tbf.wrapped_burst(params)
     if requested_bytes is not None:
         effect = (
@@ -324,8 +309,7 @@ def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex)
     through = tc.redirect_device(device.index)
     if through is None or not is_limit_device(through):
         return removals
-    unwanted = "egress" not in pod.limits and tc.is_our_root(through.index)
-    if unwanted or tc.bypassed_filters(device):
+    if "egress" not in pod.limits and tc.is_our_root(through.index):
         removals.append(_removal_of_egress(device, through, tc))
     return removals
 

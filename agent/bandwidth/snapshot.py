@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.bandwidth.annotations import PodBandwidthSpec, find_contested_pods
-from agent.bandwidth.cilium import Cilium
+from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network, ResultCache
 from agent.bandwidth.locate import INTERFACE, eth0_index, find_processes, shares_our_network
 from agent.bandwidth.state import BandwidthSnapshot
@@ -22,7 +21,6 @@ async def take_snapshot(
     pods: Sequence[PodBandwidthSpec],
     *,
     cache: ResultCache | None = None,
-    cilium: Cilium | None = None,
 ) -> BandwidthSnapshot:
     """Read a snapshot. Pods that end meanwhile have no location; devices that end are missing.
 
@@ -31,20 +29,13 @@ async def take_snapshot(
         network: the CNI network.
         pods: those of this node.
         cache: the runtime's cache of CNI results.
-        cilium: Cilium's configuration; None if it is not installed.
 
     Raises:
         KernelError: netlink did not answer.
     """
-    contested_pods = find_contested_pods(pods)
-    pod_by_cgroup_uid = {
-        pod.cgroup_uid or pod.uid: pod.uid
-        for pod in pods
-        if not pod.host_network and pod.has_address and pod.uid not in contested_pods
-    }
+    uids = [pod.uid for pod in pods if not pod.host_network and pod.has_address]
     # Reading /proc blocks for some milliseconds per thousand processes.
-    by_cgroup_uid = await asyncio.to_thread(find_processes, proc, pod_by_cgroup_uid)
-    processes = {pod_by_cgroup_uid[uid]: process for uid, process in by_cgroup_uid.items()}
+    processes = await asyncio.to_thread(find_processes, proc, uids)
     kernel, namespace_ids = await read_kernel({uid: process.pid for uid, process in processes.items()})
     attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
     locations = {
@@ -58,6 +49,4 @@ async def take_snapshot(
         )
         for uid, process in processes.items()
     }
-    return BandwidthSnapshot(
-        pods=tuple(pods), locations=locations, kernel=kernel, network=network, cilium=cilium or Cilium()
-    )
+    return BandwidthSnapshot(pods=tuple(pods), locations=locations, kernel=kernel, network=network)

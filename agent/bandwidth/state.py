@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from agent.bandwidth.annotations import Direction, PodBandwidthSpec
-from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import TbfParams
 
@@ -53,9 +52,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         alias: IFLA_IFALIAS.
         namespace_id: kernel's id of the network namespace of its other end.
         peer: index of its other end, in that namespace.
-        physical: it is a network card.
-        master: index of the bridge, bond or switch that it belongs to.
-        queue_packets: IFLA_TXQLEN.
         up: IFF_UP; packets redirected to a device that is down are lost.
     """
 
@@ -66,42 +62,32 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alias: str = ""
     namespace_id: int | None = None
     peer: int | None = None
-    physical: bool = False
-    master: int | None = None
-    queue_packets: int = 0
     up: bool = True
 
 
 class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A queueing discipline.
-
-    Attributes:
-        params: of a token bucket, or of the class of the plugin's HTB (versions 1.5).
-        shared_block: number of the filter block that its ingress shares with other devices; 0 without one.
-    """
+    """A queueing discipline; ``params`` are those of a token bucket."""
 
     device: int
     kind: str
     handle: int
     parent: int
     params: TbfParams | None = None
-    default_class: int | None = None
-    shared_block: int = 0
 
 
 Hook = Literal["ingress", "egress"]
-"""Which packets a filter or program on a device sees: those received (ingress) or those to be sent (egress)."""
+"""Which packets a filter on a device sees: those received (ingress) or those to be sent (egress)."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter on a device, or BPF programs attached to it by tcx or netkit.
+    """A filter on a device.
 
     Attributes:
         device: index of its device.
-        kind: ``u32``, ``matchall``, ``bpf``, ``tcx``, ...
+        kind: ``u32``, ``matchall``, ``bpf``, ...
         hook: which of the device's packets it sees.
-        priority: tc's preference; smaller ones come first. Programs come before all filters.
-        name: of a filter's BPF program; of programs their ids, in the order in which they run.
+        priority: tc's preference; smaller ones come first.
+        name: of a filter's BPF program.
         matches_all: it matches every packet.
         redirects_to: index of the device that it redirects to, or None.
         polices: it has a police action, a limiter without a queue.
@@ -140,19 +126,11 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TcState(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices, with their qdiscs, filters and programs.
-
-    Attributes:
-        devices, qdiscs, filters: of the host's namespace.
-        programs: attached to the pods' devices.
-        programs_unknown: why programs could not be listed; empty if they were.
-    """
+    """Devices of the host's namespace, with their qdiscs and filters."""
 
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
-    programs: tuple[Filter, ...] = ()
-    programs_unknown: str = ""
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,16 +139,14 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pods: those of this node that are not finished.
         locations: by pod uid; pods whose processes were not found are missing.
-        kernel: devices, qdiscs, filters and programs.
+        kernel: devices, qdiscs and filters.
         network: the CNI network; its name is part of device names.
-        cilium: Cilium's configuration.
     """
 
     pods: tuple[PodBandwidthSpec, ...]
     locations: dict[str, Location] = {}
     kernel: TcState = TcState()
     network: Network = Network()
-    cilium: Cilium = Cilium()
 
 
 class CounterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -304,10 +280,8 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
         statuses: one per annotated direction of each pod that could be located.
         unlocated: annotated pods whose device is unknown, with the reason.
         actions: repairs; empty unless enforcing.
-        programs_unknown: see `TcState`.
     """
 
     statuses: tuple[LimitStatus, ...] = ()
     unlocated: dict[str, str] = {}
     actions: tuple[Action, ...] = ()
-    programs_unknown: str = ""

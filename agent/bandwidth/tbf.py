@@ -41,15 +41,11 @@ class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
         rate_bytes_per_s: bytes per second.
         buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
         limit_bytes: longest queue.
-        kind: ``tbf``, or ``htb`` for a class of the plugin's 1.5.
-        partial: the plugin's configuration limits only some subnets.
     """
 
     rate_bytes_per_s: int
     buffer_ticks: int
     limit_bytes: int
-    kind: str = "tbf"
-    partial: bool = False
 
     @property
     def burst_s(self) -> float:
@@ -83,7 +79,7 @@ def wrapped_burst(params: TbfParams) -> int | None:
 
     The limit contains the burst too, and may have overflowed as well (CRI-O asks for nearly 4 GiB).
     """
-    if params.rate_bytes_per_s <= 0 or params.kind != "tbf":
+    if params.rate_bytes_per_s <= 0:
         return None
     rate = params.rate_bytes_per_s
     base = params.limit_bytes - int(rate * PLUGIN_LATENCY_S)
@@ -115,8 +111,7 @@ def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
     """Whether the limit has no effect for seconds, or may delay packets by more than half a second."""
     least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
-    # HTB's queue is the device's length in packets.
-    long_queue = params.kind == "tbf" and params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least
+    long_queue = params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least
     return large_burst or long_queue
 
 

@@ -1,4 +1,4 @@
-"""The snapshot's kernel state, indexed by device, with the owner of each qdisc, filter and program."""
+"""The snapshot's kernel state, indexed by device, with the owner of each qdisc and filter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
 
 
 class TcIndex:
-    """Devices, qdiscs, filters and programs of a snapshot, by device.
+    """Devices, qdiscs and filters of a snapshot, by device.
 
     Attributes:
         devices_with_hook_qdisc: indexes of the devices with the qdisc (ingress or clsact) that filters at hooks need.
@@ -48,20 +48,13 @@ class TcIndex:
         for qdisc in kernel.qdiscs:
             if qdisc.parent != ROOT and qdisc.handle != HOOKS_HANDLE:
                 self._below.setdefault(qdisc.device, []).append(qdisc.kind)
-        self.shared_blocks = {q.device: q.shared_block for q in kernel.qdiscs if q.shared_block}
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
         for one in sorted(kernel.filters, key=lambda f: f.priority):
             self._filters.setdefault((one.device, one.hook), []).append(one)
-        self._programs: dict[tuple[int, Hook], list[Filter]] = {}
-        for program in kernel.programs:
-            self._programs.setdefault((program.device, program.hook), []).append(program)
-        self.programs_unknown = kernel.programs_unknown
-        self.cilium = snapshot.cilium
-        self.has_cilium = self.cilium.installed or "cilium_host" in self.by_name
         self.devices_with_hook_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
     def params_at(self, device: int) -> TbfParams | None:
-        """Parameters of the token bucket (or the plugin's HTB class) at a device's root; None without one."""
+        """Parameters of the token bucket at a device's root; None without one."""
         root = self.roots.get(device)
         return root.params if root is not None else None
 
@@ -91,10 +84,9 @@ class TcIndex:
         """Indexes of the devices that filters redirect to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
-    def foreign_attachments(self, device: Device, hook: Hook) -> list[Filter]:
-        """Filters and programs on a device that are neither ours nor the CNI bandwidth plugin's."""
-        filters = [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
-        return [*self._programs.get((device.index, hook), ()), *filters]
+    def foreign_filters(self, device: Device, hook: Hook) -> list[Filter]:
+        """Filters on a device that are neither ours nor the CNI bandwidth plugin's."""
+        return [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
 
     def _leads_to_limit(self, one: Filter) -> bool:
         """Whether a filter redirects to an intermediate device with a limit, or did before that device was deleted."""
@@ -102,14 +94,6 @@ class TcIndex:
             return False
         target = self.devices.get(one.redirects_to)
         return is_limit_device(target) if target is not None else one.matches_all
-
-    def bypassed_filters(self, device: Device) -> list[Filter]:
-        """Foreign filters that no longer see what a pod sends, because our filter has a smaller preference."""
-        ours, through = self.redirect_filter(device.index), self.redirect_device(device.index)
-        if ours is None or through is None or not is_ours(through):
-            return []
-        others = self.foreign_attachments(device, "ingress")
-        return [one for one in others if one.priority > ours.priority]
 
 
 def is_limit_device(device: Device) -> bool:
@@ -127,14 +111,11 @@ def pod_uid_of(device: Device) -> str:
     return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
 
 
-def describe(device: Device, foreign_attachments: list[Filter]) -> str:
-    """Names what is attached to a device, so that a person finds it with ``tc`` and ``bpftool``."""
+def describe(device: Device, foreign_filters: list[Filter]) -> str:
+    """Names the filters on a device, so that a person finds them with ``tc``."""
     parts = []
-    for one in foreign_attachments:
-        if one.kind in {"tcx", "netkit"}:
-            parts.append(f"{one.kind} program{'s' * (',' in one.name)} {one.name}")
-        else:
-            name = f" {one.name}" if one.name else ""
-            parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
-    hook = foreign_attachments[0].hook
+    for one in foreign_filters:
+        name = f" {one.name}" if one.name else ""
+        parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
+    hook = foreign_filters[0].hook
     return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'ingress' else 'sends'}"

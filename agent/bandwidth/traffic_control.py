@@ -7,43 +7,32 @@ and returns the number of a process's namespace (RTM_GETNSID), so the two are ma
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
-from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTFILTER
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
-from agent.bandwidth.programs import ProgramsUnknown, read_programs
 from agent.bandwidth.state import (
     EGRESS_HOOK,
     INGRESS_HOOK,
-    PLUGIN_HANDLE,
-    ROOT,
     Device,
     Filter,
     Hook,
     Qdisc,
     TcState,
 )
-from agent.bandwidth.tbf import ETHERNET_BYTES, UINT32_RANGE, TbfParams
+from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
 
-_MASTER, _TXQLEN = 10, 13
 _IFNAME, _MTU, _LINK, _LINKINFO, _IFALIAS, _LINK_NETNSID = 3, 4, 5, 18, 20, 37
 _INFO_KIND = 1
-_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
+_KIND, _OPTIONS, _CHAIN = 1, 2, 11
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _TBF = struct.Struct("=8xI8xIIII")
 """struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
-_HTB_PARMS, _HTB_INIT, _HTB_RATE64 = 1, 2, 6
-_HTB = struct.Struct("=8xI12xI")
-"""struct tc_htb_opt: rate and ceiling (tc_ratespec, rate last), buffer."""
-_HTB_GLOBAL = struct.Struct("=8xI")
-"""struct tc_htb_glob: version, rate2quantum, default class."""
-_PLUGIN_FREE_CLASS, _PLUGIN_CLASS = PLUGIN_HANDLE + 0x1, PLUGIN_HANDLE + 0x30
 _U32_SEL, _U32_ACT, _U32_INDEV, _MATCHALL_ACT = 5, 7, 8, 2
 _FLAGS = {"u32": 11, "matchall": 3}
 _SKIP_SW = 2
@@ -75,7 +64,6 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
     async with rtnetlink("cannot read traffic control") as netlink:
         devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
         qdiscs = await dump(netlink, tc_request, RTM_GETQDISC, parse_qdisc)
-        qdiscs = await _with_classes(netlink, qdiscs, devices)
         filters: list[Filter] = []
         for index in sorted({q.device for q in qdiscs if q.kind in HOOKED}):
             filters += await read_filters(netlink, index, "ingress")
@@ -86,75 +74,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
             number = await _namespace_number(netlink, pid)
             if number is not None:
                 numbers[uid] = number
-    ends = [device.index for device in devices if device.namespace_id in set(numbers.values())]
-    programs, unknown = programs_of(ends)
-    state = TcState(
-        devices=tuple(devices),
-        qdiscs=tuple(qdiscs),
-        filters=tuple(filters),
-        programs=programs,
-        programs_unknown=unknown,
-    )
-    return state, numbers
-
-
-async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]) -> list[Qdisc]:
-    """HTB roots of the plugin's kind with the parameters of their limiting class; others as they are."""
-    by_index = {device.index: device for device in devices}
-    with_classes = []
-    for qdisc in qdiscs:
-        if qdisc.kind == "htb" and qdisc.parent == ROOT and qdisc.device in by_index:
-            try:
-                request = partial(tc_request, qdisc.device)
-                classes = dict(await dump(netlink, request, RTM_GETTCLASS, parse_class))
-            except NetlinkError as error:
-                if error.code not in GONE:
-                    raise
-                classes = {}
-            qdisc = msgspec.structs.replace(qdisc, params=plugin_htb(qdisc, classes, by_index[qdisc.device]))
-        with_classes.append(qdisc)
-    return with_classes
-
-
-def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Device) -> TbfParams | None:
-    """The limit of the plugin's versions 1.5.0 and 1.5.1 (``createHTB``): 1:1 without a limit beside 1:30; None of other HTBs.
-
-    Args:
-        qdisc: the root.
-        classes: bytes per second and depth in ticks by handle.
-        device: whose queue length each class has.
-    """
-    limited = classes.get(_PLUGIN_CLASS)
-    if qdisc.handle != PLUGIN_HANDLE or set(classes) != {_PLUGIN_CLASS, _PLUGIN_FREE_CLASS} or limited is None:
-        return None
-    return TbfParams(
-        rate_bytes_per_s=limited[0],
-        buffer_ticks=limited[1],
-        limit_bytes=min((device.queue_packets or 1000) * (device.mtu + ETHERNET_BYTES), UINT32_RANGE - 1),
-        kind="htb",
-        partial=qdisc.default_class == _PLUGIN_FREE_CLASS & 0xFFFF,
-    )
-
-
-def parse_class(data: bytes, begin: int, end: int) -> tuple[int, tuple[int, int]] | None:
-    """RTM_NEWTCLASS of HTB: handle, and rate in bytes per second with the depth in ticks (struct tc_htb_opt)."""
-    _, _, handle, _, _ = TC.unpack_from(data, begin)
-    options = nested(data, attributes(data, begin + TC.size, end), _OPTIONS)
-    span = options.get(_HTB_PARMS)
-    if span is None or span[1] - span[0] < _HTB.size:
-        return None
-    rate, buffer = _HTB.unpack_from(data, span[0])
-    if _HTB_RATE64 in options:
-        rate = int.from_bytes(data[slice(*options[_HTB_RATE64])], "little")
-    return handle, (rate, buffer)
-
-
-def programs_of(indexes: Iterable[int]) -> tuple[tuple[Filter, ...], str]:
-    """The programs on some devices, or why the kernel does not say."""
-    try:
-        return tuple(program for index in indexes for program in read_programs(index)), ""
-    except ProgramsUnknown as reason:
-        return (), str(reason)
+    return TcState(devices=tuple(devices), qdiscs=tuple(qdiscs), filters=tuple(filters)), numbers
 
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
@@ -181,19 +101,14 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
     """RTM_NEWLINK: struct ifinfomsg and IFLA_* attributes."""
     _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
     spans = attributes(data, begin + IFINFO.size, end)
-    kind = read_text(data, nested(data, spans, _LINKINFO), _INFO_KIND)
-    parent = read_u32(data, spans, _LINK)
     return Device(
         index=index,
         name=read_text(data, spans, _IFNAME),
-        kind=kind,
+        kind=read_text(data, nested(data, spans, _LINKINFO), _INFO_KIND),
         mtu=read_u32(data, spans, _MTU) or 1500,
         alias=read_text(data, spans, _IFALIAS),
         namespace_id=read_u32(data, spans, _LINK_NETNSID),
-        peer=parent or None,
-        physical=not kind and not flags & IFF_LOOPBACK,
-        master=read_u32(data, spans, _MASTER),
-        queue_packets=read_u32(data, spans, _TXQLEN) or 0,
+        peer=read_u32(data, spans, _LINK) or None,
         up=bool(flags & IFF_UP),
     )
 
@@ -203,20 +118,8 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     _, index, handle, parent, _ = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
     kind = read_text(data, spans, _KIND)
-    options = nested(data, spans, _OPTIONS) if kind in {"tbf", "htb"} else {}
-    params = _tbf_params(data, options) if kind == "tbf" else None
-    default_class = None
-    if kind == "htb" and (span := options.get(_HTB_INIT)) is not None and span[1] - span[0] >= _HTB_GLOBAL.size:
-        (default_class,) = _HTB_GLOBAL.unpack_from(data, span[0])
-    return Qdisc(
-        device=index,
-        kind=kind,
-        handle=handle,
-        parent=parent,
-        params=params,
-        default_class=default_class,
-        shared_block=read_u32(data, spans, _INGRESS_BLOCK) or 0,
-    )
+    params = _tbf_params(data, nested(data, spans, _OPTIONS)) if kind == "tbf" else None
+    return Qdisc(device=index, kind=kind, handle=handle, parent=parent, params=params)
 
 
 def _tbf_params(data: bytes, options: Spans) -> TbfParams | None:

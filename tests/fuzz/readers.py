@@ -17,7 +17,7 @@ from agent.bandwidth.annotations import read_annotation
 from agent.bandwidth.cni import parse_cached
 from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
 from agent.bandwidth.locate import parse_cgroup
-from agent.bandwidth.traffic_control import parse_class, parse_device, parse_filter, parse_qdisc
+from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
 from agent.capacity.kernel import parse_default_route, parse_root
 from agent.config import parse_rate, parse_reserve, parse_share
 from agent.netlink import KernelError
@@ -139,7 +139,6 @@ MIRRED = attribute(2, attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9))
 ACTION = attribute(1, b"mirred\0") + MIRRED + attribute(4, COUNTED)
 FILTER = tc("u32", attribute(5, bytes(32)) + attribute(7, attribute(1, ACTION)))
 BUCKET = tc("tbf", attribute(1, struct.pack("=8xI8xIIII", 1, 2, 3, 4, 5)), attribute(7, COUNTED))
-CLASS = tc("htb", attribute(1, struct.pack("=8xI12xI", 1, 2)))
 ROUTE = (
     struct.pack("=BBBBBBBBI", 2, 24, 0, 0, 254, 0, 0, 1, 0)
     + attribute(1, b"\x0a\0\0\0")
@@ -258,7 +257,6 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "audit log": (history, AUDIT, ()),
     "device": (netlink(parse_device), DEVICE, NETLINK),
     "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
-    "class": (netlink(parse_class), CLASS, NETLINK),
     "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
     "counters of a queue": (netlink(parse_bucket), BUCKET, NETLINK),
     "counters of a filter": (netlink(parse_redirected), FILTER, NETLINK),

@@ -9,14 +9,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.bandwidth.programs import _SYSCALLS
-
 NEXT, DROP = -1, 2
 """Verdicts of programs: go on with the next one (TC_ACT_UNSPEC, TCX_NEXT), or drop the packet."""
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _SCHED_CLS = 3
 _TCX = {"ingress": 46, "egress": 47}
 _REDIRECT_PEER = 155
+_SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -18,7 +18,7 @@ def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[
     index = socket.if_nametoindex(device)
 
     def passed() -> int:
-        return asyncio.run(read_kernel_counts(())).buckets[index].sent_bytes
+        return asyncio.run(read_kernel_counts(())).bucket_bytes[index]
 
     before = passed()
     stream = start(pod, direction, "bulk", SECONDS + 0.5)

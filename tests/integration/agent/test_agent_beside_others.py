@@ -13,14 +13,11 @@ import sys
 import pytest
 from pyroute2 import IPRoute
 
-from agent.bandwidth.annotations import spec_of
-from agent.bandwidth.programs import read_programs
 from agent.bandwidth.rules import Policy, intermediate_name
 from agent.bandwidth.state import INGRESS_HOOK, LimitEgress
 from agent.bandwidth.tbf import bounded_params
 from agent.netlink import KernelError
-from kubekit.wire import ObjectMeta, Pod, PodStatus
-from tests.integration.agent.bpf_programs import NEXT, attach_tcx, dropping_udp, loaded, returning
+from tests.integration.agent.bpf_programs import NEXT, dropping_udp, loaded, returning
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, of_pod, plan, run
 from tests.support.plugin_bucket import plugin_shape
 
@@ -28,11 +25,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for networ
 REPAIR = Policy(enforce=True, repair_burst=True)
 
 
-def attached(device: str) -> tuple[str, object]:
-    """All that ``tc`` and ``bpf`` show on a device."""
+def attached(device: str) -> str:
+    """All that ``tc`` shows on a device."""
     shown = [run(f"tc qdisc show dev {device}")]
     shown += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
-    return "".join(shown), list(read_programs(socket.if_nametoindex(device)))
+    return "".join(shown)
 
 
 def attach_bpf_filter(device: str, program: bytes) -> None:
@@ -64,18 +61,14 @@ def datagram_arrives(pod: NodePod) -> bool:
             return False
 
 
-@pytest.mark.parametrize("stranger", ["drop filter", "bpf filter", "tcx program", "empty clsact"])
+@pytest.mark.parametrize("stranger", ["drop filter", "bpf filter", "empty clsact"])
 def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> None:
     with node_pod(40) as pod:
-        if stranger != "tcx program":
-            run(f"tc qdisc add dev {pod.host_device} clsact")
+        run(f"tc qdisc add dev {pod.host_device} clsact")
         if stranger == "drop filter":
             attach_bpf_filter(pod.host_device, dropping_udp())
         elif stranger == "bpf filter":
             attach_bpf_filter(pod.host_device, returning(NEXT))
-        elif stranger == "tcx program":
-            with loaded(returning(NEXT), "foreign") as descriptor:
-                attach_tcx(descriptor, socket.if_nametoindex(pod.host_device))
         spec = pod.spec(egress="10M")
         before = attached(pod.host_device)
         ours = intermediate_name(NETWORK, pod.container)
@@ -103,22 +96,6 @@ def test_a_drop_filter_that_comes_later_still_drops() -> None:
         found = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
         assert (found.verdict, "pref" in found.detail) == ("enforced", True)
         assert not datagram_arrives(pod)
-
-
-def test_a_redirect_at_the_first_place_gives_the_packets_back() -> None:
-    """An earlier edition of ours put its filter at preference 1, before those of others."""
-    with node_pod(42) as pod:
-        spec = pod.spec(egress="10M")
-        enforce(spec, policy=REPAIR)
-        ours = intermediate_name(NETWORK, pod.container)
-        run(f"tc filter del dev {pod.host_device} ingress")
-        redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
-        run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
-        attach_bpf_filter(pod.host_device, dropping_udp())
-        assert datagram_arrives(pod)
-        assert of_pod(enforce(spec, policy=REPAIR), pod)["egress"].verdict == "other-enforcer"
-        assert not datagram_arrives(pod)
-        assert ours not in run("ip -br link")
 
 
 @pytest.mark.parametrize("kind", ["ingress", "clsact"])
@@ -155,20 +132,3 @@ def test_a_repair_that_fails_leaves_no_intermediate_device_behind() -> None:
         with pytest.raises(KernelError):
             execute(gone)
         assert ours not in run("ip -br link")
-
-
-def test_a_pod_that_names_anothers_uid_does_not_get_that_one_throttled() -> None:
-    with node_pod(45) as victim:
-        annotations = {
-            "kubernetes.io/config.hash": victim.uid,
-            "kubernetes.io/ingress-bandwidth": "1k",
-            "kubernetes.io/egress-bandwidth": "1k",
-        }
-        liar = spec_of(
-            Pod(
-                metadata=ObjectMeta(name="liar", namespace="tenant", uid="someone-else", annotations=annotations),
-                status=PodStatus(phase="Running", pod_ip="10.0.0.9"),
-            )
-        )
-        assert of_pod(enforce(victim.spec(ingress="10M"), liar, policy=REPAIR), victim)["ingress"].verdict == "enforced"
-        assert "rate 10Mbit" in run(f"tc qdisc show dev {victim.host_device} root")

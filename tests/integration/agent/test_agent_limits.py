@@ -272,16 +272,6 @@ def test_a_harmless_queue_under_the_limits_own_handle_gives_way() -> None:
         assert judged["ingress"].verdict == "enforced"
 
 
-def test_filters_in_a_block_that_devices_share_are_left_alone() -> None:
-    with node_pod(32) as pod:
-        run(f"tc qdisc add dev {pod.host_device} ingress_block 22 clsact")
-        run("tc filter add block 22 protocol ip pref 10 u32 match ip protocol 17 0xff classid 1:1")
-        before = run("tc filter show block 22")
-        judged = of_pod(enforce(pod.spec(egress="10M")), pod)["egress"]
-        assert (judged.verdict, "filter block 22" in judged.detail) == ("other-enforcer", True)
-        assert run("tc filter show block 22") == before
-
-
 def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:
     with node_pod(18) as good, node_pod(19) as dying:
         bad = good.spec(ingress="ten", egress="10m")

@@ -18,10 +18,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from agent.bandwidth.cilium import Cilium, read_cilium
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit.client import Client
-from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
@@ -123,7 +121,6 @@ async def running(
         await kubectl(
             "delete", "--ignore-not-found", "--wait=false", "namespace/boutique", *(f"node/{n}" for n in PLACES)
         )
-        await kubectl("delete", "--ignore-not-found", "-n", "kube-system", "configmap/cilium-config")
 
 
 def _node(name: str, zone: str, address: str) -> dict[str, Any]:
@@ -266,16 +263,6 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
         return len([pod for pod in pods if pod.spec.node_name]) == 11
 
     await poll_until(placed, "eleven pods to be bound", DEADLINE_S)
-
-
-async def test_an_agent_may_read_ciliums_configuration(running: Running) -> None:
-    pod = await _pod_of(running.admin, "netaware-agent", "rights-a")
-    kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
-    async with Client(load_cluster(credentials_of(kubeconfig))) as agent:
-        assert await read_cilium(agent) == Cilium()
-        body = {"metadata": {"name": "cilium-config"}, "data": {"enable-bandwidth-manager": "true"}}
-        await running.admin.create(CONFIGMAPS, body, ConfigMap, namespace="kube-system")
-        assert await read_cilium(agent) == Cilium(installed=True, limits=True)
 
 
 async def test_nothing_was_refused(running: Running) -> None:

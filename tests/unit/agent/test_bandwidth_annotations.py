@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import msgspec
 import pytest
 
-from agent.bandwidth.annotations import find_contested_pods, read_annotation, scheduled_bps, spec_of
-from kubekit.wire import Container, ObjectMeta, OwnerReference, Pod, PodSpec, PodStatus, ResourceRequirements
+from agent.bandwidth.annotations import read_annotation, scheduled_bps, spec_of
+from kubekit.wire import Container, ObjectMeta, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"
@@ -89,56 +86,3 @@ def test_a_pod_that_reserves_another_bandwidth_than_it_is_limited_to_is_told() -
     assert spec_of(pod(container("10M"), ingress="10M", egress="10000k")).mismatch == ""
     assert spec_of(pod(container("10M"))).mismatch == ""
     assert spec_of(pod(container(), egress="10M")).mismatch == ""
-
-
-KUBELETS = {
-    "kubernetes.io/config.hash": "0123456789abcdef0123456789abcdef",
-    "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef",
-    "kubernetes.io/config.source": "file",
-}
-OF_NODE = OwnerReference(api_version="v1", kind="Node", name="n1", uid="n", controller=True)
-
-
-def mirror(annotations: Mapping[str, str], *owners: OwnerReference, uid: str = "u", name: str = "p") -> Pod:
-    metadata = ObjectMeta(name=name, uid=uid, annotations=dict(annotations), owner_references=list(owners))
-    return Pod(metadata=metadata, spec=PodSpec(node_name="n1"))
-
-
-def test_static_pods_are_looked_up_by_the_hash_that_names_their_cgroups() -> None:
-    found = spec_of(mirror(KUBELETS, OF_NODE))
-    assert (found.cgroup_uid, found.refused_claim) == (KUBELETS["kubernetes.io/config.hash"], "")
-    assert spec_of(mirror({})).cgroup_uid == "u"
-
-
-@pytest.mark.parametrize(
-    ("annotations", "owners", "lacking"),
-    [
-        ({"kubernetes.io/config.hash": "victim"}, (), "config.mirror"),
-        ({**KUBELETS, "kubernetes.io/config.hash": "victim"}, (OF_NODE,), "config.mirror"),
-        ({**KUBELETS, "kubernetes.io/config.source": "api"}, (OF_NODE,), "config.source"),
-        (KUBELETS, (), "node n1"),
-        (KUBELETS, (msgspec.structs.replace(OF_NODE, name="n2"),), "node n1"),
-        (KUBELETS, (msgspec.structs.replace(OF_NODE, controller=None),), "node n1"),
-        (KUBELETS, (msgspec.structs.replace(OF_NODE, kind="ReplicaSet", api_version="apps/v1"),), "node n1"),
-    ],
-)
-def test_a_claim_to_a_cgroup_without_the_kubelets_proof_is_refused_and_the_pod_goes_by_its_uid(
-    annotations: dict[str, str], owners: tuple[OwnerReference, ...], lacking: str
-) -> None:
-    found = spec_of(mirror(annotations, *owners))
-    assert found.cgroup_uid == "u"
-    assert lacking in found.refused_claim
-
-
-def test_two_pods_that_claim_one_cgroup_are_both_refused() -> None:
-    first, second = (spec_of(mirror(KUBELETS, OF_NODE, uid=uid, name=uid)) for uid in ("u1", "u2"))
-    assert set(find_contested_pods([first, second])) == {"u1", "u2"}
-    assert "u2" in find_contested_pods([first, second])["u1"]
-    assert find_contested_pods([first]) == {}
-
-
-def test_whoever_claims_a_pods_own_uid_hurts_only_himself() -> None:
-    uid = "0f3a1b2c-0000-4000-8000-000000000001"
-    forged = {name: uid.replace("-", "") for name in KUBELETS} | {"kubernetes.io/config.source": "file"}
-    victim, liar = spec_of(mirror({}, uid=uid)), spec_of(mirror(forged, OF_NODE, uid="liar"))
-    assert set(find_contested_pods([victim, liar])) == {"liar"}

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.manager import BandwidthManager
 from agent.bandwidth.state import BandwidthPlan, LimitStatus, Verdict
-from agent.cli import bandwidth_document, bandwidth_text
 from agent.config import AgentConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -84,32 +78,3 @@ async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
             status = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
             manager.show(BandwidthPlan(statuses=(status,)), (POD,))
         assert events.reasons == []
-
-
-async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_metric_and_in_the_report(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    status, registry = LimitStatus(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
-    plan = BandwidthPlan(statuses=(status,), programs_unknown="bpf(2) is refused")
-    caplog.set_level(logging.INFO, "agent.bandwidth")
-    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        manager = BandwidthManager(client, AgentConfig(node="n1"), RecordedEvents(client), registry, pods_of(client))
-        for seen in (plan, BandwidthPlan(), plan):
-            manager.show(seen, (POD,))
-    assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1
-    assert len([line for line in caplog.messages if "cannot be looked at" in line]) == 1
-    assert bandwidth_document(plan)["programs_unknown"] == "bpf(2) is refused"
-    assert "not looked at: bpf(2) is refused" in bandwidth_text(plan)
-    assert "not looked at" not in bandwidth_text(BandwidthPlan(statuses=(status,)))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody afterwards")
-def test_a_kernel_that_may_not_be_asked_for_programs_does_not_pass_for_one_without() -> None:
-    code = """
-import os
-from agent.bandwidth.traffic_control import programs_of
-os.setgroups([]), os.setuid(65534)
-print(programs_of([1]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert "refuses bpf(2): Operation not permitted" in done.stdout, done.stderr

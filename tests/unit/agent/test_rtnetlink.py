@@ -45,9 +45,7 @@ def recorded(kind: str) -> list[bytes]:
 
 def test_devices_with_their_kind_alias_and_the_namespace_at_their_other_end() -> None:
     devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in recorded("links"))}
-    assert devices[VETH] == Device(
-        index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer, queue_packets=1000
-    )
+    assert devices[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer)
     assert devices[VETH].peer is not None
     assert devices[IFB] == Device(index=IFB, name="bwp0123456789ab", kind="ifb", alias="netaware:u1")
 
