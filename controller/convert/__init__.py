@@ -1,3 +1,1 @@
-"""Converts AppGroups and NetworkTopologies of older API groups and spellings. May import `controller.cluster` and the orders of
-`controller.appgroups`; reads no cluster.
-"""
+"""Converts AppGroups and NetworkTopologies of older API groups and spellings. May import `controller.cluster`; reads no cluster."""
