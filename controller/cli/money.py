@@ -1,4 +1,4 @@
-"""`money`: what traffic between zones costs, per dependency, group, namespace and pair of zones."""
+"""`money`: what traffic between zones costs, per dependency, group and pair of zones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from rich.text import Text
 from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
-from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
-from controller.cluster.membership import Membership
+from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.traffic.drift import groups_of_workloads
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.money import Bill, Money, bill_of
-from kubekit.wire import NAMESPACES, Object
+from controller.traffic.prices import PRESETS
 
 _ROWS = 15
 
@@ -35,28 +34,28 @@ class MoneyOf(Command):
     name = "money"
     examples = (("money", "bytes between zones, and whose they are"),)
     description = (
-        "Bytes between workloads, by pairs of zones, times a price table, as money per month of 730 hours. Prices are a preset "
-        "(list prices) or your own file: currency, sameZone, betweenZones, betweenRegions, pairs. Without --prices "
-        "only bytes are shown. Where the source of traffic tells no zones, bytes are shared out as if every replica called "
-        "every replica; such rows are marked ~. With -n only dependencies of that namespace's workloads."
+        "Bytes between workloads, by pairs of zones, times prices, as money per month of 730 hours. Prices are the controller's "
+        "(traffic.prices), or the list prices that --prices names; without any only bytes are shown. Where the source of traffic "
+        "tells no zones, bytes are shared out as if every replica called every replica; such rows are marked ~. With -n only "
+        "dependencies of that namespace's workloads."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         add_traffic_arguments(parser)
-        add_price_arguments(parser)
+        parser.add_argument(
+            "--prices", choices=PRESETS, help="list prices of a cloud (default: the controller's prices)"
+        )
 
     async def ask(self, session: Session, options: argparse.Namespace) -> MoneyView:
         """Read traffic and prices."""
-        prices = read_prices(options.prices)
         traffic = await read_traffic(session, options.source, options.window)
-        graph = traffic.graph
+        graph, snapshot = traffic.graph, traffic.snapshot
         if options.namespace:
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(mine, graph.left_out)
-        namespaces = await session.list_objects(NAMESPACES, Object)
-        membership = Membership.from_objects(traffic.groups, namespaces, traffic.snapshot.rules)
-        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(membership))
+        prices = PRESETS[options.prices] if options.prices else snapshot.prices
+        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def show(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, HELP, Summary
-from kubekit.durations import seconds
-from kubekit.errors import ConfigError
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
@@ -110,28 +108,8 @@ def _shared() -> argparse.ArgumentParser:
     group.add_argument(
         "--prometheus", metavar="URL", help="Prometheus, for traffic and for limits that are not enforced"
     )
-    group.add_argument(
-        "--timeout",
-        type=duration(most_s=86_400, bare=True),
-        metavar="SECONDS",
-        help="time limit for the API server (default: 15)",
-    )
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit for the API server (default: 15)")
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
     group.add_argument("--exit-code", action="store_true", help="exit 3 when something is wrong")
     return shared
-
-
-def duration(*, least_s: float = 0.0, most_s: float = float("inf"), bare: bool = False) -> Callable[[str], float]:
-    """An argparse type for a time above 0 within limits; see `kubekit.durations.seconds`."""
-
-    def read(text: str) -> float:
-        try:
-            if found := seconds(text, "", least=least_s, most=most_s, bare=bare):
-                return found
-            raise ConfigError("", f"{text!r} is out of range", "above 0")
-        except ConfigError as error:
-            msg = f"{error.problem} ({error.fix})"
-            raise argparse.ArgumentTypeError(msg) from error
-
-    return read

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import get_args
 
 import msgspec
 import yaml
@@ -19,15 +17,14 @@ from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
 from controller.cli.simulate import Outcome, empty_group, outcome_of, planned_outcome
 from controller.cli.style import BAD, FAINT, STRONG, grid, rate
-from controller.cli.templates import Controller
-from controller.cli.traffic_reading import Traffic, add_traffic_arguments, read_traffic
+from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
-from controller.scheduler.placement.problem_builder import Spread
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
-from controller.traffic.proposals import Placing, Proposal, Wish, propose
+from controller.traffic.proposals import Proposal, propose
 from kubekit.errors import ConfigError
-from kubekit.text import command, counted, mask_controls
+from kubekit.text import command, counted
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -50,8 +47,7 @@ class Proposed(msgspec.Struct, frozen=True):
         proposals: AppGroups to be, with the patches that label pods.
         drift: where AppGroups that exist differ from real traffic.
         left_out: traffic that is no dependency, greatest first.
-        applied: whether the proposals were written.
-        gains: what one plan of each proposal would gain.
+        gains: what one plan of each proposal would gain, in their order.
     """
 
     namespace: str
@@ -60,8 +56,7 @@ class Proposed(msgspec.Struct, frozen=True):
     proposals: tuple[Proposal, ...]
     drift: tuple[Drift, ...]
     left_out: tuple[LeftOut, ...]
-    applied: bool = False
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[Gain, ...]
 
 
 class Propose(Command):
@@ -70,7 +65,7 @@ class Propose(Command):
     name = "propose"
     examples = (("propose", "an AppGroup from the traffic there is"),)
     description = (
-        "Reads who talks to whom from Prometheus (eBPF agents, meshes, or our own agents) and proposes AppGroups for a "
+        "Reads who talks to whom from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
         "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from what "
         "calls bear today, and the patches that label pod templates. DNS, scrapes and external ends are no dependency. What a "
         "person wrote in an existing AppGroup is kept. --manifests prints what kubectl apply takes, as in: "
@@ -83,42 +78,36 @@ class Propose(Command):
         parser.add_argument(
             "--manifests", action="store_true", help="print the AppGroups as YAML, and the labels as commands"
         )
-        parser.add_argument(
-            "--spread",
-            choices=get_args(Spread),
-            default="",
-            help="also how replicas are spread: zone keeps each in two zones",
-        )
-        parser.add_argument(
-            "--scheduler",
-            default="",
-            metavar="NAME",
-            help="also make pod templates use this scheduler (default: leave theirs)",
-        )
-        parser.add_argument("--apply", action="store_true", help="show the difference, ask, and write")
-        parser.add_argument("-y", "--yes", action="store_true", help="with --apply: do not ask")
+        parser.add_argument("--apply", action="store_true", help="write what --manifests shows")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Proposed:
-        """Read, think, and with --apply write."""
+        """Read, propose, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
-        answer = await _propose(session, session.namespace, options)
-        found = answer.proposals
-        if not options.apply or not found:
-            return answer
-        if not options.yes:
-            await asyncio.to_thread(_confirm, found)
-        await write(session, found)
-        return msgspec.structs.replace(answer, applied=True)
+        traffic, namespace = await read_traffic(session, options.source, options.window), session.namespace
+        graph, groups = traffic.graph, traffic.snapshot.groups
+        found = propose(graph, traffic.workloads, groups, namespace, traffic.cost_of)
+        gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in found]
+        if options.apply:
+            await _write(session, found)
+            session.remarks.append("AppGroups and labels were written; pods follow them when they are next created")
+        return Proposed(
+            namespace=namespace,
+            source=traffic.source.name,
+            window_s=traffic.window_s,
+            proposals=tuple(found),
+            drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in drift_of(g, graph)),
+            left_out=tuple(o for o in graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
+            gains=tuple(gains),
+        )
 
     def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A table per group, then drift, then what is no dependency; or YAML for kubectl."""
         if options.manifests:
             return _manifests(answer.proposals)
         parts: list[RenderableType] = []
-        gains = {gain.group: gain for gain in answer.gains}
-        for proposal in answer.proposals:
-            parts += [*_described(proposal), *_gained(gains.get(proposal.name)), Text()]
+        for proposal, gain in zip(answer.proposals, answer.gains, strict=True):
+            parts += [*_described(proposal), _gained(gain), Text()]
         if not answer.proposals:
             parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
         if answer.drift:
@@ -130,8 +119,6 @@ class Propose(Command):
             parts += [table, Text()]
         if answer.left_out:
             parts.append(Text(_left_out(answer.left_out), style=FAINT))
-        if answer.applied:
-            parts.append(Text("written; pods are placed by it when they are next created"))
         return Group(*parts)
 
     def is_bad(self, answer: Proposed) -> bool:
@@ -139,50 +126,23 @@ class Propose(Command):
         return bool(answer.drift)
 
 
-async def _propose(session: Session, namespace: str, options: argparse.Namespace) -> Proposed:
-    """Read traffic and the cluster, propose, and plan what each proposal would gain; nothing is written."""
-    traffic = await read_traffic(session, options.source, options.window)
-    found = propose(
-        traffic.graph,
-        traffic.workloads,
-        traffic.groups,
-        namespace,
-        traffic.cost_of,
-        wish=Wish(options.spread, options.scheduler),
-        placing=_placing(traffic, namespace),
-    )
-    mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}
-    gains = [await gain_of(session, p, traffic, mine.get(p.name)) for p in found]
-    return Proposed(
-        namespace,
-        traffic.source.name,
-        traffic.window_s,
-        tuple(found),
-        tuple(drift for group in mine.values() for drift in drift_of(group, traffic.graph)),
-        tuple(o for o in traffic.graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
-        gains=tuple(gains),
-    )
-
-
-async def gain_of(session: Session, proposal: Proposal, traffic: Traffic, existing: AppGroup | None = None) -> Gain:
-    """Plan the group for the cluster as it is; ``existing`` is the group as it stands.
+async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapshot) -> Gain:
+    """Plan the group for the cluster as it is.
 
     Raises:
         KubekitError: no answer.
     """
-    group = msgspec.convert(proposal.manifest, AppGroup)
-    if existing is not None:
-        # Applying leaves them as they are, and they say how its pods are spread.
-        annotations = (existing.metadata.annotations or {}) | (group.metadata.annotations or {})
-        metadata = msgspec.structs.replace(group.metadata, annotations=annotations)
-        group = msgspec.structs.replace(group, metadata=metadata)
-    namespace = proposal.namespace
+    group, namespace = msgspec.convert(proposal.manifest, AppGroup), proposal.namespace
+    for existing in snapshot.groups:
+        if existing.metadata.key == group.metadata.key:
+            # Applying leaves the annotations, which say how its pods are spread.
+            group = msgspec.structs.replace(group, metadata=existing.metadata)
     selectors = {
         f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
     }
     made = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.controllers(namespace)}
     templates = {selector: made[key] for key, selector in selectors.items() if key in made}
-    inputs, _ = await read_inputs(session, traffic.snapshot)
+    inputs, _ = await read_inputs(session, snapshot)
     nodes_now = defaultdict(list)
     for pod in inputs.node_cache.bound:
         if pod.workload in selectors:
@@ -192,12 +152,6 @@ async def gain_of(session: Session, proposal: Proposal, traffic: Traffic, existi
     now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in start.pods]
     planned = await asyncio.to_thread(planned_outcome, inputs, start)
     return Gain(proposal.name, outcome_of(start, now), planned)
-
-
-def _placing(traffic: Traffic, namespace: str) -> Placing:
-    snapshot = traffic.snapshot
-    scheduler = snapshot.scheduler
-    return Placing(snapshot.placements.get(namespace, scheduler.placement), scheduler.scheduler_names)
 
 
 def _manifests(proposals: Sequence[Proposal]) -> str:
@@ -222,19 +176,16 @@ def _described(proposal: Proposal) -> list[RenderableType]:
         parts.append(Text(f"pod templates to label: {names}", style=FAINT))
     if proposal.external:
         parts.append(Text(f"also talks to, and is not placed by: {', '.join(proposal.external)}", style=FAINT))
-    parts += [Text(note, style=BAD) for note in proposal.notes]
     return parts
 
 
-def _gained(gain: Gain | None) -> list[RenderableType]:
-    if gain is None:
-        return []
+def _gained(gain: Gain) -> Text:
     now, then = gain.now, gain.planned
     text = Text(f"planned: {now.latency_us:.0f} → {then.latency_us:.0f} µs a call")
     text.append(f", {now.violations} → {counted(then.violations, 'violated pair')}")
     if then.unplaced:
         text.append(f"; no room for {counted(then.unplaced, 'pod')}", style=BAD)
-    return [text]
+    return text
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> str:
@@ -244,34 +195,13 @@ def _left_out(left_out: Sequence[LeftOut]) -> str:
     return "no dependency: " + ", ".join(f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items()))
 
 
-def _confirm(proposals: Sequence[Proposal]) -> None:
-    """Show what would be written and ask.
-
-    Raises:
-        ConfigError: there is no terminal, or the answer was no.
-    """
-    if not sys.stdin.isatty():
-        raise ConfigError("--apply", "needs a terminal to ask on", "add --yes")
-    sys.stderr.write(mask_controls(_manifests(proposals)))
-    patches = sum(len(p.patches) for p in proposals)
-    what = f"{counted(len(proposals), 'AppGroup')} and labels of {counted(patches, 'pod template')}, which rolls their pods"
-    sys.stderr.write(f"write {what}? [y/N] ")
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise ConfigError("--apply", "not confirmed, nothing was written")
-
-
-async def write(session: Session, proposals: Sequence[Proposal]) -> None:
+async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
     """Write AppGroups first, because upstream's scheduler crashes on a pod without its group."""
-    for proposal in proposals:
+    for found in proposals:
+        manager = f"{FIELD_MANAGER}-propose"
         await session.client.apply(
-            APPGROUPS,
-            proposal.name,
-            proposal.manifest,
-            Object,
-            field_manager=f"{FIELD_MANAGER}-propose",
-            namespace=proposal.namespace,
+            APPGROUPS, found.name, found.manifest, Object, field_manager=manager, namespace=found.namespace
         )
-    for proposal in proposals:
-        for kind, name, patch in proposal.patches:
-            if kind in _KINDS:
-                await session.client.patch(_KINDS[kind], name, patch, Controller, namespace=proposal.namespace)
+    for found in proposals:
+        for kind, name, patch in found.patches:
+            await session.client.patch(_KINDS[kind], name, patch, Object, namespace=found.namespace)

@@ -29,25 +29,16 @@ class Flow(msgspec.Struct, frozen=True):
     Attributes:
         client: who opens the connection or sends the request.
         server: who answers.
-        request_bytes_per_s: from client to server, mean over the window.
-        response_bytes_per_s: from server to client.
+        bytes_per_s: both ways, mean over the window.
         peak_bytes_per_s: both ways, the 95th percentile over the window; the mean where a source cannot tell.
-        requests_per_s: None where the source counts bytes alone.
         client_zone: empty if the source lacks it; likewise ``server_zone``.
         port: the server's; 0 if the source lacks it.
     """
 
     client: WorkloadId
     server: WorkloadId
-    request_bytes_per_s: float = 0.0
-    response_bytes_per_s: float = 0.0
+    bytes_per_s: float
     peak_bytes_per_s: float = 0.0
-    requests_per_s: float | None = None
     client_zone: str = ""
     server_zone: str = ""
     port: int = 0
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Both ways, mean over the window."""
-        return self.request_bytes_per_s + self.response_bytes_per_s

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -41,7 +40,6 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     Attributes:
         bytes_per_s: both ways, mean over the window.
         peak_bytes_per_s: both ways, 95th percentile; the sum of the flows' own, so never too small.
-        requests_per_s: None if unknown.
         zones: (client's zone, server's zone) -> bytes per second, where zones are known.
     """
 
@@ -49,7 +47,6 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     server: WorkloadId
     bytes_per_s: float
     peak_bytes_per_s: float
-    requests_per_s: float | None = None
     zones: Mapping[tuple[str, str], float] = {}
 
     @property
@@ -80,45 +77,31 @@ class TrafficGraph(msgspec.Struct, frozen=True):
         return sum(d.bytes_per_s for d in self.dependencies)
 
 
-@dataclass
-class _Sum:
-    total: float = 0.0
-    peak: float = 0.0
-    requests: float | None = None
-
-
 def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
     """Sort flows into dependencies and omitted ones."""
-    sums: dict[tuple[WorkloadId, WorkloadId], _Sum] = defaultdict(_Sum)
-    zones: dict[tuple[WorkloadId, WorkloadId], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+    by_ends: dict[tuple[WorkloadId, WorkloadId], list[Flow]] = defaultdict(list)
     out: dict[tuple[Reason, str, str], float] = defaultdict(float)
+    moved: dict[WorkloadId, float] = defaultdict(float)
     for flow in flows:
         reason = _no_dependency(flow)
         if reason is not None:
             out[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
             continue
-        ends = flow.client, flow.server
-        found = sums[ends]
-        found.total += flow.bytes_per_s
-        found.peak += max(flow.peak_bytes_per_s, flow.bytes_per_s)
-        if flow.requests_per_s is not None:
-            found.requests = (found.requests or 0.0) + flow.requests_per_s
-        if flow.client_zone and flow.server_zone:
-            zones[ends][flow.client_zone, flow.server_zone] += flow.bytes_per_s
-    moved: dict[WorkloadId, float] = defaultdict(float)
-    for (client, server), found in sums.items():
-        moved[client] += found.total
-        moved[server] += found.total
+        by_ends[flow.client, flow.server].append(flow)
+        moved[flow.client] += flow.bytes_per_s
+        moved[flow.server] += flow.bytes_per_s
     kept = []
-    for (client, server), found in sums.items():
-        if found.total < THIN_SHARE * max(moved[client], moved[server]) and not found.requests:
-            out["thin", client.key, server.key] += found.total
+    for (client, server), parts in by_ends.items():
+        total = sum(flow.bytes_per_s for flow in parts)
+        if total < THIN_SHARE * max(moved[client], moved[server]):
+            out["thin", client.key, server.key] += total
             continue
-        kept.append(
-            ObservedDependency(
-                client, server, found.total, found.peak, found.requests, dict(zones.get((client, server), {}))
-            )
-        )
+        zones: dict[tuple[str, str], float] = defaultdict(float)
+        for flow in parts:
+            if flow.client_zone and flow.server_zone:
+                zones[flow.client_zone, flow.server_zone] += flow.bytes_per_s
+        peak = sum(max(flow.peak_bytes_per_s, flow.bytes_per_s) for flow in parts)
+        kept.append(ObservedDependency(client, server, total, peak, dict(zones)))
     kept.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
     left = [LeftOut(reason, client, server, total) for (reason, client, server), total in out.items()]
     left.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))

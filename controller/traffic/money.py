@@ -1,4 +1,4 @@
-"""Prices traffic: per dependency, group, namespace and pair of zones. Pure."""
+"""Prices traffic: per dependency, group and pair of zones. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.prices import PriceTable, Reach, per_month, reach_of
-from controller.traffic.workloads import Place, Workloads
+from controller.traffic.prices import Place, PriceTable, Reach, per_month, reach_of
+from controller.traffic.workloads import Workloads
 
 
 class Bill(msgspec.Struct, frozen=True):
@@ -47,6 +47,7 @@ class Money(msgspec.Struct, frozen=True):
 
     Attributes:
         currency, source: of the price table; empty without one.
+        groups: price a month by AppGroup.
         month: all together; None without prices.
     """
 
@@ -58,7 +59,6 @@ class Money(msgspec.Struct, frozen=True):
     dependencies: tuple[Bill, ...] = ()
     zone_pairs: tuple[ZonePairBill, ...] = ()
     groups: Mapping[str, float] = {}
-    namespaces: Mapping[str, float] = {}
 
 
 def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
@@ -81,43 +81,25 @@ def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> I
             yield client, server, unplaced * calling * answering / pairs
 
 
-def bill_of(
-    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str] | None = None
-) -> Money:
+def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]) -> Money:
     """The bill of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
     bills: list[Bill] = []
     pairs: dict[tuple[Place, Place], float] = defaultdict(float)
     by_group: dict[str, float] = defaultdict(float)
-    by_namespace: dict[str, float] = defaultdict(float)
     for dependency in graph.dependencies:
         crossing = month = 0.0
         for client, server, rate in spread_over_zones(dependency, workloads):
             pairs[client, server] += rate
             crossing += rate if client != server else 0.0
-            month += per_month(rate, prices.per_gb(client, server)) if prices else 0.0
-        group = (groups or {}).get(dependency.client.key, "")
+            month += _month(prices, client, server, rate) or 0.0
+        client_key, server_key = dependency.client.key, dependency.server.key
+        group = groups.get(client_key, "")
         if prices is not None:
             by_group[group] += month
-            by_namespace[dependency.client.namespace] += month
-        bills.append(
-            Bill(
-                dependency.client.key,
-                dependency.server.key,
-                group,
-                dependency.bytes_per_s,
-                crossing,
-                month if prices else None,
-                not dependency.zoneless_bytes_per_s,
-            )
-        )
+        total, measured = dependency.bytes_per_s, not dependency.zoneless_bytes_per_s
+        bills.append(Bill(client_key, server_key, group, total, crossing, month if prices else None, measured))
     zone_pairs = [
-        ZonePairBill(
-            client[1],
-            server[1],
-            reach_of(client, server),
-            rate,
-            per_month(rate, prices.per_gb(client, server)) if prices else None,
-        )
+        ZonePairBill(client[1], server[1], reach_of(client, server), rate, _month(prices, client, server, rate))
         for (client, server), rate in pairs.items()
     ]
     return Money(
@@ -131,5 +113,8 @@ def bill_of(
             sorted(zone_pairs, key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
         ),
         groups=dict(sorted(by_group.items(), key=lambda item: -item[1])),
-        namespaces=dict(sorted(by_namespace.items(), key=lambda item: -item[1])),
     )
+
+
+def _month(prices: PriceTable | None, client: Place, server: Place, rate: float) -> float | None:
+    return per_month(rate, prices.per_gb(client, server)) if prices else None

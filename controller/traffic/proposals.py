@@ -6,6 +6,7 @@ did not write.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -15,11 +16,11 @@ from typing import Any
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST
-from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Placement, placement_of, serves
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.workloads import Place, Workloads
+from controller.traffic.prices import Place
+from controller.traffic.workloads import Workloads
 from kubekit.wire import split_key
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
@@ -54,7 +55,6 @@ class Proposal(msgspec.Struct, frozen=True):
         patches: (kind, name, patch of the pod template), for workloads whose pods do not carry the labels.
         dependencies: what is in it, greatest first.
         external: ends of the group's traffic that are in no group: named, and left out.
-        notes: what a person should know before applying it.
         exists: whether the cluster has this AppGroup already.
     """
 
@@ -64,46 +64,13 @@ class Proposal(msgspec.Struct, frozen=True):
     patches: tuple[tuple[str, str, dict[str, Any]], ...]
     dependencies: tuple[ProposedDependency, ...]
     external: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     exists: bool = False
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """Settings of proposals that traffic does not give.
-
-    Attributes:
-        spread: value of the annotation netaware.io/spread; empty for none.
-        scheduler: schedulerName that pod templates are to have; empty leaves them.
-    """
-
-    spread: str = ""
-    scheduler: str = ""
-
-
-class Placing(msgspec.Struct, frozen=True):
-    """How pods of the namespace receive placements.
-
-    Attributes:
-        placement: where their own label says nothing: the namespace's label, else ``scheduler.placement``.
-        scheduler_names: schedulers that ask us; empty for all.
-    """
-
-    placement: Placement = "extender"
-    scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
-
-
 def propose(
-    graph: TrafficGraph,
-    workloads: Workloads,
-    groups: Sequence[AppGroup],
-    namespace: str,
-    cost_of: CostOf,
-    *,
-    wish: Wish | None = None,
-    placing: Placing | None = None,
+    graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, cost_of: CostOf
 ) -> list[Proposal]:
     """AppGroups for one namespace, greatest traffic first."""
-    placing = placing or Placing()
     inside: list[ObservedDependency] = []
     outside: list[ObservedDependency] = []
     for d in graph.dependencies:
@@ -131,7 +98,7 @@ def propose(
         name = known.group_of(members) or _new_name(edges[index], members, namespace, taken | known.names)
         taken.add(name)
         part = _Part(namespace, name, members, edges[index], tuple(sorted(ends[index])))
-        proposals.append(_proposal(part, workloads, known, cost_of, wish=wish or Wish(), placing=placing))
+        proposals.append(_proposal(part, workloads, known, cost_of))
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
@@ -232,16 +199,13 @@ def _new_name(
     calls: dict[WorkloadId, float] = defaultdict(float)
     for d in edges:
         calls[d.client] += d.bytes_per_s
-    roots = sorted((m for m in members if m not in called), key=lambda m: (-calls[m], m))
-    for candidate in (namespace, *(w.name for w in roots), *(w.name for w in sorted(members))):
-        if candidate not in taken:
-            return candidate
-    return next(f"{namespace}-{n}" for n in range(2, len(taken) + 3) if f"{namespace}-{n}" not in taken)
+    callers_first = sorted(members, key=lambda m: (m in called, -calls[m], m))
+    numbered = (f"{namespace}-{n}" for n in itertools.count(2))
+    candidates = itertools.chain((namespace,), (w.name for w in callers_first), numbered)
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _proposal(
-    part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf, *, wish: Wish, placing: Placing
-) -> Proposal:
+def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf) -> Proposal:
     selectors = {w: known.selector.get((part.name, w.name)) or _selector(w, workloads) for w in sorted(part.members)}
     dependencies = tuple(
         _dependency(
@@ -256,29 +220,19 @@ def _proposal(
         "topologySortingAlgorithm": existing.spec.topology_sorting_algorithm if existing is not None else "KahnSort",
         "workloads": _spec_workloads(existing, selectors, dependencies),
     }
-    notes = []
-    others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads, placing)]
-    if others:
-        notes.append(
-            f"pods of {', '.join(others[:3])}{', ...' if len(others) > 3 else ''} use {DEFAULT_SCHEDULER}, which does not"
-            " follow it: --scheduler NAME changes their templates"
-        )
-    metadata: dict[str, Any] = {"name": part.name, "namespace": part.namespace}
-    if wish.spread:
-        metadata["annotations"] = {SPREAD_ANNOTATION: wish.spread}
+    manifest = {
+        "apiVersion": APPGROUPS.api_version,
+        "kind": "AppGroup",
+        "metadata": {"name": part.name, "namespace": part.namespace},
+        "spec": spec,
+    }
     return Proposal(
         part.namespace,
         part.name,
-        {
-            "apiVersion": APPGROUPS.api_version,
-            "kind": "AppGroup",
-            "metadata": metadata,
-            "spec": spec,
-        },
-        tuple(_patches(part.name, selectors, workloads, wish.scheduler)),
+        manifest,
+        tuple(_patches(part.name, selectors, workloads)),
         tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
         part.external,
-        tuple(notes),
         existing is not None,
     )
 
@@ -316,25 +270,13 @@ def _selector(workload: WorkloadId, workloads: Workloads) -> str:
     return found or re.sub(r"[^A-Za-z0-9]+$", "", workload.name[:63])
 
 
-def _is_placed_elsewhere(workload: WorkloadId, workloads: Workloads, placing: Placing) -> bool:
-    """Whether its pods go by a scheduler that knows nothing of AppGroups, and that is not told through the pods either."""
-    if workloads.schedulers.get(workload) != DEFAULT_SCHEDULER or serves(DEFAULT_SCHEDULER, placing.scheduler_names):
-        return False
-    return placement_of(workloads.labels.get(workload), placing.placement) == "extender"
-
-
 def _patches(
-    group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads, scheduler: str
+    group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads
 ) -> Iterable[tuple[str, str, dict[str, Any]]]:
     for workload, selector in selectors.items():
         wanted = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
-        template: dict[str, Any] = {}
         if not wanted.items() <= workloads.labels.get(workload, {}).items():
-            template["metadata"] = {"labels": wanted}
-        if scheduler and workloads.schedulers.get(workload) != scheduler:
-            template["spec"] = {"schedulerName": scheduler}
-        if template:
-            yield workload.kind or "Deployment", workload.name, {"spec": {"template": template}}
+            yield workload.kind or "Deployment", workload.name, {"spec": {"template": {"metadata": {"labels": wanted}}}}
 
 
 def _dependency(

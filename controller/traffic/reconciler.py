@@ -26,7 +26,7 @@ from controller.traffic.flows import Flow
 from controller.traffic.graph import ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
-from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
+from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
 from controller.traffic.weights import Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
 from kubekit import logs
@@ -148,12 +148,12 @@ class TrafficController:
 
     async def _look(self, prometheus: PrometheusClient) -> None:
         try:
-            source, *others = await choose_among(prometheus, self._config.source)
+            source = await choose_source(prometheus, self._config.source)
             window_s = await known_window(prometheus, source, self._config.window_s)
             places = build_zone_map(self._caches.nodes).locations
-            pods, services = list(self._caches.pods), list(self._caches.services)
+            pods = list(self._caches.pods)
             # In threads, because at 10,000 workloads this takes seconds, while the leader must renew its lease.
-            workloads = await asyncio.to_thread(Workloads.from_objects, pods, places, services)
+            workloads = await asyncio.to_thread(Workloads.from_objects, pods, places)
             flows = await read_flows(prometheus, source, window_s)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)
@@ -161,8 +161,6 @@ class TrafficController:
             return
         self._sure, self._failures = True, 0
         log.change("prometheus", "", "traffic is known again", source=source.name)
-        names = ", ".join(other.name for other in others)
-        log.change("sources", names, f"other sources are there too: {names}" if names else "one source is there")
         groups, membership = list(self._caches.app_groups), self._membership.copy()
         self._seen = await asyncio.to_thread(compare, flows, workloads, groups, self._prices, membership)
         self._read_at = time.time()

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.services import Service
 from controller.traffic.flows import Flow, WorkloadId
-
-Place = tuple[str, str]
-"""(region, zone)."""
+from controller.traffic.prices import Place
 
 
 def _workload_id(pod: PodInfo) -> WorkloadId:
@@ -30,73 +27,47 @@ class Workloads:
         replicas: workload -> pods that have not finished.
         places: workload -> place -> pods there.
         labels: workload -> labels of one of its pods, which its template gave it.
-        services: (namespace, name) of a Service -> the workload that it selects most pods of.
         regions: zone -> its region.
-        schedulers: workload -> scheduler of one of its pods.
     """
 
     replicas: Counter[WorkloadId] = field(default_factory=Counter)
     places: dict[WorkloadId, Counter[Place]] = field(default_factory=lambda: defaultdict(Counter))
     labels: dict[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
-    services: dict[tuple[str, str], WorkloadId] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
-    schedulers: dict[WorkloadId, str] = field(default_factory=dict)
 
     @classmethod
-    def from_objects(
-        cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
-    ) -> Workloads:
-        """Build from pods, node name -> place, and Services."""
+    def from_objects(cls, pods: Iterable[PodInfo], places: Mapping[str, Place]) -> Workloads:
+        """Build from pods, and node name -> place."""
         found = cls(regions={zone: region for region, zone in places.values()})
-        selectors: dict[str, list[tuple[str, Mapping[str, str]]]] = defaultdict(list)
-        for service in services:
-            if service.spec.selector:
-                selectors[service.metadata.namespace].append((service.metadata.name, service.spec.selector))
-        behind: dict[tuple[str, str], Counter[WorkloadId]] = defaultdict(Counter)
         for pod in pods:
             if not pod.is_active:
                 continue
             workload = _workload_id(pod)
             found.replicas[workload] += 1
             found.labels.setdefault(workload, pod.labels)
-            found.schedulers.setdefault(workload, pod.scheduler)
             if pod.node in places:
                 found.places[workload][places[pod.node]] += 1
-            for name, selector in selectors.get(workload.namespace, ()):
-                if selector.items() <= pod.labels.items():
-                    behind[workload.namespace, name][workload] += 1
-        found.services = {name: max(sorted(ends), key=ends.__getitem__) for name, ends in behind.items()}
         return found
 
     def place_of(self, zone: str) -> Place:
         """A zone with its region, as the nodes have it; also of a zone that no workload has a pod in any more."""
         return self.regions.get(zone, ""), zone
 
-    def _find(self, end: WorkloadId, by_name: Mapping[tuple[str, str], WorkloadId]) -> WorkloadId | None:
-        if end in self.replicas:
-            return end
-        name = (end.namespace, end.name)
-        found, behind = by_name.get(name), self.services.get(name)
-        return (behind or found) if end.kind == "Service" else (found or behind if not end.kind else found)
-
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
-        """Flows with the kinds of their ends; and ends that do not exist (any more) -> their bytes per second.
-
-        Sources name an owner at different heights: OBI may say ReplicaSet or Deployment, Istio says no kind.
-        """
-        by_name: dict[tuple[str, str], WorkloadId] = {}
+        """Flows with the kinds of their ends, which meshes lack; and ends that do not exist (any more) -> their bytes per second."""
+        by_name: dict[str, WorkloadId] = {}
         for workload in sorted(self.replicas):
-            by_name.setdefault((workload.namespace, workload.name), workload)
+            by_name.setdefault(workload.key, workload)
         kept: list[Flow] = []
         unknown: dict[str, float] = defaultdict(float)
         for flow in flows:
-            ends = []
-            for end in (flow.client, flow.server):
-                real = self._find(end, by_name) if end.known else end
-                if real is None:
-                    unknown[end.key] += flow.bytes_per_s
-                    break
-                ends.append(real)
-            if len(ends) == 2:
+            ends = [
+                end if not end.known or end in self.replicas else by_name.get(end.key)
+                for end in (flow.client, flow.server)
+            ]
+            missing = [end.key for end, real in zip((flow.client, flow.server), ends, strict=True) if real is None]
+            if missing:
+                unknown[missing[0]] += flow.bytes_per_s
+            else:
                 kept.append(msgspec.structs.replace(flow, client=ends[0], server=ends[1]))
         return kept, dict(unknown)

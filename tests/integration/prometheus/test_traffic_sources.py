@@ -7,7 +7,7 @@ values.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.proposals import propose
-from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
+from controller.traffic.sources import SOURCES, NoTrafficError, choose_source, known_window, read_flows
 from controller.traffic.workloads import Workloads
 from lab.controlplane import LOOPBACK, free_ports
 from tests.support.prometheus_past import PAST_S, Made, prometheus
@@ -29,26 +29,6 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(300)]
 CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]
 """Client, server, bytes a second to the server and back."""
 ADDRESS = {"cart": "10.1.0.1", "redis": "10.1.0.2", "catalog": "10.1.0.3"}
-
-
-def flows_of_ebpf(prefix: str) -> list[Made]:
-    """OBI and Beyla; of their zone tests: what crosses zones is told by the instances of both nodes."""
-
-    def ends(source: str, destination: str) -> dict[str, str]:
-        labels = {"k8s_src_namespace": "shop", "k8s_src_owner_name": source, "k8s_src_owner_type": "Deployment"}
-        labels |= {"k8s_dst_namespace": "shop", "k8s_dst_owner_name": destination, "k8s_dst_owner_type": "Deployment"}
-        return labels | {"src_zone": zone(source), "dst_zone": zone(destination), "server_port": "80"}
-
-    def zone(name: str) -> str:
-        return "z2" if name == "cart" else "z1"
-
-    made: list[Made] = []
-    for client, server, up, down in CALLS:
-        for instance in ("n1:9090", "n2:9090") if zone(client) != zone(server) else ("n1:9090",):
-            metric, seen = f"{prefix}_network_flow_bytes_total", {"instance": instance}
-            made.append((metric, ends(client, server) | seen | {"direction": "request"}, up))
-            made.append((metric, ends(server, client) | seen | {"direction": "response"}, down))
-    return made
 
 
 def flows_of_istio() -> list[Made]:
@@ -62,7 +42,6 @@ def flows_of_istio() -> list[Made]:
                 made += [("istio_tcp_received_bytes_total", labels, up), ("istio_tcp_sent_bytes_total", labels, down)]
             else:
                 made += [("istio_request_bytes_sum", labels, up), ("istio_response_bytes_sum", labels, down)]
-                made.append(("istio_requests_total", labels | {"response_code": "200"}, 10.0))
     return made
 
 
@@ -73,7 +52,6 @@ def flows_of_linkerd() -> list[Made]:
         labels |= {"direction": "outbound", "tls": "true"}
         made.append(("tcp_write_bytes_total", labels | {"peer": "dst"}, up))
         made.append(("tcp_read_bytes_total", labels | {"peer": "dst"}, down))
-        made.append(("request_total", labels, 5.0))
         inbound = {"namespace": "shop", "deployment": server, "direction": "inbound", "peer": "src", "tls": "true"}
         made.append(("tcp_read_bytes_total", inbound, up))
     return made
@@ -100,34 +78,29 @@ def flows_of_agents() -> list[Made]:
 
 
 SERIES: dict[str, Callable[[], list[Made]]] = {
-    "obi": lambda: flows_of_ebpf("obi"),
-    "beyla": lambda: flows_of_ebpf("beyla"),
     "istio": flows_of_istio,
     "linkerd": flows_of_linkerd,
     "conntrack": flows_of_agents,
 }
 
 
-def cluster(names: Iterable[str], services: Mapping[str, str] | None = None) -> Workloads:
+def cluster(*names: str) -> Workloads:
     found = Workloads()
     for name in names:
         end = WorkloadId("shop", name, "Deployment")
         found.replicas[end] = 1
         found.labels[end] = {"app": name}
         found.places[end]["r1", "z1"] = 1
-    found.services = {
-        ("shop", service): WorkloadId("shop", name, "Deployment") for service, name in (services or {}).items()
-    }
     return found
 
 
-BOUTIQUE = cluster(["frontend", "cart", "redis", "catalog"], {f"{s}-svc": s for s in ("cart", "redis", "catalog")})
+BOUTIQUE = cluster("frontend", "cart", "redis", "catalog")
 
 
 async def graph_from(
     client: PrometheusClient, workloads: Workloads, source: str = ""
 ) -> tuple[TrafficGraph, dict[str, float]]:
-    chosen, *_ = await choose_among(client, source)
+    chosen = await choose_source(client, source)
     assert source in {"", chosen.name}
     window_s = await known_window(client, chosen, WINDOW_S)
     flows, unknown = workloads.resolve(await read_flows(client, chosen, window_s))
@@ -157,9 +130,9 @@ async def test_the_same_graph_comes_out_of_every_source(
 async def test_a_source_is_found_by_what_prometheus_has(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, name: str
 ) -> None:
-    stranger: Made = ("request_total", {"job": "somebody-else"}, 1.0)
+    stranger: Made = ("tcp_write_bytes_total", {"job": "somebody-else"}, 1.0)
     async with prometheus(prometheus_programs, tmp_path, [*SERIES[name](), stranger]) as client:
-        assert (await choose_among(client))[0].name == name
+        assert (await choose_source(client)).name == name
 
 
 async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -178,7 +151,7 @@ async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping
     call("unknown", "cart", 400.0, "unknown")
     for caller in ("frontend", "cart", "redis", "catalog"):
         call(caller, "logs", 300.0)
-    workloads = cluster(["frontend", "cart", "redis", "catalog", "logs"])
+    workloads = cluster("frontend", "cart", "redis", "catalog", "logs")
     async with prometheus(prometheus_programs, tmp_path, made) as client:
         graph, unknown = await graph_from(client, workloads)
         edges = {(d.client.name, d.server.name) for d in graph.dependencies}
@@ -187,8 +160,8 @@ async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping
         assert {"self", "external"} <= {item.reason for item in graph.left_out}
         (proposal,) = propose(graph, workloads, [], "shop", lambda _, __: None)
         assert {d.server for d in proposal.dependencies} >= {"shop/cart", "shop/logs"}
-        with pytest.raises(NoTrafficError, match="obi_network_flow_bytes_total"):
-            await choose_among(client, "obi")
+        with pytest.raises(NoTrafficError, match="netaware_traffic_bytes_total"):
+            await choose_source(client, "conntrack")
 
 
 async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
@@ -214,7 +187,7 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     (port,) = free_ports(1)
     async with PrometheusClient(f"http://{LOOPBACK}:{port}") as away:
         with pytest.raises(PrometheusError, match=str(port)):
-            await choose_among(away)
+            await choose_source(away)
 
     async def never(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -224,4 +197,4 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     app.router.add_route("*", "/{path:.*}", never)
     async with TestServer(app) as server, PrometheusClient(str(server.make_url("")), timeout_s=0.2) as slow:
         with pytest.raises(PrometheusError, match="no answer in"):
-            await choose_among(slow)
+            await choose_source(slow)

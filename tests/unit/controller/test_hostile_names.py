@@ -306,11 +306,9 @@ async def traffic_of(session: Session, *_: object) -> Traffic:
         places={end: Counter({("r", "z1"): 1}) for end in ends},
         replicas=Counter(ends),
         labels={end: {text("label", 1): text("value", 1)} for end in ends},
-        schedulers={end: text("scheduler", 1) for end in ends},
     )
     snapshot = await session.snapshot(groups=True)
-    groups = list(snapshot.groups)
-    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, groups, lambda *_: 5, snapshot)
+    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, lambda *_: 5, snapshot)
 
 
 def check(shown: str, form: str = "table") -> None:

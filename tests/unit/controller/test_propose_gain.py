@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from controller.cli.propose import Gain, gain_of
-from controller.cli.traffic_reading import Traffic
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.proposals import Proposal, Wish, propose
+from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from tests.unit.controller.test_cli_as_the_scheduler import HEAD, cluster
 from tests.unit.controller.test_one_answer import node
@@ -51,12 +49,14 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     objects = [each for i, name in enumerate(WORKLOADS) for each in workload(name, i, labelled=labelled)]
     ends = [WorkloadId("shop", name, "Deployment") for name in WORKLOADS]
     calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
-    async with cluster(HEAD, *nodes, *more, *objects) as session:
+    first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
+    spread = {"annotations": {"netaware.io/spread": "zone"}}
+    group = made("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
+    async with cluster(HEAD, *nodes, *more, *objects, group) as session:
         workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
-        snapshot, graph = await session.snapshot(measurements=False), TrafficGraph(tuple(calls), ())
-        traffic = SimpleNamespace(graph=graph, workloads=workloads, snapshot=snapshot, groups=[])
-        (proposal,) = propose(graph, workloads, (), "shop", lambda *_: None, wish=Wish(spread="zone"))
-        return proposal, await gain_of(session, proposal, cast("Traffic", traffic))
+        snapshot, graph = await session.snapshot(groups=True, measurements=False), TrafficGraph(tuple(calls), ())
+        (proposal,) = propose(graph, workloads, snapshot.groups, "shop", lambda *_: None)
+        return proposal, await gain_of(session, proposal, snapshot)
 
 
 @pytest.mark.parametrize("labelled", [False, True])

@@ -20,6 +20,15 @@ IN_ZONE_MS = 0.1
 ONE_AND_MORE = [0, *(pytest.param(seed, marks=pytest.mark.solver) for seed in range(1, 12))]
 
 
+class PairPrices(PriceTable, frozen=True):
+    """Prices by (caller's zone, callee's zone)."""
+
+    pairs: Mapping[tuple[str, str], float] = {}
+
+    def per_gb(self, origin: tuple[str, str], destination: tuple[str, str]) -> float:
+        return self.pairs.get((origin[1], destination[1]), 0.0)
+
+
 class Case:
     """A cluster whose ways have costs (milliseconds) and prices of their own, and a group that one zone cannot hold."""
 
@@ -29,7 +38,7 @@ class Case:
         self.ms = {pair: rng.randint(1, 60) for pair in pairs}
         self.price = {pair: rng.choice((0.0, 0.01, 0.02, 0.05, 0.09)) for pair in pairs}
         self.weight = {edge: float(rng.randint(1, 1000)) for edge in EDGES}
-        self.prices = PriceTable(pairs={f"z{a}>z{b}": price for (a, b), price in self.price.items()})
+        self.prices = PairPrices(pairs={(f"z{a}", f"z{b}"): price for (a, b), price in self.price.items()})
 
     def plan(self, objective: str, prices: PriceTable | None) -> Plan:
         costs = tuple(tuple(self.ms.get((a, b), 0) for b in ZONES) for a in ZONES)

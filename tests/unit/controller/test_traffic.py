@@ -6,38 +6,32 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
-from controller.cli.propose import _placing
-from controller.cli.traffic_reading import Traffic
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, Series
-from controller.scheduler.config import SchedulerConfig
-from controller.traffic.config import PricesConfig, TrafficConfig
-from controller.traffic.drift import Drift, drift_of, groups_of_workloads, measured_weights
+from controller.traffic.config import TrafficConfig
 from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
-from controller.traffic.money import bill_of
-from controller.traffic.prices import PRESETS, PriceTable, per_month, price_table
-from controller.traffic.proposals import Placing, Wish, propose
-from controller.traffic.reconciler import compare, describe, is_worth_writing
-from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
-from controller.traffic.workloads import Place, Workloads
+from controller.traffic.prices import PRESETS, PriceTable
+from controller.traffic.proposals import Proposal, propose
+from controller.traffic.reconciler import Seen, compare, describe, is_worth_writing
+from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
-from tests.unit.controller.objects import AppGroup, service
+from tests.unit.controller.objects import AppGroup, GroupPod
 
+Place = tuple[str, str]
 A, B = ("r1", "z1"), ("r1", "z2")
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
+MONTH_S = 730 * 3600
 
 
 def of(name: str, namespace: str = "shop", kind: str = "Deployment") -> WorkloadId:
@@ -45,7 +39,7 @@ def of(name: str, namespace: str = "shop", kind: str = "Deployment") -> Workload
 
 
 def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
-    return Flow(of(client), of(server), rate / 4, rate * 3 / 4, fields.pop("peak", rate), **fields)
+    return Flow(of(client), of(server), rate, fields.pop("peak", rate), **fields)
 
 
 def world(names: Iterable[str], places: dict[Place, int] | None = None) -> Workloads:
@@ -57,22 +51,48 @@ def world(names: Iterable[str], places: dict[Place, int] | None = None) -> Workl
     return found
 
 
+def proposed(flows: Iterable[Flow], *groups: AppGroup, cost: int | None = None) -> list[Proposal]:
+    """AppGroups of namespace shop, whose workloads are those of the flows."""
+    flows = list(flows)
+    names = {end.name for f in flows for end in (f.client, f.server) if end.kind == "Deployment"}
+    return propose(build_traffic_graph(flows), world(names), groups, "shop", lambda *_: cost)
+
+
+def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) -> Membership:
+    """Whose pods are whose; ``admitted`` is namespace -> those that it lets in."""
+    labels = {name: {CONSENT_LABEL: others} for name, others in (admitted or {}).items()}
+    namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
+    return ClusterSnapshot(now_s=0, groups=tuple(groups), namespaces=namespaces).membership
+
+
+def compared(
+    flows: Iterable[Flow],
+    *groups: AppGroup,
+    prices: PriceTable | None = None,
+    workloads: Workloads | None = None,
+    admitted: dict[str, str] | None = None,
+) -> Seen:
+    """Groups beside these flows, of workloads with a replica in each of two zones."""
+    flows = list(flows)
+    ends = {end for each in flows for end in (each.client, each.server)}
+    if workloads is None:
+        workloads = world(end.name for end in ends)
+        workloads.replicas.update(ends)
+        workloads.places.update({end: Counter({A: 1, B: 1}) for end in ends})
+        workloads.regions.update({"z1": "r1", "z2": "r1"})
+    return compare(flows, workloads, groups, prices, members(groups, admitted))
+
+
 def boutique(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
     return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
 
 
-def running(
-    name: str, owner: str = "", labels: dict[str, str] | None = None, on: str = "n1", namespace: str = "shop"
-) -> PodInfo:
+def running(name: str, owner: str = "", on: str = "n1") -> PodInfo:
     kind, _, owner_name = owner.partition("/")
     owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
-    meta = {"name": name, "namespace": namespace, "labels": labels or {}, "ownerReferences": owners}
+    meta = {"name": name, "namespace": "shop", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owners}
     body = {"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
     return PodReader().read(msgspec.convert(body, GroupPod))
-
-
-def no_cost(_: Place, __: Place) -> int | None:
-    return None
 
 
 class Answers(PrometheusClient):
@@ -89,88 +109,64 @@ class Answers(PrometheusClient):
             raise PrometheusError("query processing would load too many samples into memory")
         if expression.startswith("time()"):
             return [Series({}, self.known_s)]
-        if expression.startswith("count by (__name__)"):
-            return [Series({"__name__": name}, 1.0) for name in self._series]
         factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
         self.asked.append(expression)
-        name = next((name for name in sorted(self._series, key=len, reverse=True) if name in expression), "")
         kept = expression.partition("by (")[2].partition(")")[0].split(", ")
-        asked = re.findall(rf"{name or '$'}{{([^}}]*)}}", expression) or [""]
-        wanted = [dict(re.findall(r'(\w+)="([^"]*)"', matchers)).items() for matchers in asked]
         return [
             Series({k: v for k, v in labels.items() if k in kept}, value * factor)
-            for labels, value in self._series.get(name, ())
-            if any(matchers <= labels.items() for matchers in wanted)
+            for name, found in self._series.items()
+            if re.search(rf"\b{name}\b", expression)
+            for labels, value in found
         ]
+
+
+def istio(source: str, destination: str, namespace: str = "shop") -> dict[str, str]:
+    ends = {"source_workload_namespace": "shop", "source_workload": source}
+    return ends | {"destination_workload_namespace": namespace, "destination_workload": destination}
+
+
+def agents(server: str, **more: str) -> dict[str, str]:
+    client = {"client_namespace": "shop", "client_workload": "web", "client_kind": "Deployment", "client_zone": "z1"}
+    return {**client, "server": server, **more}
 
 
 async def read_from(prometheus: Answers) -> list[Flow]:
     """What the first source that answers tells of an hour."""
-    return list(await read_flows(prometheus, (await choose_among(prometheus))[0], 3600))
+    return await read_flows(prometheus, await choose_source(prometheus), 3600)
 
 
-def obi(source: str, destination: str, **more: str) -> dict[str, str]:
-    ends = {"k8s_src_namespace": "shop", "k8s_src_owner_name": source, "k8s_src_owner_type": "Deployment"}
-    return (
-        ends
-        | {"k8s_dst_namespace": "shop", "k8s_dst_owner_name": destination, "k8s_dst_owner_type": "Deployment"}
-        | more
-    )
-
-
-async def test_obi_with_the_direction_selected_tells_client_and_server() -> None:
+async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
+    ends = istio("frontend", "redis")
     series = {
-        "obi_network_flow_bytes_total": [
-            (obi("frontend", "cart", direction="request", server_port="7070", src_zone="z1", dst_zone="z2"), 100.0),
-            (obi("cart", "frontend", direction="response", server_port="7070", src_zone="z2", dst_zone="z1"), 900.0),
-        ]
-    }
-    (found,) = await read_from(Answers(series))
-    assert (found.client.name, found.server.name, found.port) == ("frontend", "cart", 7070)
-    assert (found.request_bytes_per_s, found.response_bytes_per_s, found.peak_bytes_per_s) == (100, 900, 2000)
-    assert (found.client_zone, found.server_zone) == ("z1", "z2")
-    with pytest.raises(NoTrafficError):
-        await choose_among(Answers({"obi_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0)]}))
-
-
-@pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
-async def test_a_port_that_is_none_is_left_out(port: str) -> None:
-    series = {"obi_network_flow_bytes_total": [(obi("frontend", "cart", direction="request", server_port=port), 100.0)]}
-    (found,) = await read_from(Answers(series))
-    assert found.port == 0
-
-
-async def test_istio_counts_what_the_server_sent_as_response_and_unknown_ends_as_external() -> None:
-    ends = {"reporter": "source", "source_workload_namespace": "shop", "source_workload": "frontend"}
-    ends |= {"destination_workload_namespace": "shop", "destination_workload": "redis"}
-    stranger = ends | {"destination_workload": "unknown", "destination_workload_namespace": "unknown"}
-    series = {
-        "istio_requests_total": [(ends, 12.5)],
         "istio_request_bytes_sum": [(ends, 10.0)],
-        "istio_response_bytes_sum": [(ends, 20.0), (stranger, 7.0)],
+        "istio_response_bytes_sum": [(ends, 20.0), (istio("frontend", "unknown", "unknown"), 7.0)],
         "istio_tcp_received_bytes_total": [(ends, 1.0)],
         "istio_tcp_sent_bytes_total": [(ends, 3.0)],
     }
     known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.known)
-    assert (known.request_bytes_per_s, known.response_bytes_per_s, known.requests_per_s) == (11, 23, 12.5)
+    assert (known.client.name, known.server.name) == ("frontend", "redis")
+    assert (known.bytes_per_s, known.peak_bytes_per_s) == (34, 68)
     assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
+    (found, _) = sorted(await read_from(Answers(series, refuse="quantile_over_time")), key=lambda f: not f.server.known)
+    assert found.peak_bytes_per_s == 34, "of a peak that is too much for Prometheus the mean is left"
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
+async def test_a_port_that_is_none_is_left_out(port: str) -> None:
+    (found,) = await read_from(Answers({"netaware_traffic_bytes_total": [(agents("10.1.0.1", port=port), 100.0)]}))
+    assert found.port == 0
 
 
 async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_shared_by_time() -> None:
-    client = {"client_namespace": "shop", "client_workload": "web", "client_kind": "Deployment", "client_zone": "z1"}
-
     def whose(address: str, workload: str, zone: str) -> dict[str, str]:
         end = {"server_namespace": "shop", "server_workload": workload, "server_kind": "Deployment"}
         return end | {"server": address, "server_zone": zone}
 
-    def moved(address: str, direction: str) -> dict[str, str]:
-        return client | {"server": address, "port": "7070", "direction": direction}
-
     series = {
         "netaware_traffic_bytes_total": [
-            (moved("10.1.0.1", "request"), 100.0),
-            (moved("10.1.0.2", "request"), 40.0),
-            (moved("outside", "request"), 7.0),
+            (agents("10.1.0.1", port="7070"), 100.0),
+            (agents("10.1.0.2", port="7070"), 40.0),
+            (agents("outside", port="7070"), 7.0),
         ],
         "netaware_traffic_server_info": [
             (whose("10.1.0.1", "cart", "z2"), 60.0),
@@ -178,30 +174,19 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
             (whose("10.1.0.2", "ads", "z1"), 15.0),
         ],
     }
-    prometheus = Answers(series)
-    source, *_ = await choose_among(prometheus)
-    assert source.name == "conntrack"
-    found = await read_flows(prometheus, source, 3600)
-    assert {(f.server.name, f.server_zone): f.request_bytes_per_s for f in found} == {
-        ("cart", "z2"): 100,
-        ("cart", "z1"): 30,
-        ("ads", "z1"): 10,
-        ("", ""): 7,
+    found = await read_from(Answers(series))
+    assert {(f.client, f.client_zone, f.port) for f in found} == {(of("web"), "z1", 7070)}
+    assert {(f.server.name, f.server_zone): (f.bytes_per_s, f.peak_bytes_per_s) for f in found} == {
+        ("cart", "z2"): (100, 200),
+        ("cart", "z1"): (30, 60),
+        ("ads", "z1"): (10, 20),
+        ("", ""): (7, 14),
     }
 
 
-async def test_a_peak_that_is_too_much_for_prometheus_becomes_the_mean() -> None:
-    series = {"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]}
-    prometheus = Answers(series, refuse="quantile_over_time")
-    (found,) = await read_from(prometheus)
-    assert found.peak_bytes_per_s == 100
-
-
-async def test_no_source_or_an_unknown_one_is_an_error_that_names_what_was_looked_for() -> None:
-    with pytest.raises(NoTrafficError, match=r"obi_network_flow_bytes_total.*install one of the projects"):
-        await choose_among(Answers({"up": []}))
-    with pytest.raises(NoTrafficError, match="'hubbel' is unknown"):
-        await choose_among(Answers({}), "hubbel")
+async def test_no_source_is_an_error_that_names_what_was_looked_for() -> None:
+    with pytest.raises(NoTrafficError, match=r"istio_request_bytes_sum.*install one of the projects"):
+        await choose_source(Answers({"up": []}))
 
 
 def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
@@ -209,10 +194,10 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
     flows += [
         flow("frontend", "frontend", 10),
         flow("frontend", "resolver", 10, port=53),
-        Flow(of("prometheus", "monitoring"), of("cart"), 50, 50),
-        Flow(of("cart"), of("coredns", "kube-system"), 5, 5),
-        Flow(of("cart"), WorkloadId(), 500, 500),
-        Flow(of("konnectivity", "kube-system"), of("cart"), 5, 5),
+        Flow(of("prometheus", "monitoring"), of("cart"), 100),
+        Flow(of("cart"), of("coredns", "kube-system"), 10),
+        Flow(of("cart"), WorkloadId(), 1000),
+        Flow(of("konnectivity", "kube-system"), of("cart"), 10),
         flow("cart", "catalog", 0.5),
     ]
     graph = build_traffic_graph(flows)
@@ -221,19 +206,8 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
     assert reasons == {"self", "dns", "scrape", "external", "system", "thin"}
 
 
-def test_flows_over_zones_and_ports_add_up() -> None:
-    flows = [
-        flow("a", "b", 100, client_zone="z1", server_zone="z1", port=1),
-        flow("a", "b", 300, client_zone="z1", server_zone="z2", port=2),
-    ]
-    (found,) = build_traffic_graph(flows).dependencies
-    assert found.bytes_per_s == 400
-    assert found.zones == {("z1", "z1"): 100, ("z1", "z2"): 300}
-
-
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
-    graph = build_traffic_graph(flow(*edge, peak=edge[2] * 1.1) for edge in SHOP)
-    (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [], "shop", lambda _, __: 7)
+    (found,) = proposed((flow(*edge, peak=edge[2] * 1.1) for edge in SHOP), cost=7)
     spec = boutique(found.manifest["spec"]).spec
     read = build_graph(spec)
     assert read.faults == ()
@@ -249,108 +223,40 @@ def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() ->
     ("peak_bps", "bandwidth"), [(8, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)]
 )
 def test_bandwidth_is_rounded_up_to_two_digits(peak_bps: float, bandwidth: int) -> None:
-    graph = build_traffic_graph([flow("a", "b", 1, peak=peak_bps / 8)])
-    (found,) = propose(graph, world(["a", "b"]), [], "shop", no_cost)
+    (found,) = proposed([flow("a", "b", 1, peak=peak_bps / 8)])
     assert found.dependencies[0].min_bandwidth_bps == bandwidth
 
 
+def reference(name: str, selector: str = "", **more: str) -> dict[str, str]:
+    return {"kind": "Deployment", "name": name, "selector": selector, **more}
+
+
 def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None:
-    written = {
-        "numMembers": 9,
-        "topologySortingAlgorithm": "TarjanSort",
-        "workloads": [
-            {
-                "workload": {"kind": "Deployment", "name": "frontend", "selector": "P1"},
-                "dependencies": [
-                    {
-                        "workload": {"kind": "Deployment", "name": "cart", "selector": "P2"},
-                        "minBandwidth": "10M",
-                        "maxNetworkCost": 3,
-                    }
-                ],
-            },
-            {"workload": {"kind": "Deployment", "name": "cart", "selector": "P2"}},
-        ],
-    }
-    group = boutique(written)
-    graph = build_traffic_graph(flow(*edge) for edge in SHOP)
-    (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [group], "shop", no_cost)
+    needs = [{"workload": reference("cart", "P2"), "minBandwidth": "10M", "maxNetworkCost": 3}]
+    workloads = [
+        {"workload": reference("frontend", "P1"), "dependencies": needs},
+        {"workload": reference("cart", "P2")},
+    ]
+    group = boutique({"numMembers": 9, "topologySortingAlgorithm": "TarjanSort", "workloads": workloads})
+    (found,) = proposed([flow(*edge) for edge in SHOP], group)
     spec = found.manifest["spec"]
-    assert (found.name, found.exists, spec["numMembers"], spec["topologySortingAlgorithm"]) == (
-        "boutique",
-        True,
-        9,
-        "TarjanSort",
-    )
+    assert (found.name, found.exists, spec["numMembers"]) == ("boutique", True, 9)
+    assert spec["topologySortingAlgorithm"] == "TarjanSort"
     frontend = spec["workloads"][0]
     assert frontend["workload"]["selector"] == "P1"
     assert [(d["workload"]["selector"], d["minBandwidth"]) for d in frontend["dependencies"]] == [
         ("P2", "10M"),
         ("catalog", "24000"),
     ]
-    assert measured_weights(group, graph) == {"P1": {"P2": 5000.0}}
-    drift = {(d.kind, d.client, d.server) for d in drift_of(group, build_traffic_graph([flow("cart", "frontend", 9)]))}
-    assert drift == {("new", "shop/cart", "shop/frontend"), ("gone", "shop/frontend", "shop/cart")}
-    (grown,) = drift_of(group, build_traffic_graph([flow("frontend", "cart", 20e6)]))
+    assert compared([flow(*edge) for edge in SHOP], group).weights["shop/boutique"] == {"P1": {"P2": 5000.0}}
+    drift = compared([flow("cart", "frontend", 9)], group).drift["shop/boutique"]
+    assert {(d.kind, d.client, d.server) for d in drift} == {
+        ("new", "shop/cart", "shop/frontend"),
+        ("gone", "shop/frontend", "shop/cart"),
+    }
+    (grown,) = compared([flow("frontend", "cart", 20e6)], group).drift["shop/boutique"]
     assert grown.kind == "grown"
     assert "16 times" in grown.detail
-
-
-def test_a_proposal_says_who_will_not_follow_it_and_changes_schedulers_only_when_told() -> None:
-    graph = build_traffic_graph([flow("frontend", "cart", 5000.0)])
-    workloads = world(["frontend", "cart"])
-    workloads.schedulers = {of("frontend"): "default-scheduler", of("cart"): "network-aware-scheduler"}
-    (found,) = propose(graph, workloads, [], "shop", no_cost)
-    assert found.notes == (
-        "pods of frontend use default-scheduler, which does not follow it: --scheduler NAME changes their templates",
-    )
-    assert all("spec" not in patch["spec"]["template"] for _, _, patch in found.patches)
-    wish = Wish(spread="zone", scheduler="network-aware-scheduler")
-    (found,) = propose(graph, workloads, [], "shop", no_cost, wish=wish)
-    assert found.notes == ()
-    assert found.manifest["metadata"]["annotations"] == {"netaware.io/spread": "zone"}
-    templates = {name: patch["spec"]["template"] for _, name, patch in found.patches}
-    assert templates["frontend"]["spec"] == {"schedulerName": "network-aware-scheduler"}
-    assert "spec" not in templates["cart"]
-    workloads.labels[of("frontend")] = {"netaware.io/placement": "affinity"}
-    assert propose(graph, workloads, [], "shop", no_cost)[0].notes == ()
-
-
-@pytest.mark.parametrize(
-    ("label", "placing", "follows"),
-    [
-        ("", Placing(), False),
-        ("", Placing("affinity"), True),
-        ("extender", Placing("affinity"), False),
-        ("affinity", Placing(), True),
-        ("unheard-of", Placing(), False),
-        ("", Placing(scheduler_names=("mine", "default-scheduler")), True),
-        ("", Placing(scheduler_names=()), True),
-    ],
-)
-def test_the_default_schedulers_pods_follow_where_pod_namespace_or_configuration_hands_the_plan_to_them(
-    label: str, placing: Placing, follows: bool
-) -> None:
-    workloads = world(["frontend", "cart"])
-    workloads.schedulers = dict.fromkeys((of("frontend"), of("cart")), "default-scheduler")
-    for end in (of("frontend"), of("cart")):
-        workloads.labels[end] = {"netaware.io/placement": label} if label else {}
-    graph = build_traffic_graph([flow("frontend", "cart", 5000.0)])
-    (found,) = propose(graph, workloads, [], "shop", no_cost, placing=placing)
-    assert any("does not follow" in note for note in found.notes) is not follows
-
-
-def test_how_a_namespaces_pods_hear_of_their_plan_is_told_by_its_label_before_the_configuration() -> None:
-    def told(*namespaces: str, **scheduler: Any) -> Placing:
-        labels = {"netaware.io/placement": "affinity"}
-        known = tuple(Object(metadata=ObjectMeta(name=name, labels=labels)) for name in namespaces)
-        snapshot = ClusterSnapshot(now_s=0, namespaces=known, scheduler=SchedulerConfig(**scheduler))
-        return _placing(cast("Traffic", SimpleNamespace(snapshot=snapshot)), "shop")
-
-    assert told("other") == Placing()
-    assert told("other", "shop").placement == "affinity"
-    assert told("shop", placement="extender").placement == "affinity"
-    assert told(placement="affinity", scheduler_names=("a",)) == Placing("affinity", ("a",))
 
 
 def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:
@@ -358,8 +264,7 @@ def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobod
     flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
     flows += [flow(f"db{i}", "logs", 600) for i in range(8)]
     flows.append(flow("web0", "web1", 50))
-    names = {end.name for f in flows for end in (f.client, f.server)}
-    found = propose(build_traffic_graph(flows), world(names), [], "shop", no_cost)
+    found = proposed(flows)
     assert len(found) == 8
     sizes = sorted(len(p.manifest["spec"]["workloads"]) for p in found)
     assert sizes == [2] * 7 + [3]
@@ -367,24 +272,21 @@ def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobod
 
 
 def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
-    flows = [flow("a", "b", 100), flow("b", "a", 100), Flow(of("a"), of("proxy", kind="DaemonSet"), 50, 50)]
-    workloads = world(["a", "b"])
-    workloads.replicas[of("proxy", kind="DaemonSet")] = 3
-    (found,) = propose(build_traffic_graph(flows), workloads, [], "shop", no_cost)
+    flows = [flow("a", "b", 100), flow("b", "a", 100), Flow(of("a"), of("proxy", kind="DaemonSet"), 100)]
+    (found,) = proposed(flows)
     assert {(d.client, d.server) for d in found.dependencies} == {("shop/a", "shop/b"), ("shop/b", "shop/a")}
     assert found.external == ("shop/proxy",)
 
 
 def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
-    web = running("web-5d-x", "ReplicaSet/web-5d", {"app": "web", "pod-template-hash": "5d"})
-    db, lone = running("db-0", "StatefulSet/db", {"app": "db"}, "n2"), running("lone")
-    found = Workloads.from_objects([web, db, lone], {"n1": A, "n2": B}, [service("db", {"app": "db"})])
+    pods = [running("web-5d-x", "ReplicaSet/web-5d"), running("db-0", "StatefulSet/db", "n2"), running("lone")]
+    found = Workloads.from_objects(pods, {"n1": A, "n2": B})
     assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
-    assert found.services == {("shop", "db"): of("db", kind="StatefulSet")}
+    found.replicas[of("db", kind="Job")] = 1
     flows, unknown = found.resolve(
         [
-            Flow(WorkloadId("shop", "web", "ReplicaSet"), WorkloadId("shop", "db"), 1, 1),
-            Flow(of("gone"), of("web"), 7, 0),
+            Flow(WorkloadId("shop", "web"), of("db", kind="StatefulSet"), 2),
+            Flow(of("gone"), of("web"), 7),
         ]
     )
     assert [(f.client.kind, f.server.kind) for f in flows] == [("Deployment", "StatefulSet")]
@@ -392,30 +294,32 @@ def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
 
 
 def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
-    prices = PriceTable(between_zones=0.02, between_regions=0.05, pairs={"z1>z2": 0.01})
-    measured = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    workloads = world(["a", "b", "c"], {A: 1, B: 1})
-    bill = bill_of(build_traffic_graph([measured]), workloads, prices, {"shop/a": "shop/boutique"})
-    assert bill.month == pytest.approx(1000 * 730 * 3600 / 1e9 * 0.01)
+    prices = PriceTable(between_zones=0.02)
+    group = boutique({"workloads": [{"workload": reference("a", "A")}]})
+    bill = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).bill
+    assert bill.month == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
     assert bill.groups == {"shop/boutique": bill.month}
     assert bill.crossing_bytes_per_s == 1000
-    shared = bill_of(build_traffic_graph([flow("a", "c", 1000)]), workloads, prices)
-    assert shared.crossing_bytes_per_s == pytest.approx(500)
+    assert bill.dependencies[0].measured
+    flows = [flow("a", "b", 300, client_zone="z1", server_zone="z2"), flow("a", "b", 700)]
+    shared = compared(flows, prices=prices).bill
+    assert shared.crossing_bytes_per_s == pytest.approx(300 + 350), "bytes without zones are shared out"
+    assert shared.month == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
     assert not shared.dependencies[0].measured
-    assert shared.month == pytest.approx(per_month(250, 0.01) + per_month(250, 0.02))
 
 
-def test_prices_are_checked_and_presets_say_where_they_come_from() -> None:
-    assert price_table("") is None
-    with pytest.raises(ConfigError, match="'oracle' is no preset"):
-        price_table("oracle")
-    with pytest.raises(ConfigError, match="betweenZones"):
-        price_table("", PriceTable(between_zones=-1))
-    with pytest.raises(ConfigError, match="0 to 999"):
-        price_table("", PriceTable(same_zone=999.5))
-    with pytest.raises(ConfigError, match="0 to 999"):
-        PricesConfig(same_zone=999.5).validate()
-    assert all("2026" in preset.source for preset in PRESETS.values())
+def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
+    pods = [running(f"{name}-5d-x", f"ReplicaSet/{name}-5d") for name in "ab"]
+    calls = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
+    bill = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).bill
+    assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
+
+
+def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
+    far = ("r2", "z9")
+    assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
+    assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
+    assert PriceTable(between_zones=0.02, between_regions=0.0).per_gb(A, far) == 0
 
 
 def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
@@ -424,9 +328,7 @@ def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
     assert math.isclose(
         graph.bytes_per_s + sum(o.bytes_per_s for o in graph.left_out), sum(f.bytes_per_s for f in flows)
     )
-    names = {e.name for d in graph.dependencies for e in (d.client, d.server)}
-    found = propose(graph, world(names), [], "shop", no_cost)
-    assert sum(d.bytes_per_s for p in found for d in p.dependencies) >= 0.95 * graph.bytes_per_s
+    assert sum(d.bytes_per_s for p in proposed(flows) for d in p.dependencies) >= 0.95 * graph.bytes_per_s
 
 
 def test_weights_are_written_when_traffic_goes_another_way_or_is_twice_as_much() -> None:
@@ -440,171 +342,106 @@ def test_weights_are_written_when_traffic_goes_another_way_or_is_twice_as_much()
     assert is_worth_writing({"P1": {"P2": float("inf")}}, before)
 
 
-def declaring(needs: dict[str, str], **elsewhere: str) -> AppGroup:
-    """An AppGroup shop/boutique: workload -> what it calls, with the namespaces of those that are not in shop."""
-
-    def reference(name: str) -> dict[str, str]:
-        more = {"namespace": elsewhere[name]} if name in elsewhere else {}
-        return {"kind": "Deployment", "name": name, "selector": name.upper(), **more}
-
-    workloads = [
-        {"workload": reference(name), "dependencies": [{"workload": reference(d)} for d in below.split()]}
-        for name, below in needs.items()
-    ]
-    return boutique({"workloads": workloads})
-
-
-def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) -> Membership:
-    """Whose pods are whose; ``admitted`` is namespace -> those that it lets in."""
-    labels = {name: {CONSENT_LABEL: others} for name, others in (admitted or {}).items()}
-    namespaces = [Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other")]
-    return Membership.from_objects(groups, namespaces, NetworkOverheadArgs())
-
-
-def written(dependency: dict[str, str]) -> AppGroup:
-    """An AppGroup shop/boutique of frontend and cart, where frontend needs one workload of kind Deployment."""
-    names = [{"kind": "Deployment", "name": name, "selector": name[0].upper()} for name in ("frontend", "cart")]
-    needs = [{"workload": {"kind": "Deployment", **dependency}}]
-    return boutique({"workloads": [{"workload": names[0], "dependencies": needs}, {"workload": names[1]}]})
-
-
-def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload() -> None:
-    graph = build_traffic_graph([flow("frontend", "cart", 900.0)])
-    for found, drift in (
-        ({"name": "cart"}, []),
-        ({"name": "cart", "selector": "C"}, []),
-        ({"name": "old-name", "selector": "C"}, []),
-        ({"name": "cart", "selector": "OLD"}, ["new"]),
-        ({"name": "cart", "namespace": "other"}, []),
-    ):
-        group = written(found)
-        assert len(build_graph(group.spec).edges) == (0 if drift else 1)
-        assert [one.kind for one in drift_of(group, graph)] == drift
-        (proposal,) = propose(graph, world(["frontend", "cart"]), [group], "shop", no_cost)
-        assert [d.written for d in proposal.dependencies] == [not drift]
-
-
-def test_a_dependency_by_name_stands_for_no_other_workload() -> None:
-    graph = build_traffic_graph([flow("frontend", "cart", 900.0), flow("frontend", "redis", 800.0)])
-    (proposal,) = propose(graph, world(["frontend", "cart", "redis"]), [written({"name": "cart"})], "shop", no_cost)
-    assert {(d.server, d.written) for d in proposal.dependencies} == {("shop/cart", True), ("shop/redis", False)}
-    frontend = proposal.manifest["spec"]["workloads"][0]
-    assert [d["workload"]["name"] for d in frontend["dependencies"]] == ["cart", "redis"]
+@pytest.mark.parametrize(
+    ("dependency", "declared"),
+    [
+        (reference("cart"), True),
+        (reference("cart", "C"), True),
+        (reference("old-name", "C"), True),
+        (reference("cart", "OLD"), False),
+        (reference("cart", namespace="other"), True),
+    ],
+)
+def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
+    dependency: dict[str, str], declared: bool
+) -> None:
+    frontend = {"workload": reference("frontend", "F"), "dependencies": [{"workload": dependency}]}
+    group = boutique({"workloads": [frontend, {"workload": reference("cart", "C")}]})
+    assert len(build_graph(group.spec).edges) == declared
+    flows = [flow("frontend", "cart", 900.0)]
+    assert [one.kind for one in compared(flows, group).drift["shop/boutique"]] == ([] if declared else ["new"])
+    (proposal,) = proposed([*flows, flow("frontend", "redis", 800.0)], group)
+    assert {(d.server, d.written) for d in proposal.dependencies} == {("shop/cart", declared), ("shop/redis", False)}
 
 
 def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
-    group = declaring({"frontend": "cart db", "cart": "", "db": "store", "store": ""}, db="data", store="data")
-    data = Flow(of("db", "data"), of("store", "data"), 500, 500)
-    graph = build_traffic_graph([flow("frontend", "cart", 100), data])
-    assert drift_of(group, graph) == []
-    assert measured_weights(group, graph) == {"FRONTEND": {"CART": 100}}
-    foreign = declaring({"cart": ""}, cart="other")
-    alone = {"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}}
-    mine = boutique({"workloads": [alone]}, "mine", "other")
-    for groups in ([foreign, mine], [mine, foreign]):
-        assert groups_of_workloads(members(groups)) == {"other/cart": "other/mine"}
-    assert groups_of_workloads(members([foreign])) == {}, "whoever may write an AppGroup must not read what others pay"
-    assert groups_of_workloads(members([foreign], {"other": "shop"})) == {"other/cart": "shop/boutique"}
-
-
-def test_bytes_without_zones_are_shared_out_beside_those_that_have_them() -> None:
-    flows = [flow("a", "b", 300, client_zone="z1", server_zone="z2"), flow("a", "b", 700)]
-    bill = bill_of(build_traffic_graph(flows), world(["a", "b"], {A: 1, B: 1}), PriceTable(between_zones=0.02))
-    assert bill.crossing_bytes_per_s == pytest.approx(300 + 350)
-    assert bill.month == pytest.approx(per_month(650, 0.02))
-    assert not bill.dependencies[0].measured
-
-
-def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
-    far = ("r2", "z9")
-    assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
-    assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
-    assert PriceTable(between_zones=0.02, between_regions=0.0).per_gb(A, far) == 0
-    table = PricesConfig(between_zones=0.03).table()
-    assert table is not None
-    assert table.per_gb(A, far) == 0.03
-
-
-def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
-    left = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    workloads = Workloads.from_objects([running("a")], {"n1": A, "n2": B})
-    bill = bill_of(build_traffic_graph([left]), workloads, PriceTable(between_zones=0.01, between_regions=0.05))
-    assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
-
-
-def test_two_workloads_of_one_name_are_told_apart_by_kind() -> None:
-    workloads = world(["cache", "web"])
-    workloads.replicas[of("cache", kind="StatefulSet")] = 1
-    flows, _ = workloads.resolve([Flow(of("web"), of("cache", kind="StatefulSet"), 1, 1)])
-    assert flows[0].server.kind == "StatefulSet"
-
-
-def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> None:
-    group = declaring({"frontend": "cart", "cart": ""})
-    other = boutique({}, "empty", "else")
-    groups, workloads = [group, other], world(["frontend", "cart", "redis", "catalog"])
-    seen = compare([flow(*edge) for edge in SHOP], workloads, groups, PriceTable(), members(groups))
-    assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 5000.0}}, "else/empty": {}}
+    there = {"namespace": "data"}
+    needs = [{"workload": reference("cart", "CART")}, {"workload": reference("db", "DB", **there)}]
+    store = [{"workload": reference("store", "STORE", **there)}]
+    workloads = [
+        {"workload": reference("frontend", "FRONTEND"), "dependencies": needs},
+        {"workload": reference("cart", "CART")},
+        {"workload": reference("db", "DB", **there), "dependencies": store},
+        {"workload": reference("store", "STORE", **there)},
+    ]
+    flows = [flow("frontend", "cart", 100), Flow(of("db", "data"), of("store", "data"), 1000)]
+    empty = boutique({}, "empty", "else")
+    seen = compared(flows, boutique({"workloads": workloads}), empty)
     assert seen.drift == {"shop/boutique": [], "else/empty": []}
-    assert seen.bill.bytes_per_s == 12_000
+    assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
+    assert seen.bill.bytes_per_s == 1100
 
 
-async def test_a_window_is_as_long_as_prometheus_knows_the_source() -> None:
-    prometheus = Answers({"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]})
-    source, *_ = await choose_among(prometheus)
+def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
+    """Whoever may write an AppGroup must not read what others pay."""
+    foreign = boutique({"workloads": [{"workload": reference("cart", "C", namespace="other")}]})
+    mine = boutique({"workloads": [{"workload": reference("cart", "C")}]}, "mine", "other")
+    flows = [Flow(of("cart", "other"), of("db", "other"), 9)]
+
+    def payer(*groups: AppGroup, admitted: dict[str, str] | None = None) -> str:
+        return compared(flows, *groups, admitted=admitted).bill.dependencies[0].group
+
+    assert payer(foreign, mine) == payer(mine, foreign) == "other/mine"
+    assert payer(foreign) == ""
+    assert payer(foreign, admitted={"other": "shop"}) == "shop/boutique"
+
+
+async def test_a_window_is_as_long_as_prometheus_knows_the_source_and_as_a_rate_needs() -> None:
+    prometheus = Answers({"istio_request_bytes_sum": [(istio("a", "b"), 100.0)]})
+    source = await choose_source(prometheus)
     assert await known_window(prometheus, source, 3600) == 3600
-    prometheus.known_s = 3590.0
-    assert await known_window(prometheus, source, 3600) == 3600
-    prometheus.known_s = 1800.0
-    assert await known_window(prometheus, source, 3600) == 1830
+    for known_s, window_s in ((3590.0, 3600), (1800.0, 1830), (0.0, 60)):
+        prometheus.known_s = known_s
+        assert await known_window(prometheus, source, 3600) == window_s
     prometheus.known_s = 300.0
     assert await known_window(prometheus, source, 90 * 86400) == pytest.approx(300, abs=15)
-    prometheus.known_s = 0.0
-    assert await known_window(prometheus, source, 3600) == 60
-
-
-async def test_no_window_is_shorter_than_a_rate_of_its_source_needs() -> None:
-    prometheus = Answers({"netaware_traffic_bytes_total": []})
-    agents = next(source for source in SOURCES if source.name == "conntrack")
-    assert await known_window(prometheus, agents, 60) == 100
-    prometheus.known_s = 0.0
-    assert await known_window(prometheus, agents, 3600) == 100
 
 
 @pytest.mark.parametrize(("round_s", "least_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
 async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: float, least_s: int) -> None:
     """A round of 0.6 s of a core comes every 120 s: no range of 100 s has two of them, and that node would move nothing."""
-    moved = {"client_namespace": "shop", "client_workload": "web", "server": "10.1.0.1", "direction": "request"}
-    series: dict[str, list[tuple[dict[str, str], float]]] = {
-        "netaware_traffic_bytes_total": [(moved, 100.0)],
-        "netaware_traffic_round_seconds": [({}, round_s)],
-    }
-    prometheus = Answers(series)
-    agents = next(source for source in SOURCES if source.name == "conntrack")
-    assert await known_window(prometheus, agents, 60) == least_s
-    await read_flows(prometheus, agents, 3600)
+    prometheus = Answers(
+        {
+            "netaware_traffic_bytes_total": [(agents("10.1.0.1"), 100.0)],
+            "netaware_traffic_round_seconds": [({}, round_s)],
+        }
+    )
+    source = await choose_source(prometheus)
+    assert await known_window(prometheus, source, 60) == least_s
+    await read_flows(prometheus, source, 3600)
     peaks = [expression for expression in prometheus.asked if expression.startswith("quantile_over_time")]
     assert peaks
     assert all(f"[{max(least_s, 120)}s]" in expression for expression in peaks)
 
 
 def test_a_drift_is_told_without_rates_and_not_at_any_length() -> None:
-    drift = [Drift("new", f"shop/a{i}", "shop/b", 1000.0 + i, "") for i in range(5)]
+    names = [f"a{i}" for i in range(5)]
+    group = boutique({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
+    drift = compared([flow(name, "b", 1000.0) for name in names], group).drift["shop/boutique"]
     reason, message = describe(drift)
     assert reason == "Drift"
     assert message.startswith("a0 -> b is not declared; a1 -> b")
     assert message.endswith("and 2 more: see kubectl netaware propose")
-    assert not any(str(1000 + i) in message for i in range(5))
     assert describe([])[0] == "AsDescribed"
 
 
-def test_settings_of_traffic_name_what_is_wrong() -> None:
+def test_settings_of_traffic_name_what_is_wrong_and_presets_where_they_come_from() -> None:
     TrafficConfig().validate()
     assert TrafficConfig().prices.table() is None
-    assert PricesConfig(preset="gcp").table() == PRESETS["gcp"]
+    assert PriceTable(preset="gcp").table() == PRESETS["gcp"]
+    assert all("2026" in preset.source for preset in PRESETS.values())
     with pytest.raises(ConfigError, match="prometheusUrl"):
         TrafficConfig(prometheus_url="prometheus:9090").validate()
-    with pytest.raises(ConfigError, match="'hubbel' is unknown"):
-        TrafficConfig(source="hubbel").validate()
-    with pytest.raises(ConfigError, match="betweenZones"):
-        TrafficConfig(prices=PricesConfig(between_zones=-1.0)).validate()
+    for prices in (PriceTable(between_zones=-1.0), PriceTable(between_zones=999.5)):
+        with pytest.raises(ConfigError, match=r"prices\.betweenZones"):
+            TrafficConfig(prices=prices).validate()
