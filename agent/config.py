@@ -6,7 +6,6 @@ All are checked before the agent starts. An error names the flag and what to wri
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, load_yaml, read
 from netperf.contract import HOME_NAMESPACE, ApiVersion
-from netperf.pacing import ProbeBudget
 from netperf.plans import is_address
 from netperf.sample import PERCENTILES, Percentile
 
@@ -74,7 +72,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     probing: bool = True
     traffic: TrafficMode = "off"
     passphrase_file: Path = PASSPHRASE_FILE
-    budget: ProbeBudget = ProbeBudget()
+    max_stream_bps: float = 10e6
     upstream_percentiles: tuple[Percentile, ...] = ()
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -135,7 +133,6 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
     flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
     flag("passphrase-file", "file with the probing passphrase; may be absent", str(PASSPHRASE_FILE), metavar="FILE")
-    flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
     flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
     flag("upstream-keys", "percentiles to write also in upstream's key format, such as p90", "", metavar="LIST")
     flag("log-format", "text or json", "text", metavar="FORMAT")
@@ -180,10 +177,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
         traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file),
-        budget=ProbeBudget(
-            max_cpu_ratio=parse_share("--max-probe-cpu", arguments.max_probe_cpu),
-            max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
-        ),
+        max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
         upstream_percentiles=parse_percentiles("--upstream-keys", arguments.upstream_keys),
     )
 
@@ -227,22 +221,6 @@ def parse_rate(field: str, text: str | int) -> int:
     if rate_bps <= 0:
         raise ConfigError(field, f"{text!r} is not above 0", "write bits per second, such as 10G")
     return rate_bps
-
-
-def parse_share(field: str, text: str) -> float:
-    """A share above 0 and at most 1, from ``20%`` or ``0.2``.
-
-    Raises:
-        ConfigError: ``text`` is invalid; names ``field``.
-    """
-    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError as error:
-        raise ConfigError(field, f"{text!r} is no share", "write 20% or 0.2") from error
-    if not math.isfinite(share) or not 0 < share <= 1:
-        raise ConfigError(field, f"{text!r} is not above 0 and up to 100%", "write 20% or 0.2")
-    return share
 
 
 def parse_reserve(text: str) -> Reserve:

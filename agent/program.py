@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
-from kubekit.health import InformerMetrics, count_tasks, stale
+from kubekit.health import InformerMetrics, stale
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.version import installed_version
@@ -45,7 +45,6 @@ async def run_agent(config: AgentConfig) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which is not used
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    count_tasks(registry)
     checks = Checks()
     view = NodeView()
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
@@ -62,8 +61,6 @@ async def run_agent(config: AgentConfig) -> None:
         instance_type = firmware_type(read_machine(config.sys, config.proc))
         publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
         kernel.on_links(publisher.note_link_change)
-        kernel.on_default_routes(links.note_route_change)
-        kernel.on_default_routes(publisher.note_link_change)
         utilization = UplinkUtilization(
             config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry
         )

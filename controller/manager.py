@@ -31,7 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
-from kubekit.health import EventLoopMonitor, InformerMetrics, count_tasks, stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import LeaderElector, WriteFence
 from kubekit.runtime import configure_gc, supervise
@@ -51,7 +51,6 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
-    count_tasks(registry)
     async with Client(cluster, user_agent=f"{CONTROLLER}/{installed_version()}") as client:
         manager = Manager(client, config, registry)
         await manager.run()

@@ -1,4 +1,4 @@
-"""When a probe starts, and how much CPU and bandwidth probes may use.
+"""When a probe starts, and how much bandwidth stream probes may use.
 
 Nothing is agreed between agents at run time: rounds follow the wall clock, slots come from the plan, and jitter comes
 from a hash, so each agent can tell its own turn. Agents whose clocks differ by more than a slot's slack may overlap; an
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,16 +55,6 @@ def slot_width_s(plan: ZonePlan) -> float:
     return plan.interval_s / plan.slots
 
 
-def missed_turns(plan: ZonePlan, node: str, after_s: float, before_s: float) -> tuple[Turn, ...]:
-    """Turns of the node that began between two moments (wall clock, s), of the last two rounds at most."""
-    missed: list[Turn] = []
-    from_s = max(after_s, before_s - 2 * plan.interval_s)
-    while (turn := next_turn(plan, node, from_s)) is not None and turn.starts_at_s < before_s:
-        missed.append(turn)
-        from_s = turn.starts_at_s + 1e-3
-    return tuple(missed)
-
-
 def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
     """The test that a probe runs in a round: the usual one, or in every ``extra_every``-th round an extra one.
 
@@ -89,38 +80,22 @@ def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
     return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
 
 
-class Spending(msgspec.Struct, frozen=True):
-    """The cost of a past run: when it ended, CPU seconds of the prober, bytes sent by a stream."""
+STREAM_WINDOW_S = 600.0
+"""Streams may take their mean bandwidth over a sliding window of this length."""
+
+
+class StreamRun(NamedTuple):
+    """A past run of TCP_STREAM: when it ended, and the bytes that it sent."""
 
     ended_at_s: float
-    cpu_s: float = 0.0
-    sent_bytes: float = 0.0
+    sent_bytes: float
 
 
-class ProbeBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits over a sliding window.
-
-    Attributes:
-        max_cpu_ratio: share of one core that probes may take; 1 is no limit.
-        max_stream_bps: mean bandwidth that TCP_STREAM runs may take, bits per second.
-        window_s: the window.
-    """
-
-    max_cpu_ratio: float = 0.2
-    max_stream_bps: float = 10e6
-    window_s: float = 600.0
+def recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, ...]:
+    """The runs inside the window."""
+    return tuple(run for run in runs if now_s - run.ended_at_s < STREAM_WINDOW_S)
 
 
-def within_budget(spent: Sequence[Spending], now_s: float, budget: ProbeBudget, *, stream: bool) -> bool:
-    """Whether another run may start now, from what the runs inside the window cost; the last run may overshoot."""
-    recent = still_counted(spent, now_s, budget)
-    cpu_s = sum(s.cpu_s for s in recent)
-    if cpu_s >= budget.max_cpu_ratio * budget.window_s:
-        return False
-    sent_bits = 8 * sum(s.sent_bytes for s in recent)
-    return not stream or sent_bits < budget.max_stream_bps * budget.window_s
-
-
-def still_counted(spent: Iterable[Spending], now_s: float, budget: ProbeBudget) -> tuple[Spending, ...]:
-    """The runs that are still inside the window."""
-    return tuple(s for s in spent if now_s - s.ended_at_s < budget.window_s)
+def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
+    """Whether another stream may run now; the last one may overshoot the mean."""
+    return 8 * sum(run.sent_bytes for run in recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S

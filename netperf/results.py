@@ -106,27 +106,21 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
     return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
 
 
-def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int, set[str]]:
-    """The highest sequence of a node's own entries in a results ConfigMap. Never raises.
+def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
+    """The highest sequence of a node's own entries in a results ConfigMap that a clock gives; 0 without any. Never raises.
 
     Args:
         data: of one results ConfigMap.
         node: whose entries count.
         now_s: wall clock, seconds since 1970.
-
-    Returns:
-        The highest sequence, 0 without any; and the keys whose sequence is in the future, to be removed.
     """
-    last, future_keys = 0, set[str]()
+    last = 0
     for key, value in data.items():
         name = parse_key(key)
         result = _decode_value(key, name, value) if name is not None and name.origin == node else None
-        if isinstance(result, Sample | Failure):
-            if result.sequence > _most_sequence(now_s):
-                future_keys.add(key)
-            else:
-                last = max(last, result.sequence)
-    return last, future_keys
+        if isinstance(result, Sample | Failure) and result.sequence <= _most_sequence(now_s):
+            last = max(last, result.sequence)
+    return last
 
 
 def _most_sequence(now_s: float) -> float:

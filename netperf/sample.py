@@ -64,7 +64,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         jitter_us: mean absolute difference of consecutive round trips.
         throttled_us: how long our own cgroup was kept from running during the run; None if unknown.
         run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
-        cpu_us: CPU time of the prober during the run; None if unknown.
         responder_delay_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
         delayed_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
     """
@@ -85,7 +84,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     jitter_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     throttled_us: Amount | None = None
     run_queue_us: Amount | None = None
-    cpu_us: Amount | None = None
     responder_delay_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     delayed_ratio: Ratio | None = None
 

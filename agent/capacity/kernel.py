@@ -51,8 +51,8 @@ _NEXT_HOP = struct.Struct("=HBBi")
 _RTN_UNICAST, _RT_TABLE_MAIN = 1, 254
 _FAMILIES = {2: 4, 10: 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
-ROUTES_S = 600.0
-"""Routes are read again after this time, or at the next read after a default route changed."""
+ROUTES_S = 50.0
+"""Routes are read again after this time, which is shorter than the interval of reading links."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
 
 
@@ -72,12 +72,8 @@ class LinkReader:
 
     def __init__(self, sys: Path, proc: Path) -> None:
         self._sys, self._proc = sys, proc
-        self._routes: tuple[Route, ...] | None = None
-        self._read_at_s = 0.0
-
-    def note_route_change(self) -> None:
-        """Read routes at the next read, because a default route changed."""
-        self._routes = None
+        self._routes: tuple[Route, ...] = ()
+        self._read_at_s = -ROUTES_S
 
     async def read(self) -> LinkSnapshot:
         """The node's links now.
@@ -89,16 +85,12 @@ class LinkReader:
         async with rtnetlink("cannot read links") as netlink:
             links = await dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
             roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
-            routes, now_s = self._routes, time.monotonic()
-            if routes is None or now_s - self._read_at_s >= ROUTES_S:
-                # Set before reading, so that a change meanwhile is read next time.
-                self._routes, self._read_at_s = (), now_s
+            if time.monotonic() - self._read_at_s >= ROUTES_S:
                 dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
-                routes = tuple(route for hops in dumped for route in hops)
-                if self._routes is not None:
-                    self._routes = routes
+                self._routes = tuple(route for hops in dumped for route in hops)
+                self._read_at_s = time.monotonic()
         links = await _with_speeds([_with_root(link, roots) for link in links], directory)
-        return LinkSnapshot(links=tuple(links), routes=routes, machine=read_machine(self._sys, self._proc))
+        return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
 
 
 def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:

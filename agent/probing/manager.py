@@ -56,7 +56,6 @@ class ProbingManager:
         self._source = SecretSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
         self._metrics = ProbeMetrics(self._plans, registry)
-        self._metrics.rejected = lambda: self._responder.rejected if self._responder else 0
         self._metrics.secret_refused = lambda: bool(self._source.problem)
         self._results = ResultsQueue()
         self._writer = ResultsWriter(
@@ -68,7 +67,7 @@ class ProbingManager:
             registry=registry,
         )
         self._background = BackgroundProber(self._plans)
-        self._scheduler = ProbeScheduler(self._plans, config.budget, self._record_outcome, self._background)
+        self._scheduler = ProbeScheduler(self._plans, config.max_stream_bps, self._record_outcome, self._background)
         self._responder: ProbeResponder | None = None
         self._secret: bytes | None = None
         self._changed = asyncio.Event()

@@ -3,13 +3,12 @@
 netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
 typical latency spreads over time, and must not be read as the distribution of packets.
 
-A pair's metrics are those of the newest run of the plan's usual test, and the throughput of an extra test. Runs and quality flags
-are counted by test.
+A pair's metrics are those of the newest run of the plan's usual test. Runs and quality flags are counted by test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -36,7 +35,7 @@ _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 class _PairState:
     def __init__(self) -> None:
-        self.samples: dict[Test, Sample] = {}
+        self.sample: Sample | None = None
         self.outcomes: dict[tuple[Test, str], int] = {}
         self.quality_flags: dict[tuple[Test, str], int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
@@ -56,7 +55,6 @@ class ProbeMetrics:
     ) -> None:
         self._plans = plans
         self._pairs: dict[Pair, _PairState] = {}
-        self.rejected: Callable[[], int] = lambda: 0
         self.secret_refused: Callable[[], bool] = lambda: False
         if registry is not None:
             registry.register(self)
@@ -78,10 +76,13 @@ class ProbeMetrics:
         sample = outcome.sample
         if sample is None:
             return
-        state.samples[outcome.test] = sample
         for doubt in outcome.run_flags or sample.quality_flags:
             state.quality_flags[outcome.test, doubt] = state.quality_flags.get((outcome.test, doubt), 0) + 1
-        if sample.priced.p50_us is not None and outcome.test == self._usual_test:
+        plan = self._plans.plan
+        if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
+            return
+        state.sample = sample
+        if sample.priced.p50_us is not None:
             value_s = sample.priced.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
             state.sum_s += value_s
@@ -93,21 +94,15 @@ class ProbeMetrics:
         yield from self._counts()
         yield from self._about_plan()
 
-    @property
-    def _usual_test(self) -> Test:
-        plan = self._plans.plan
-        return plan.settings.test if plan is not None else "TCP_RR"
-
-    def _samples(self, test: Test) -> Iterable[tuple[Pair, Measurement, Sample]]:
-        samples = ((pair, state.samples.get(test)) for pair, state in self._pairs.items())
-        return [(pair, sample.measurement, sample) for pair, sample in samples if sample is not None]
+    def _samples(self) -> list[tuple[Pair, Sample]]:
+        return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
 
     def _latency(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
         latency = SummaryMetricFamily(
             "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
         )
-        for pair, _, sample in self._samples(self._usual_test):
+        for pair, sample in self._samples():
             for percentile in PERCENTILES:
                 # With too few datagrams for a percentile, netperf's is exported.
                 value_us = sample.priced.percentile_us(percentile) or sample.measurement.percentile_us(percentile)
@@ -126,26 +121,20 @@ class ProbeMetrics:
     def _last_run(self) -> Iterator[Metric]:
         taken = _gauge("sample_timestamp_seconds", "When the newest sample was taken.")
         trusted = _gauge("sample_trusted", "1 if the newest sample has no quality flag, else 0.")
-        throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
         datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent since the sample before.")
-        retransmits = _gauge("retransmitted_segments", "Retransmitted TCP segments of the newest run, both ends.")
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
-        for pair, measured, sample in self._samples(self._usual_test):
+        for pair, sample in self._samples():
             taken.add_metric(pair, sample.taken_at)
             trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
             for family, value in (
-                (loss, measured.loss_ratio),
-                (retransmits, measured.retransmits),
+                (loss, sample.measurement.loss_ratio),
                 (datagram_loss, _datagrams_of(sample).loss_ratio),
                 (jitter, _seconds(_datagrams_of(sample).jitter_us)),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
-        for pair, measured, _ in self._samples("TCP_STREAM"):
-            if measured.throughput_bps is not None:
-                throughput.add_metric(pair, measured.throughput_bps / 8)
-        yield from (taken, trusted, throughput, loss, datagram_loss, retransmits, jitter)
+        yield from (taken, trusted, loss, datagram_loss, jitter)
 
     def _counts(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
@@ -166,21 +155,14 @@ class ProbeMetrics:
         yield from (runs, quality_flags)
 
     def _about_plan(self) -> Iterator[Metric]:
-        plan = self._plans.plan
         own = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
-        if plan is not None:
-            yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the current probe plan.", plan.epoch)
-            yield GaugeMetricFamily("netaware_probe_round_seconds", "Length of a round.", plan.interval_s)
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
         )
         for reason, count in self._plans.refusal_counts.copy().items():
             refusals.add_metric((reason,), count)
         yield refusals
-        yield CounterMetricFamily(
-            "netaware_probe_rejected_peers", "Peers that failed to authenticate.", self.rejected()
-        )
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
             "1 if the probing secret cannot be used; the last good one, or none, is used instead.",

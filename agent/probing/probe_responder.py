@@ -60,11 +60,6 @@ class ProbeResponder:
             return Announcement(self.address, self._settings.port, installed_version(), "netperf")
         return Announcement(self.address, self._settings.datagram_port, installed_version(), "datagrams")
 
-    @property
-    def rejected(self) -> int:
-        """Number of connections and datagrams that failed to authenticate."""
-        return sum(server.rejected for server in (self._netserver, self._datagrams) if server is not None)
-
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:

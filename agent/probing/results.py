@@ -175,7 +175,6 @@ class ResultsWriter:
             CONFIGMAPS, target.name, merge_patch(data), ConfigMap, kind=MERGE_PATCH, namespace=self._namespace
         )
         target.data, target.has_our_sequences = after.data or {}, True
-        target.future_keys.clear()
         self._queue.mark_written(entries)
         for entry in entries:
             self._refused.pop(entry.key, None)
@@ -183,7 +182,7 @@ class ResultsWriter:
 
     def _encode(self, target: _Target, entries: Sequence[Entry]) -> dict[str, str | None]:
         plan = self._plans.plan
-        data: dict[str, str | None] = dict.fromkeys(target.future_keys)
+        data: dict[str, str | None] = {}
         for entry in entries:
             if entry.removes_failure:
                 data[entry.key + FAILED_SUFFIX] = None
@@ -207,7 +206,6 @@ class _Target:
         data: its latest known keys and values; None before the first read and after an error.
         sequence_offset: added to each sequence. Sequences start from the clock; if it went back, new results would seem older than those of an
             earlier run of this agent.
-        future_keys: own keys to remove, whose sequences are in the future.
         has_our_sequences: the object's samples were written with this offset.
     """
 
@@ -215,12 +213,11 @@ class _Target:
         self.name = name
         self.data: Mapping[str, str] | None = None
         self.sequence_offset = 0
-        self.future_keys: set[str] = set()
         self.has_our_sequences = False
 
     def catch_up(self, entries: Sequence[Entry], wall_s: float) -> None:
         """Continue the sequences of an earlier run of this agent."""
         new = [item for entry in entries for item in (entry.sample, entry.failure) if item is not None]
         if new and self.data and not self.has_our_sequences:
-            last, self.future_keys = last_sequence(self.data, new[0].origin.node, wall_s)
+            last = last_sequence(self.data, new[0].origin.node, wall_s)
             self.sequence_offset = max(self.sequence_offset, last + 1 - min(item.sequence for item in new))

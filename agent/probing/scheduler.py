@@ -1,6 +1,6 @@
 """Runs this node's probes in their slots, one at a time, and flags the samples.
 
-Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. A run that the budget
+Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. A stream that the bandwidth
 does not allow is skipped and counted, not queued. A run ends when the node's next turn comes, so a peer that drops packets costs
 only its own turn. Pairs without runs are measured by datagrams alone, once a round.
 """
@@ -22,14 +22,12 @@ from kubekit import logs
 from kubekit.waiting import wait_for
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
-    ProbeBudget,
-    Spending,
+    StreamRun,
     Turn,
-    missed_turns,
+    may_stream,
     next_turn,
+    recent_streams,
     slot_width_s,
-    still_counted,
-    within_budget,
 )
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.netperf import NetperfProber
@@ -50,7 +48,7 @@ log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
 
-Result = Literal["ok", "over-budget", "missed", "waiting"] | FailureName
+Result = Literal["ok", "over-budget", "waiting"] | FailureName
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         origin, destination: the pair.
         test: the test that was run.
-        result: ``ok``, ``over-budget``, ``missed`` (the run before took too long), ``waiting`` (no run is planned and no datagram
-            came back yet), or the failure.
+        result: ``ok``, ``over-budget``, ``waiting`` (no run is planned and no datagram came back yet), or the failure.
         sample: with ``ok``, and after a failed run if datagrams came back.
         failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
@@ -86,7 +83,7 @@ class ProbeScheduler:
 
     Args:
         plans: the current plan.
-        budget: limits the CPU and bandwidth of runs.
+        max_stream_bps: mean bandwidth that streams may take, bits per second.
         listener: called with each outcome; must be quick and must not raise.
         background: the datagrams' prober.
     """
@@ -94,17 +91,17 @@ class ProbeScheduler:
     def __init__(
         self,
         plans: PlanSource,
-        budget: ProbeBudget,
+        max_stream_bps: float,
         listener: Callable[[Outcome], None],
         background: BackgroundProber,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plans, self._budget, self._listener = plans, budget, listener
+        self._plans, self._max_stream_bps, self._listener = plans, max_stream_bps, listener
         self._background, self._wall_clock = background, wall_clock
         self._in_a_row: dict[tuple[str, str], int] = {}
         self._failed_runs: dict[tuple[str, str], int] = {}
-        self._spent: tuple[Spending, ...] = ()
+        self._streams: tuple[StreamRun, ...] = ()
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
         self._sequence = int(wall_clock())
@@ -132,7 +129,6 @@ class ProbeScheduler:
             changed, plan, prober = self._changed, self._plans.plan, self._prober
             turn = None
             if plan is not None and prober is not None:
-                self._count_missed(plan)
                 turn = next_turn(plan, self._plans.node, self._earliest_start_s(plan))
             if turn is None or plan is None or prober is None:
                 await changed.wait()
@@ -175,11 +171,6 @@ class ProbeScheduler:
         earliest_s = now_s - slot_width_s(plan) / 2
         return max(self._last_turn_s, earliest_s) if self._last_turn_s - now_s <= TURN_OVER_S else earliest_s
 
-    def _count_missed(self, plan: ZonePlan) -> None:
-        for turn in missed_turns(plan, self._plans.node, self._last_turn_s, self._earliest_start_s(plan)):
-            self._last_turn_s = turn.starts_at_s + TURN_OVER_S
-            self._listener(_log_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
-
     async def _wait_for_turn(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
         while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
@@ -189,24 +180,22 @@ class ProbeScheduler:
 
     async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: NetperfProber) -> Outcome:
         probe, settings, test, now_s = turn.probe, plan.settings, turn.test, self._wall_clock()
-        self._spent = still_counted(self._spent, now_s, self._budget)
-        if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
-            return _log_outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
+        if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
+            return _log_outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
         run: Measurement | ProbeFailedError
         self._background.pause(paused=True)
-        started = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s(turn, plan)):
                 run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
-            self._record_cost(run.duration_s or 0.0, run)
+            if run.throughput_bps:
+                sent = StreamRun(self._wall_clock(), run.throughput_bps * (run.duration_s or 0.0) / 8)
+                self._streams = (*recent_streams(self._streams, now_s), sent)
         except ProbeFailedError as failure:
             run = failure
         except TimeoutError:
             run = ProbeFailedError("timeout", "no end before the next turn", alive=True)
         finally:
             self._background.pause(paused=False)
-        if isinstance(run, ProbeFailedError):
-            self._record_cost(min(time.monotonic() - started, settings.duration_s), None)
         return self.conclude(probe, test, run)
 
     def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
@@ -266,17 +255,6 @@ class ProbeScheduler:
     def _succeeded(self, probe: Probe, outcome: Outcome) -> Outcome:
         self._in_a_row.pop(probe.nodes, None)
         return msgspec.structs.replace(outcome, heard=True)
-
-    def _record_cost(self, duration_s: float, measurement: Measurement | None) -> None:
-        """Record the CPU of a run; if unknown, as after a failure, a whole core for its duration."""
-        cpu_us = measurement.cpu_us if measurement is not None else None
-        sent_bps = (measurement.throughput_bps or 0.0) if measurement is not None else 0.0
-        cost = Spending(
-            self._wall_clock(),
-            cpu_s=duration_s if cpu_us is None else cpu_us / 1e6,
-            sent_bytes=sent_bps * duration_s / 8,
-        )
-        self._spent = (*self._spent, cost)
 
     def _sample(
         self,

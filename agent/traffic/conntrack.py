@@ -172,15 +172,12 @@ class TableState(NamedTuple):
     Attributes:
         accounting: whether bytes of new connections are counted (``nf_conntrack_acct``).
         events: whether their ends are reported (``nf_conntrack_events``).
-        entries, limit: connections, and the size of the table.
         dropped: connections refused since the node started because the table was full.
         pushed_out: connections removed early to make room.
     """
 
     accounting: bool | None
     events: bool | None
-    entries: int | None
-    limit: int | None
     dropped: int | None
     pushed_out: int | None
 
@@ -193,8 +190,6 @@ def read_table_state(proc: Path) -> TableState:
     return TableState(
         None if accounting is None else accounting > 0,
         None if events is None else events > 0,
-        _number(folder / "nf_conntrack_count"),
-        _number(folder / "nf_conntrack_max"),
         dropped,
         pushed_out,
     )

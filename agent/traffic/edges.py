@@ -66,21 +66,18 @@ class Total:
         """Start counting from here: bytes moved before are not counted."""
         self.offset = -(self.ended + self.live)
 
-    def update(self) -> int:
-        """Export the new total, which never falls. Returns the bytes lost by dropped events: 0, or after a second low reading the gap."""
+    def update(self) -> None:
+        """Export the new total, which never falls; after a second low reading, events were dropped, and it continues from there."""
         value = self.ended + self.live + self.offset
-        lost = 0
+        if value < self.exported and self.low is None:
+            self.low = value
+            return
         if value < self.exported and self.low is not None:
             lost = self.exported - self.low
             self.offset += lost
             value += lost
-            self.low = None
-        elif value < self.exported:
-            self.low = value
-        else:
-            self.low = None
+        self.low = None
         self.exported = max(self.exported, value)
-        return lost
 
 
 class _State:
@@ -98,14 +95,13 @@ class EdgeTotals:
         workloads: address -> workload, of this node's pods that have a network of their own.
         servers: addresses of this node that answered a call.
         uncounted: live connections of pods that the kernel counts no bytes for, in the last round.
-        unreported_bytes: of connections whose end the kernel did not report.
         reading: of the last complete round.
     """
 
     def __init__(self) -> None:
         self.workloads: dict[bytes, Workload] = {}
         self.servers: set[bytes] = set()
-        self.uncounted = self.unreported_bytes = 0
+        self.uncounted = 0
         self.reading = Reading(0.0, ())
         self._gone: dict[bytes, float] = {}
         self._states: dict[Edge, _State] = {}
@@ -164,7 +160,7 @@ class EdgeTotals:
             for total in (state.request, state.response):
                 if self._first:
                     total.reset()
-                self.unreported_bytes += total.update()
+                total.update()
             if state.alive or state.request.exported + state.response.exported != before:
                 state.changed_s = self._now_s
             elif self._now_s - state.changed_s > FORGET_S:

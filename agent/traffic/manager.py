@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
-from agent.traffic.edges import OVERFLOW_EDGE, Edge, EdgeTotals, Workload
+from agent.traffic.edges import Edge, EdgeTotals, Workload
 from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.owners import owner_of
@@ -107,7 +107,7 @@ class TrafficCollector:
         self.edges = EdgeTotals()
         self.cost_s, self.lost = 0.0, 0
         self._zone, self._proc, self._clock = zone, proc, clock
-        self._table = TableState(None, None, None, None, None, None)
+        self._table = TableState(None, None, None, None)
 
     def add_ended(self, data: bytes) -> None:
         """Add a datagram of events of ended connections."""
@@ -163,11 +163,6 @@ class TrafficCollector:
                 (str(ipaddress.ip_address(address)), workload.namespace, workload.kind, workload.name, zone), 1.0
             )
         yield info
-        yield _gauge(
-            "netaware_traffic_edges",
-            "Client-server pairs of this node, at most 2,000.",
-            sum(edge is not OVERFLOW_EDGE for edge, *_ in totals),
-        )
         yield from self._about_counting()
 
     def _about_counting(self) -> Iterator[Metric]:
@@ -182,8 +177,6 @@ class TrafficCollector:
             "Live connections of pods without byte counters, because they began before accounting was enabled.",
             self.edges.uncounted,
         )
-        yield _gauge("netaware_traffic_connections", "Connections in the kernel's table.", table.entries)
-        yield _gauge("netaware_traffic_connections_limit", "Size of that table.", table.limit)
         missed = CounterMetricFamily(
             "netaware_traffic_untracked_connections",
             "Connections that are not counted because the table was full: refused, or removed early.",
@@ -193,13 +186,10 @@ class TrafficCollector:
             if count is not None:
                 missed.add_metric((reason,), count)
         yield missed
-        yield _counter(
-            "netaware_traffic_lost_messages", "Times that the kernel dropped events of ended connections.", self.lost
-        )
-        yield _counter(
-            "netaware_traffic_unreported_bytes",
-            "Bytes of connections whose end the kernel did not report; counters continue without them.",
-            self.edges.unreported_bytes,
+        yield CounterMetricFamily(
+            "netaware_traffic_lost_messages",
+            "Times that the kernel dropped events of ended connections.",
+            value=self.lost,
         )
         yield _gauge("netaware_traffic_round_seconds", "Processor time of reading the table once.", self.cost_s)
 
@@ -218,10 +208,5 @@ def _bytes_moved(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, 
     return moved
 
 
-def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
-    """A gauge; absent if the value is unknown."""
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=value)

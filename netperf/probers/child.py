@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from netperf.probers.contention import CpuUse, follow_cpu_use
+from netperf.probers.contention import follow_run_queue
 
 OUTPUT_LIMIT = 65536
 STOP_GRACE_S = 2.0
@@ -24,12 +24,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Finished(NamedTuple):
-    """A run that ended by itself."""
+    """A run that ended by itself; ``run_queue_us`` is how long it waited for a CPU, None if unknown."""
 
     status: int
     stdout: str
     stderr: str
-    cpu: CpuUse | None
+    run_queue_us: float | None
 
 
 class ChildLimits(NamedTuple):
@@ -119,8 +119,8 @@ async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
         limit=OUTPUT_LIMIT,
         preexec_fn=die_with_parent,
     )
-    last: list[CpuUse] = []
-    watcher = asyncio.create_task(follow_cpu_use(process.pid, lambda use: last.__setitem__(slice(None), [use])))
+    waited_us: list[float] = []
+    watcher = asyncio.create_task(follow_run_queue(process.pid, waited_us.append))
     try:
         async with asyncio.timeout(deadline_s):
             stdout, stderr = await process.communicate()
@@ -133,7 +133,7 @@ async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
         process.returncode if process.returncode is not None else -1,
         stdout[:OUTPUT_LIMIT].decode("utf-8", "replace"),
         stderr[:OUTPUT_LIMIT].decode("utf-8", "replace"),
-        last[0] if last else None,
+        waited_us[-1] if waited_us else None,
     )
 
 

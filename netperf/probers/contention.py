@@ -9,17 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 SAMPLING_S = 0.05
-
-
-class CpuUse(NamedTuple):
-    """CPU time and time spent runnable without a CPU, microseconds."""
-
-    cpu_us: float
-    run_queue_us: float
 
 
 def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:
@@ -74,12 +66,11 @@ def read_throttled_us(cpu_stat: Path | None) -> float | None:
     return None
 
 
-def read_cpu_use(pid: int | str = "self") -> CpuUse | None:
-    """``/proc/<pid>/schedstat``: time on a CPU and time waiting for one, both in ns (sched-stats.rst), of its main thread."""
+def read_run_queue_us(pid: int | str = "self") -> float | None:
+    """How long a process's main thread was runnable without a CPU: the second number of ``/proc/<pid>/schedstat``, in ns."""
     try:
-        cpu_ns, waited_ns, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
-        return CpuUse(int(cpu_ns) / 1000, int(waited_ns) / 1000)
-    except (OSError, ValueError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1000
+    except (OSError, ValueError, IndexError):
         return None
 
 
@@ -88,8 +79,8 @@ def difference(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else max(0.0, after - before)
 
 
-async def follow_cpu_use(pid: int, seen: Callable[[CpuUse], None]) -> None:
-    """Report a child's CPU use again and again until it ends, because it cannot be read afterwards."""
-    while (use := read_cpu_use(pid)) is not None:
-        seen(use)
+async def follow_run_queue(pid: int, seen: Callable[[float], None]) -> None:
+    """Report `read_run_queue_us` of a child again and again until it ends, because it cannot be read afterwards."""
+    while (waited_us := read_run_queue_us(pid)) is not None:
+        seen(waited_us)
         await asyncio.sleep(SAMPLING_S)

@@ -226,8 +226,7 @@ class NetperfProber:
         return msgspec.structs.replace(
             measurement,
             throttled_us=throttled_us,
-            run_queue_us=finished.cpu.run_queue_us if finished.cpu else None,
-            cpu_us=finished.cpu.cpu_us if finished.cpu else None,
+            run_queue_us=finished.run_queue_us,
         )
 
 

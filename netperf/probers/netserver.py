@@ -48,7 +48,6 @@ class Netserver:
 
     Attributes:
         failure: why it does not listen, or empty; for a readiness check.
-        rejected: connections whose first request had no valid passphrase.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Netserver:
         self._ready = asyncio.Event()
         self._pending: dict[asyncio.Task[None], str] = {}
         self._runs: set[asyncio.Task[None]] = set()
-        self.failure, self.rejected = "not started", 0
+        self.failure = "not started"
 
     @property
     def listening(self) -> bool:
@@ -138,7 +137,6 @@ class Netserver:
             if len(request) < REQUEST_BYTES:
                 return  # a TCP ping
             if not self._authenticates(request):
-                self.rejected += 1
                 log.change("rejected", "rejecting", "netperf peer without a valid passphrase")
                 return
             if len(self._runs) >= MAX_RUNS:

@@ -25,15 +25,11 @@ class DatagramResponder:
         address: the node's own address, a literal.
         port: UDP port; 0 for a free one, which is then in ``port``.
         secret: shared with the other agents.
-
-    Attributes:
-        rejected: number of datagrams without a valid tag.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         self._address, self.port, self._key = address, port, derive_key(secret)
         self._ready = asyncio.Event()
-        self.rejected = 0
 
     @property
     def listening(self) -> bool:
@@ -70,7 +66,6 @@ class DatagramResponder:
                 return
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:
-                self.rejected += 1
                 log.change("rejected", "rejecting", "datagram without a valid tag", peer=peer)
                 continue
             answer = encode_datagram(self._key, b"server", datagram._replace(responder_delay_ns=now_ns() - received_ns))

@@ -19,7 +19,7 @@ from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_red
 from agent.bandwidth.locate import parse_cgroup
 from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
 from agent.capacity.kernel import parse_default_route, parse_root
-from agent.config import parse_rate, parse_reserve, parse_share
+from agent.config import parse_rate, parse_reserve
 from agent.netlink import KernelError
 from agent.traffic.conntrack import read_entries
 from controller import prometheus
@@ -236,7 +236,6 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
     "listen address": (parse_listen, "[::1]:9850", (ConfigError,)),
     "rate": (lambda text: parse_rate("f", text), "10G", (ConfigError,)),
-    "share": (lambda text: parse_share("f", text), "10%", (ConfigError,)),
     "reserve": (parse_reserve, "10%", (ConfigError,)),
     "configuration": (lambda text: parse_config(text, "file"), CONFIG, (ConfigError,)),
     "descheduler policy": (

@@ -53,7 +53,6 @@ def sample_of(probe: Probe, sequence: int, rng: random.Random, now_s: float, *, 
         retransmits=0,
         throttled_us=0.0,
         run_queue_us=100.0,
-        cpu_us=6000.0,
     )
     return Sample(
         origin=probe.origin.place,

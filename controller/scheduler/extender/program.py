@@ -27,7 +27,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from kubekit.health import EventLoopMonitor, InformerMetrics, count_tasks, stale
+from kubekit.health import EventLoopMonitor, InformerMetrics, stale
 from kubekit.http import Checks, Server, parse_listen
 from kubekit.reflector import Reflector
 from kubekit.runtime import configure_gc, supervise
@@ -63,7 +63,6 @@ async def run_extender(
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
-    count_tasks(registry)
     async with Client(cluster, user_agent="netaware-extender") as client:
         service = ExtenderService(client, config, listen=listen, namespace=namespace, registry=registry)
         tasks = service.tasks()

@@ -310,13 +310,12 @@ async def test_extra_tests_take_their_turns_and_streams_are_capped(home: Home, n
         runs = await series(agent, "netaware_probe_runs")
         assert runs[capped] >= runs["healthy", "TCP_STREAM", "ok"] == 1
         assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
-        (throughput,) = (await series(agent, "netaware_probe_throughput_bytes_per_second")).values()
-        assert throughput > 1e6
 
         async def written() -> bool:
             return set(await home.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
 
         await eventually(written)
+        assert ((await home.samples(["healthy"]))["healthy/TCP_STREAM"].measurement.throughput_bps or 0) > 8e6
 
 
 async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_force_stays(home: Home) -> None:
@@ -342,7 +341,6 @@ async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_forc
             await home.write(bad)
             await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
             assert await plan_probes() == 2
-            assert set((await series(agent, "netaware_probe_plan_epoch")).values()) == {5.0}
         home.epoch = 6
         stranger = home.plan({"gone": "127.66.0.11", "named": "peer.example.com", "also-gone": "127.66.0.12"})
         unknown = msgspec.structs.replace(stranger.probes[0], origin=Peer("no-such-node", HOME, home.zone))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from agent.capacity.kernel import LinkReader
 from agent.kernel_events import KernelEvents
 from tests.integration.agent.pods_on_node import run
 
@@ -33,13 +30,9 @@ class Heard:
 
     def __init__(self) -> None:
         self.events = KernelEvents()
-        self.links = self.shaping = self.routes = 0
-        self.events.on_default_routes(self._route)
+        self.links = self.shaping = 0
         self.events.on_links(self._link)
         self.events.on_shaping(self._tbf_params)
-
-    def _route(self) -> None:
-        self.routes += 1
 
     def _link(self) -> None:
         self.links += 1
@@ -88,30 +81,3 @@ async def test_an_overrun_of_the_socket_counts_as_a_change_of_everything(device:
         run(f"ip link set {device} down")
         await asyncio.sleep(0.2)
         assert heard.links > links
-
-
-async def test_of_routes_only_default_ones_are_heard_of(device: str) -> None:
-    run(f"ip link set {device} up")
-    run(f"ip link set {device}p up")
-    async with listening() as heard:
-        await asyncio.sleep(0.2)
-        links, shaping = heard.links, heard.shaping
-        batch = "".join(f"route add 10.{200 + n // 250}.{n % 250}.0/24 dev {device}\n" for n in range(1000))
-        subprocess.run(["ip", "-batch", "-"], input=batch.encode(), check=True)
-        await asyncio.sleep(0.2)
-        assert (heard.routes, heard.links, heard.shaping, heard.events.overruns) == (0, links, shaping, 0)
-        run(f"ip route add default dev {device} metric 54321")
-        await asyncio.sleep(0.2)
-        assert heard.routes > 0
-        run(f"ip route del default dev {device} metric 54321")
-
-
-async def test_routes_are_read_once_and_again_when_a_default_route_changed(device: str) -> None:
-    run(f"ip link set {device} up")
-    reader = LinkReader(Path("/sys"), Path("/proc"))
-    await reader.read()
-    run(f"ip route add default dev {device} metric 54321")
-    index = socket.if_nametoindex(device)
-    assert index not in {route.device for route in (await reader.read()).routes}
-    reader.note_route_change()
-    assert index in {route.device for route in (await reader.read()).routes}

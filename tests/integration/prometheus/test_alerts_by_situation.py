@@ -163,7 +163,6 @@ SHOWN: Mapping[str, Series] = {
     "the controller is frozen": NO_LEADER,
     "the controller is gone": NO_POD,
     "the controller's image cannot be pulled": NO_POD,
-    "the controller does not reach the API server": {'netaware_informer_age_seconds{kind="nodes"}': "130x60"},
     "the scheduler crashes": {kube_scheduler("1"): "1x4 0x55"},
     "the extender does not answer": {**ended(EXTENDER_SERIES), up("netaware-scheduler", "s1"): "1x4 0x55"},
     "the scheduler has no node to run on": {

@@ -41,18 +41,13 @@ def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
     assert parse(f"--reserve={text}", NODE_NAME="n1").reserve == reserve
 
 
-@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.5", 0.5), ("100%", 1.0)])
-def test_a_share_is_a_ratio_or_a_percentage(text: str, share: float) -> None:
-    assert parse(f"--max-probe-cpu={text}", NODE_NAME="n1").budget.max_cpu_ratio == pytest.approx(share)
-
-
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
         ("--capacity=ten", "'ten' is not a quantity"),
         ("--reserve=120%", "'120%' is no share"),
         *((f"--reserve={text}", "") for text in ("100%", "-1", "-5%", "much", "1e400%")),
-        *((f"--max-probe-cpu={text}", "") for text in ("0", "-1", "101%", "nan", "inf", "a lot")),
+        ("--max-stream-bandwidth=0", "'0' is not above 0"),
         ("--listen=nonsense", "'nonsense' has no port"),
         ("--bandwidth=on", "'on' is unknown (write observe, enforce, off)"),
         ("--address=host.example", "'host.example' is not an IP address"),

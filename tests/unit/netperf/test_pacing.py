@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.pacing import ProbeBudget, Spending, choose_test, next_turn, probes_of, start_s, within_budget
+from netperf.pacing import StreamRun, choose_test, may_stream, next_turn, probes_of, start_s
 from netperf.plans import ProbeSettings
 from netperf.sample import Test
 from tests.unit.netperf.building import one_each, plan_of
@@ -59,22 +59,11 @@ def test_a_node_without_probes_has_no_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spent", "stream", "allowed"),
-    [
-        ([], False, True),
-        ([Spending(990, cpu_s=119)], False, True),
-        ([Spending(990, cpu_s=60), Spending(995, cpu_s=60)], False, False),
-        ([Spending(300, cpu_s=500)], False, True),
-        ([Spending(990, sent_bytes=7.4e8)], True, True),
-        ([Spending(990, sent_bytes=7.6e8)], True, False),
-        ([Spending(990, sent_bytes=7.6e8)], False, True),
-    ],
+    ("past", "allowed"),
+    [([], True), ([StreamRun(990, 7.4e8)], True), ([StreamRun(990, 7.6e8)], False), ([StreamRun(300, 7.6e8)], True)],
 )
-def test_probes_stop_when_their_share_of_cpu_or_network_is_spent(
-    spent: list[Spending], stream: bool, allowed: bool
-) -> None:
-    budget = ProbeBudget(max_cpu_ratio=0.2, max_stream_bps=10e6, window_s=600)
-    assert within_budget(spent, 1000.0, budget, stream=stream) is allowed
+def test_streams_stop_when_their_share_of_the_network_is_spent(past: list[StreamRun], allowed: bool) -> None:
+    assert may_stream(past, 1000.0, 10e6) is allowed
 
 
 def with_extras(*tests: Test, every: int = 10) -> ProbeSettings:
