@@ -12,6 +12,9 @@ import logging
 import random
 import sys
 
+import msgspec
+import yaml
+
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
 from lab.build import find_or_build
@@ -28,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_topology(parser)
+    arguments.add_json(parser)
     parser.add_argument("--name", default="chaos", help="name of the run's own lab (%(default)s)")
     parser.add_argument("--seed", type=int, help="which faults come when; by default another one each time")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults come (%(default)s)")
@@ -35,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; one JSON object on stdout, what happens on stderr."""
+    """Run it; its report on stdout, what happens on stderr."""
     topology = arguments.read_topology(args.topology)
     if topology is None or topology.real_nodes:
         raise ConfigError("--topology", "nodes are needed, and those that kwok plays", "name another topology")
@@ -49,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     async def main() -> None:
         kept = place_of(args.name).state_dir.with_suffix(f".{seed}.logs")
         found.append(await run_chaos(topology, name=args.name, seed=seed, minutes=args.minutes, kept=kept))
-        arguments.print_json(found[0])
+        if args.json:
+            arguments.print_json(found[0])
+        else:
+            print(yaml.safe_dump(msgspec.to_builtins(found[0]), sort_keys=False), end="")
 
     code = run_program(main)
     return EXIT_FAILED if code == 0 and (not found or found[0].violations) else code

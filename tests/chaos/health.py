@@ -23,7 +23,6 @@ from kubekit.lease import Lease
 from kubekit.wire import LEASES
 from lab.installation import TOPOLOGY_NAME
 from netperf.contract import CONTROLLER, HOME_NAMESPACE
-from tests.chaos.audit import CostSnapshot
 from tests.chaos.faults import Fault
 
 SETTLED_S = 10.0
@@ -57,7 +56,6 @@ class HealthMonitor:
         self._lost_s = 0.0
         self._well_since: float | None = None
         self.recoveries: list[tuple[float, float]] = []
-        self.seen: list[CostSnapshot] = []
         self.ailing: list[str] = []
         self.away: list[tuple[float, float]] = []
 
@@ -86,8 +84,6 @@ class HealthMonitor:
                     self._well_since = None
                 elif self._fault_at is None or self._fault_at <= began:
                     self._is_well(began)
-                if self.well_s >= SETTLED_S:
-                    await self._note_costs()
                 await asyncio.sleep(_POLL_S)
 
     def _is_well(self, now: float) -> None:
@@ -125,9 +121,3 @@ class HealthMonitor:
         """The costs between zones as they stand."""
         network = await self._client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         return written_costs(network.weight(NETPERF_COSTS))
-
-    async def _note_costs(self) -> None:
-        try:
-            self.seen.append(CostSnapshot(time.time(), await self.costs()))
-        except KubekitError:
-            pass
