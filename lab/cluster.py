@@ -286,8 +286,7 @@ async def _boot(
 
 def find_node_programs(topology: Topology | None) -> NodePrograms | None:
     """Programs of the topology's real nodes, from the cache or built; ``None`` without any. Blocks; raises as the builds."""
-    real = topology.real_nodes if topology is not None else ()
-    return find_or_build_node_programs(node.cni_plugins for node in real) if real else None
+    return find_or_build_node_programs() if topology is not None and topology.real_nodes else None
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:

@@ -16,8 +16,6 @@ from kubekit import quantity
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError, QuantityError
 from kubekit.settings import Section, parse_yaml, read
-from lab.realnode.files import CNI_MAINS
-from lab.realnode.programs import CNI_CHECKSUMS, CNI_DEFAULT
 
 KWOK, REAL = KUBELETS = ("kwok", "real")
 SHIPPED = Path(__file__).parent / "topologies"
@@ -60,8 +58,6 @@ class LabNode:
         cpu, memory, pods: its capacity, as quantities.
         nic_bps: nominal speed of its network card, bits per second.
         kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
-        cni_plugins: version of a real node's CNI plugins.
-        cni_main: which of them makes its pods' devices, ``bridge`` or ``ptp``.
     """
 
     name: str
@@ -72,8 +68,6 @@ class LabNode:
     pods: str
     nic_bps: int
     kubelet: str = KWOK
-    cni_plugins: str = CNI_DEFAULT
-    cni_main: str = CNI_MAINS[0]
 
     @property
     def site(self) -> str:
@@ -133,8 +127,6 @@ class _NodeFile(Section, frozen=True):
     pods: str | int | None = None
     nic: str | int | None = None
     kubelet: str | None = None
-    cni_plugins: str | None = None
-    cni_main: str | None = None
 
 
 class _Defaults(Section, frozen=True):
@@ -143,8 +135,6 @@ class _Defaults(Section, frozen=True):
     pods: str | int = "110"
     nic: str | int = "1G"
     kubelet: str = KWOK
-    cni_plugins: str = CNI_DEFAULT
-    cni_main: str = CNI_MAINS[0]
 
 
 class _ZoneFile(Section, frozen=True):
@@ -274,6 +264,9 @@ class _Reader:
     def _node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
         self._name(f"{path}.name", node.name)
         amounts = {n: self._quantity(*self._given(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
+        where, kubelet = self._given(path, node, "kubelet")
+        if kubelet not in KUBELETS:
+            raise self._error(where, f"{kubelet!r} is not known", f"write one of {', '.join(KUBELETS)}")
         return LabNode(
             node.name,
             region,
@@ -282,25 +275,15 @@ class _Reader:
             amounts["memory"],
             amounts["pods"],
             nic_bps=quantity.parse_int(amounts["nic"]),
-            kubelet=self._choice(path, node, "kubelet", KUBELETS),
-            cni_plugins=self._choice(path, node, "cni_plugins", tuple(CNI_CHECKSUMS)),
-            cni_main=self._choice(path, node, "cni_main", CNI_MAINS),
+            kubelet=str(kubelet),
         )
 
     def _given(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
         """The field and the value of a node's own setting, or of the default."""
-        field = "".join(word.title() if i else word for i, word in enumerate(name.split("_")))
         own = getattr(node, name)
         if own is not None:
-            return f"{path}.{field}", own
-        return f"nodeDefaults.{field}", getattr(self.content.node_defaults, name)
-
-    def _choice(self, path: str, node: _NodeFile, name: str, known: tuple[str, ...]) -> str:
-        """A setting that must be one of ``known``."""
-        where, value = self._given(path, node, name)
-        if value not in known:
-            raise self._error(where, f"{value!r} is not known", f"write one of {', '.join(known)}")
-        return str(value)
+            return f"{path}.{name}", own
+        return f"nodeDefaults.{name}", getattr(self.content.node_defaults, name)
 
     def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
         links: dict[tuple[str, str], Link] = {}

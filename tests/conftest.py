@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from lab.build import OLDEST_CONTROL_PLANE, find_or_build
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
-from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
+from lab.realnode.programs import find_or_build_node_programs
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
 from tests.support.chromium import Chromium
@@ -128,7 +128,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _build_node_programs() -> None:
     try:
-        find_or_build_node_programs(CNI_CHECKSUMS)
+        find_or_build_node_programs()
     except UnsupportedError:
         # The fixture says so, test by test.
         return

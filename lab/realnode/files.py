@@ -12,8 +12,6 @@ PKI = "/etc/kubernetes/pki"
 SOCKET = "unix:///run/containerd/containerd.sock"
 PAUSE_IMAGE = "registry.k8s.io/pause:3.10.1"
 CNI_NETWORK = "lab"
-CNI_MAINS = ("bridge", "ptp")
-"""Plugins that can make the devices of a node's pods; the first is the default."""
 CLUSTER_DOMAIN = "cluster.local"
 
 
@@ -53,18 +51,14 @@ def registry_hosts(url: str) -> str:
     return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
-def cni_config(pod_ranges: Sequence[str], main: str = CNI_MAINS[0]) -> str:
-    """The pods' network: devices, host ports and bandwidth limits. No address is translated: pods' addresses are routed.
-
-    Args:
-        pod_ranges: this node's, in CIDR notation.
-        main: of CNI_MAINS: all pods at one bridge, or each with a device and routes of its own.
-    """
+def cni_config(pod_ranges: Sequence[str]) -> str:
+    """The network of the pods in these CIDR ranges: devices, host ports and bandwidth limits. Pods' addresses are routed, not translated."""
     routes = [{"dst": "0.0.0.0/0"}]
-    at_bridge = {"bridge": "cni0", "isGateway": True, "hairpinMode": True} if main == "bridge" else {}
     devices: dict[str, Any] = {
-        "type": main,
-        **at_bridge,
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "hairpinMode": True,
         "ipMasq": False,
         "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in pod_ranges], "routes": routes},
     }

@@ -142,8 +142,8 @@ class RealNode:
         self.running[what] = self.programs.start(f"{what}-{self.name}", argv, patience_s=0.0)
 
     async def _start_root(self) -> None:
-        cni = self.binaries.cni[self.network.node.cni_plugins]
-        folders = (self.folder, self.binaries.node, self.binaries.containerd, cni, self.binaries.debian.root)
+        binaries = self.binaries
+        folders = (self.folder, binaries.node, binaries.containerd, binaries.cni, binaries.debian.root)
         command = [*cgroups.join(self.cgroup), *namespaces.entering(self.network.netns), "--", *_UNSHARE, "--"]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
         root = self.programs.start(f"node-{self.name}", command, patience_s=0.0)
@@ -177,9 +177,7 @@ class RealNode:
         (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
         (etc / "containerd/config.toml").write_text(files.containerd_config(snapshotter=self.snapshotter))
         (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.registry_hosts(self.registry))
-        (etc / "cni/net.d/10-lab.conflist").write_text(
-            files.cni_config(self.network.pod_ranges, self.network.node.cni_main)
-        )
+        (etc / "cni/net.d/10-lab.conflist").write_text(files.cni_config(self.network.pod_ranges))
         (etc / "kubernetes/kubelet.yaml").write_text(self._kubelet_config())
         (etc / "kubernetes/proxy.yaml").write_text(files.proxy_config(node=self.name, pod_ranges=self.pod_ranges))
         self._write_credentials(etc / "kubernetes")

@@ -6,7 +6,6 @@ kube-proxy runs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,17 +54,15 @@ METRICS_SERVER = UpstreamModule(
     checksum="h1:nlqqZ2H0Xfko8eJC/1qaNVVT17hu4rxndkOi22KTZ4w=",
     go_version=(1, 26, 4),
 )
-# Versions of the CNI plugins that nodes may have: the newest, one soon after the bandwidth plugin went back to token buckets, the
-# two in which it uses HTB, and Debian 12's.
-CNI_CHECKSUMS = {
-    "1.9.1": "h1:8oU6WsIsU3bpnNZuvHp74a6cE1MJwbj2P7s4/yTUNlA=",
-    "1.6.2": "h1:pqP8Mq923TLyef5g97XfJ/xpDeVek4yF8A4mzy9Tc4U=",
-    "1.5.1": "h1:T5ji+LPYjjgW0QM+KyrigZbLsZ8jaX+E5J/EcKOE4gQ=",
-    "1.5.0": "h1:P09DMlfvvsLSskDoftnuwXY7lwa7IAhTGznZxA5E8fk=",
-    "1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
-}
-CNI_DEFAULT = "1.9.1"
-_CNI_PLUGINS = ("main/bridge", "main/ptp", "main/loopback", "meta/bandwidth", "meta/portmap", "ipam/host-local")
+_CNI_PLUGINS = ("main/bridge", "main/loopback", "meta/bandwidth", "meta/portmap", "ipam/host-local")
+CNI = UpstreamModule(
+    name="cni-plugins",
+    programs={plugin.split("/")[1]: f"./plugins/{plugin}" for plugin in _CNI_PLUGINS},
+    path="github.com/containernetworking/plugins",
+    version="v1.9.1",
+    checksum="h1:8oU6WsIsU3bpnNZuvHp74a6cE1MJwbj2P7s4/yTUNlA=",
+    go_version=(1, 24, 2),
+)
 _PACKAGES = ("runc", "nftables")
 
 
@@ -76,32 +73,20 @@ class NodePrograms:
     Attributes:
         node: folder of kubelet, kube-proxy, coredns and pause.
         containerd: folder of containerd, its shim and ctr.
-        cni: folder of the CNI plugins, by their version.
+        cni: folder of the CNI plugins.
         metrics_server, app: their files.
         debian: root of the unpacked packages that hold runc and nft.
     """
 
     node: Path
     containerd: Path
-    cni: Mapping[str, Path]
+    cni: Path
     metrics_server: Path
     app: Path
     debian: Unpacked
 
 
-def cni_module(version: str) -> UpstreamModule:
-    """The module of the CNI plugins of a version of CNI_CHECKSUMS."""
-    return UpstreamModule(
-        name="cni-plugins",
-        programs={plugin.split("/")[1]: f"./plugins/{plugin}" for plugin in _CNI_PLUGINS},
-        path="github.com/containernetworking/plugins",
-        version=f"v{version}",
-        checksum=CNI_CHECKSUMS[version],
-        go_version=(1, 24, 2),
-    )
-
-
-def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) -> NodePrograms:
+def find_or_build_node_programs() -> NodePrograms:
     """Find, build or fetch all programs of a real node.
 
     Raises:
@@ -116,11 +101,10 @@ def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) ->
     containerd = find_or_build(CONTAINERD)
     metrics = find_or_build(METRICS_SERVER)
     app = find_or_build(APP)
-    cni = {v: find_or_build(cni_module(v))["bridge"].parent for v in sorted(set(cni_versions))}
     return NodePrograms(
         node=node["kubelet"].parent,
         containerd=containerd["containerd"].parent,
-        cni=cni,
+        cni=find_or_build(CNI)["bridge"].parent,
         metrics_server=metrics["metrics-server"],
         app=app["app"],
         debian=debian,

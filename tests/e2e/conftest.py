@@ -18,7 +18,7 @@ from lab.errors import NoRoomError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.network import require_privileges
 from lab.realnode.machine import require
-from lab.realnode.programs import CNI_CHECKSUMS, NodePrograms, find_or_build_node_programs
+from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
@@ -87,7 +87,7 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
     """
     try:
         require_privileges()
-        programs = find_or_build_node_programs(CNI_CHECKSUMS)
+        programs = find_or_build_node_programs()
     except UnsupportedError as error:
         pytest.skip(str(error))
     await_room(programs, tmp_path_factory.mktemp("probe"))

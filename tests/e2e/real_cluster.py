@@ -1,42 +1,19 @@
-"""A lab of real nodes, by kubectl alone, as an operator has it; and overlays of an operator's own."""
+"""A lab of real nodes, by kubectl alone, as an operator has it."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "netaware-system"
 PATIENCE_S = 300.0
-
-
-def configured_overlay(folder: Path, shipped: str, config: Mapping[str, Any]) -> Path:
-    """A shipped overlay with another configuration of the controller, as an operator keeps it in a new folder of his own."""
-    folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    generator = {
-        "name": "netaware-controller-config",
-        "namespace": NAMESPACE,
-        "behavior": "merge",
-        "files": ["config.yaml"],
-    }
-    kustomization = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": [os.path.relpath(MANIFESTS / "overlays" / shipped, folder)],
-        "configMapGenerator": [generator],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return folder
 
 
 class Cluster:

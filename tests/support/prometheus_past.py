@@ -1,18 +1,19 @@
-"""A real Prometheus that knows the past of some series, back-filled with promtool, or scrapes one target."""
+"""A real Prometheus that knows the past of some series, back-filled with promtool, or scrapes targets."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from controller.prometheus import PrometheusClient
 from kubekit.waiting import poll_until
-from lab.controlplane import LOOPBACK, free_ports
+from lab.controlplane import free_ports
 from lab.programs import is_ready
 
 PAST_S, STEP_S = 3900, 60
@@ -39,16 +40,6 @@ def exposition(made: Iterable[Made], *, since_s: int = PAST_S) -> Iterator[str]:
     yield "# EOF\n"
 
 
-async def back_fill(promtool: Path, folder: Path, lines: Iterable[str]) -> None:
-    """Give a Prometheus that keeps its series in ``folder``/tsdb, and is not yet started, a past in the OpenMetrics text format."""
-    past = folder / "past.om"
-    with past.open("w") as file:
-        file.writelines(lines)
-    words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
-    filling = await asyncio.create_subprocess_exec(promtool, *words)
-    assert await filling.wait() == 0
-
-
 @asynccontextmanager
 async def prometheus(
     programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *flags: str, since_s: int = PAST_S
@@ -60,24 +51,35 @@ async def prometheus(
 
 @asynccontextmanager
 async def prometheus_of(
-    programs: Mapping[str, Path], folder: Path, lines: Iterable[str], *flags: str, scrape: str = ""
+    programs: Mapping[str, Path],
+    folder: Path,
+    lines: Iterable[str] = (),
+    *flags: str,
+    jobs: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[PrometheusClient]:
-    """A Prometheus with a past in the OpenMetrics text format, and at most one target, which it scrapes every second."""
+    """A Prometheus that scrapes every second.
+
+    Args:
+        programs: paths of ``prometheus`` and ``promtool``.
+        folder: for its files.
+        lines: its past, in the OpenMetrics text format.
+        flags: more of its own.
+        jobs: its scrape_configs.
+    """
     if lines:
-        await back_fill(programs["promtool"], folder, lines)
-    jobs = [{"job_name": "one", "static_configs": [{"targets": [scrape]}]}] if scrape else []
+        past = folder / "past.om"
+        with past.open("w") as file:
+            file.writelines(lines)
+        words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
+        filling = await asyncio.create_subprocess_exec(programs["promtool"], *words)
+        assert await filling.wait() == 0
     every = {"scrape_interval": "1s", "scrape_timeout": "900ms"}
-    (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": jobs}))
+    (folder / "prometheus.yaml").write_text(json.dumps({"global": every, "scrape_configs": list(jobs)}))
     (port,) = free_ports(1)
-    url = f"http://{LOOPBACK}:{port}"
-    argv = [
-        f"--config.file={folder / 'prometheus.yaml'}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        "--log.level=error",
-    ]
-    program = await asyncio.create_subprocess_exec(
-        programs["prometheus"], *argv, f"--web.listen-address={LOOPBACK}:{port}", *flags
-    )
+    url = f"http://127.0.0.1:{port}"
+    argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:
         await poll_until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)
         async with PrometheusClient(url, timeout_s=60) as client:

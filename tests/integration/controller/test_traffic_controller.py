@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.resources import APPGROUPS, AppGroup
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
-from kubekit.wire import DEPLOYMENTS, Condition, Object
+from kubekit.wire import DEPLOYMENTS, PODS, Condition, Object
 from lab.controlplane import ControlPlane
+from lab.programs import run_to_end
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica
@@ -101,6 +103,36 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
         await eventually(partial(_is_unknown, client, namespace))
     finally:
         await replica.stop()
+
+
+async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
+    control_plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    crds: list[str],
+    make_node: MakeNode,
+    prometheus_programs: Mapping[str, Path],
+    tmp_path: Path,
+) -> None:
+    node = f"{namespace}-a"
+    await make_node(node, zone="z1", region="r1")
+    await run_pods(client, namespace, dict.fromkeys(("web", "cart", "db", "ads"), node))
+
+    async def have_pods() -> bool:
+        return len(await client.list(PODS, Object, namespace=namespace)) == 4
+
+    await eventually(have_pods)
+    async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
+        words = ["propose", "-n", namespace, f"--prometheus={known.url}", f"--kubeconfig={control_plane.kubeconfig}"]
+        code = "import sys; from controller.cli import main; sys.exit(main())"
+        argv = [sys.executable, "-c", code, *words, "--apply", "--yes", "-o", "json"]
+        output = json.loads(await run_to_end(argv, "propose", 60))
+    assert output["applied"]
+    (group,) = await client.list(APPGROUPS, AppGroup, namespace=namespace)
+    edges = {(w.workload.name, d.workload.name) for w in group.spec.workloads or () for d in w.dependencies or ()}
+    assert edges == set(CALLS)
+    for deployment in await client.list(DEPLOYMENTS, dict[str, Any], namespace=namespace):
+        assert APPGROUP_LABEL in deployment["spec"]["template"]["metadata"]["labels"]
 
 
 async def _is_unknown(client: Client, namespace: str) -> bool:

@@ -23,11 +23,10 @@ async def stage(
     prometheus_programs: Mapping[str, Path],
     tmp_path: Path,
 ) -> AsyncIterator[Stage]:
-    async with (
-        serve_usage(client, namespace) as usage,
-        prometheus_of(prometheus_programs, tmp_path, (), scrape=f"127.0.0.1:{usage.port}") as known,
-    ):
-        made = Stage(client, namespace, control_plane, tmp_path, usage, known.url)
-        yield made
-        for replica in made.replicas:
-            await replica.stop()
+    async with serve_usage(client, namespace) as usage:
+        job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
+        async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as known:
+            made = Stage(client, namespace, control_plane, tmp_path, usage, known.url)
+            yield made
+            for replica in made.replicas:
+                await replica.stop()

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from lab.image_build import Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
-from lab.realnode import cgroups, files
+from lab.realnode import cgroups
 from lab.realnode.images import ImageReference, ImageStore
 from lab.realnode.machine import _missing_inotify
 from lab.realnode.node import reserved
@@ -24,7 +24,7 @@ name: mixed
 regions:
   - name: r1
     zones:
-      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real, cniPlugins: 1.5.0, cniMain: ptp}]}
+      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real}]}
       - {name: z2, nodes: [{name: b1, kubelet: real}]}
 links:
   - {between: [z1, z2], rtt: 3ms}
@@ -129,16 +129,6 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
         ):
             assert (await client.get(f"/v2/{path}")).status == 404
         assert (await client.get("/v2/")).status == 200
-
-
-@pytest.mark.parametrize(("main", "bridge"), [("bridge", "cni0"), ("ptp", None)])
-def test_the_network_of_pods_translates_no_address_and_limits_bandwidth(main: str, bridge: str | None) -> None:
-    config = json.loads(files.cni_config(["100.64.2.128/26"], main))
-    devices, portmap, bandwidth = config["plugins"]
-    assert (devices["type"], devices.get("bridge"), devices["ipMasq"]) == (main, bridge, False)
-    assert [r[0]["subnet"] for r in devices["ipam"]["ranges"]] == ["100.64.2.128/26"]
-    assert [r["dst"] for r in devices["ipam"]["routes"]] == ["0.0.0.0/0"]
-    assert (portmap["type"], bandwidth["capabilities"]) == ("portmap", {"bandwidth": True})
 
 
 def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copies(tmp_path: Path) -> None:

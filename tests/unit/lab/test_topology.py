@@ -17,7 +17,7 @@ regions:
   - name: r1
     zones:
       - {name: z1, nodes: [{name: n1}]}
-      - {name: z2, nodes: [{name: n2, cpu: 2, kubelet: real, cniPlugins: 1.5.0, cniMain: ptp}]}
+      - {name: z2, nodes: [{name: n2, cpu: 2, kubelet: real}]}
 links:
   - {between: [z1, z2], rtt: 5ms, jitter: 100us, loss: 0.5%}
 """
@@ -61,10 +61,8 @@ def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
     topology = load(str(file))
     assert topology.link("z2", "z1") == topology.link("z1", "z2") == Link(5000.0, 100.0, 0.005)
     assert topology.link("z1", "z1").rtt_us == 150.0
-    assert [(n.name, n.cpu, n.nic_bps, n.kubelet, n.cni_plugins, n.cni_main) for n in topology.nodes] == [
-        ("n1", "4", 10**9, "kwok", "1.9.1", "bridge"),
-        ("n2", "2", 10**9, "real", "1.5.0", "ptp"),
-    ]
+    nodes = [(n.name, n.cpu, n.nic_bps, n.kubelet) for n in topology.nodes]
+    assert nodes == [("n1", "4", 10**9, "kwok"), ("n2", "2", 10**9, "real")]
     assert [n.name for n in topology.real_nodes] == ["n2"]
     assert len(topology.with_kubelets("real").real_nodes) == 2
     assert topology.with_kubelets("kwok").real_nodes == ()
@@ -105,8 +103,6 @@ def test_the_command_line_names_what_ships_and_needs_nodes_for_real_ones() -> No
         ("cpu: 2", "nic: 1 Gbit", "regions[0].zones[1].nodes[0].nic: "),
         ("name: n2", "name: Node_2", "regions[0].zones[1].nodes[0].name: "),
         ("kubelet: real", "kubelet: realistic", "nodes[0].kubelet: 'realistic'"),
-        ("1.5.0", "0.9.0", "nodes[0].cniPlugins: '0.9.0'"),
-        ("ptp", "macvlan", "nodes[0].cniMain: 'macvlan'"),
         ("links:", "nodeDefaults: {kubelet: yes}\nlinks:", "nodeDefaults.kubelet"),
         ("jitter: 100us", "jitter: 6ms", "links[0].jitter: 6ms is more than the round trip"),
         *((TWO, text, "lab.yaml: ") for text in ("", "[]", "just text", "name: [", "name: two")),
