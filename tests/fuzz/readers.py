@@ -45,7 +45,6 @@ from netperf.probers.netperf import keys_for, parse_output
 from netperf.probers.prober import ProbeFailedError
 from netperf.results import decode_results, failure_key, sample_key
 from netperf.sample import Place
-from tests.chaos import audit
 
 Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.
@@ -109,11 +108,6 @@ REVIEW = (
 TOPOLOGY = (
     '{"metadata":{"name":"nt-default"},"spec":{"weights":[{"name":"NetperfCosts","topologyList":[{"topologyKey":'
     '"topology.kubernetes.io/zone","originList":[{"origin":"a","costList":[{"destination":"b","networkCost":10}]}]}]}]}}'
-)
-AUDIT = (
-    '{"stage":"ResponseComplete","verb":"patch","user":{"username":"system:serviceaccount:netaware-system:netaware-agent",'
-    '"extra":{"authentication.kubernetes.io/node-name":["a1"]}},"objectRef":{"resource":"configmaps","name":"m"},'
-    '"responseStatus":{"code":200},"stageTimestamp":"2026-01-01T12:00:00.000000Z","requestObject":{"data":{"netaware.k":"1"}}}'
 )
 
 
@@ -208,11 +202,6 @@ def topology(text: str) -> object:
     return written_costs(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
 
 
-def history(text: str) -> object:
-    events = audit.read([octets(text)])
-    return audit.foreign_keys(events), audit.foreign_writes(events, "lease"), audit.measured(events)
-
-
 def status(text: str) -> object:
     answer = SimpleNamespace(status=503, reason="", headers={})
     return answers.error_of(cast("aiohttp.ClientResponse", answer), octets(text))
@@ -253,7 +242,6 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "admission review": (in_bytes(gate.answer), REVIEW, JSON),
     "weights of an AppGroup": (weights, '{"a":{"b":1.5,"c":2}}', ()),
     "NetworkTopology": (topology, TOPOLOGY, JSON),
-    "audit log": (history, AUDIT, ()),
     "device": (netlink(parse_device), DEVICE, NETLINK),
     "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
     "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
