@@ -10,8 +10,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Awaitable
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
@@ -25,7 +24,6 @@ from controller.diagnosis.events import EventReporter
 from controller.page.server import Page
 from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController
-from controller.topology.results import ResultsStore
 from controller.traffic.reconciler import TrafficController
 from kubekit import logs
 from kubekit.client import Client
@@ -102,14 +100,12 @@ class Manager:
             prices=config.traffic.prices.table(),
         )
         state = self._scheduling.state
-        self._results = ResultsStore(client, config.namespace, registry)
         self._topology = TopologyController(
             fenced,
             self.caches,
             config.topology,
             self._recorder,
             registry,
-            results=self._results,
             capabilities=capabilities,
             membership=state.membership,
         )
@@ -152,7 +148,6 @@ class Manager:
         )
         self._page = Page(
             self.caches,
-            self._results,
             config.page,
             namespace=config.namespace,
             policy=config.topology.policy(),
@@ -165,7 +160,7 @@ class Manager:
         self._sync = Gauge(
             "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=registry
         )
-        registry.register(InformerMetrics(lambda: self._stores))
+        registry.register(InformerMetrics(lambda: self.caches.by_name))
         self._loop = EventLoopMonitor(registry)
 
     def _enqueue(self, group: str) -> None:
@@ -187,7 +182,6 @@ class Manager:
         tasks: dict[str, Awaitable[None]] = {
             **self.caches.tasks(),
             **self._scheduling.stores(),
-            "store results": self._results.run(),
             "http": server.serve(),
             "page": self._page.run(),
             "events": self._recorder.run(),
@@ -227,9 +221,5 @@ class Manager:
     def _checks(self) -> Checks:
         checks = Checks()
         checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
-        checks.ready["age"] = lambda: stale(self._stores.values())
+        checks.ready["age"] = lambda: stale(self.caches.by_name.values())
         return checks
-
-    @property
-    def _stores(self) -> Mapping[str, Any]:
-        return {**self.caches.by_name, "results": self._results.home}

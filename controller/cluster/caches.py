@@ -1,7 +1,7 @@
 """All stores of the controller: one watch per kind, shared by all packages.
 
-Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only where they are
-probe plans. Packages read these stores and never the API server.
+Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only of netaware's own
+namespace. Packages read these stores and never the API server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubekit.reflector import HasMetadata, Reflector
 from kubekit.selectors import parse
 from kubekit.stores import FilteredStore, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
-from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
+from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
 AGENT_PODS = parse(AGENT_POD_SELECTOR)
 
@@ -49,6 +49,7 @@ class Caches:
         app_groups: all AppGroups.
         topologies: all NetworkTopologies.
         plans: the probe plans' ConfigMaps.
+        results: the other ConfigMaps of netaware's namespace, into which agents write.
         namespaces: all of them; their labels say which AppGroups may have their pods.
         services: all of them; they say which replica answers a call.
         volumes, claims, classes: all of them; they say which nodes a pod's data can be reached from, or made at.
@@ -69,8 +70,9 @@ class Caches:
         self.volumes: Reflector[PersistentVolume] = Reflector(client, VOLUMES, PersistentVolume)
         self.claims: Reflector[PersistentVolumeClaim] = Reflector(client, CLAIMS, PersistentVolumeClaim)
         self.classes: Reflector[StorageClass] = Reflector(client, CLASSES, StorageClass)
-        self.plans: Reflector[ConfigMap] = Reflector(
-            client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR
+        self.plans, self.results = (
+            Reflector(client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=selector)
+            for selector in (PLAN_SELECTOR, f"{PLAN_LABEL}!=true")
         )
 
     @property
@@ -84,6 +86,7 @@ class Caches:
             "app-groups": self.app_groups,
             "network-topologies": self.topologies,
             "plans": self.plans,
+            "results": self.results,
             "namespaces": self.namespaces,
             "services": self.services,
             "volumes": self.volumes,

@@ -41,15 +41,14 @@ def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology
     return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
 
 
-def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> dict[str, str]:
-    """Keys and values of the results that price a topology: those of our agents, then those in the ConfigMaps it names."""
+def _results_for(
+    topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap
+) -> dict[str, Mapping[str, str]]:
+    """The results that price a topology: those of our agents, then those in the ConfigMaps it names."""
     names = results_of_agents(snapshot.home, RESULTS_NAME, len(zone_map.zones), snapshot.plans)
     if topology is not None:
         names += results_named_by(topology, snapshot.home, len(zone_map.zones))
-    data: dict[str, str] = {}
-    for name in names:
-        data |= snapshot.results.get(str(name), {})
-    return data
+    return {str(name): snapshot.results.get(str(name), {}) for name in names}
 
 
 def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
@@ -60,7 +59,7 @@ def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone
     read = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
-        data=data_for(topology, snapshot, zone_map),
+        results=_results_for(topology, snapshot, zone_map),
         missing=(),
         allocated={},
         interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),

@@ -23,7 +23,6 @@ from controller.page.document import document, safe_headers, security_policy
 from controller.page.model import encode
 from controller.page.sources import Sources
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsStore
 from controller.views.overview import build
 from kubekit import logs
 from kubekit.client import Client
@@ -51,7 +50,6 @@ class Page:
 
     Args:
         caches: the manager's stores.
-        results: the manager's store of results.
         config: settings.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
@@ -66,7 +64,6 @@ class Page:
     def __init__(
         self,
         caches: Caches,
-        results: ResultsStore,
         config: PageConfig,
         *,
         namespace: str,
@@ -77,7 +74,7 @@ class Page:
     ) -> None:
         self._config, self._clock = config, clock
         self._access = Access(client, namespace) if config.auth == "token" else None
-        self.sources = Sources(caches, results, client, namespace, policy=policy, scheduler=scheduler)
+        self.sources = Sources(caches, client, namespace, policy=policy, scheduler=scheduler)
         self._data: Data | None = None
         self._fresh_until = float("-inf")
         self._computing = asyncio.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -12,7 +12,7 @@ from controller.cluster.caches import Caches
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ObjectName, ResultsStore, results_named_by, results_of_agents
+from controller.topology.results import results_named_by, results_of_agents
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
 from netperf.contract import RESULTS_NAME
@@ -29,7 +29,6 @@ class Sources:
 
     Args:
         caches: the manager's.
-        results: the manager's store of results.
         client: reads the Lease and our programs' pods, which no store keeps.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
@@ -39,14 +38,13 @@ class Sources:
     def __init__(
         self,
         caches: Caches,
-        results: ResultsStore,
         client: Client,
         namespace: str,
         *,
         policy: CostPolicy,
         scheduler: SchedulerConfig,
     ) -> None:
-        self._caches, self._results, self._namespace = caches, results, namespace
+        self._caches, self._namespace = caches, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
         self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._status: ControlPlaneStatus | None = None
@@ -61,7 +59,6 @@ class Sources:
             await asyncio.sleep(READING_INTERVAL_S)
             if not self._wanted.is_set():
                 self._known.clear()
-                self._results.set_wanted("page", ())
 
     async def snapshot(self, now_s: float) -> ClusterSnapshot:
         """The present snapshot for a viewer; objects that cannot be read within seconds are missing."""
@@ -70,9 +67,7 @@ class Sources:
             async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
                 await self._known.wait()
                 await self._caches.pods.ready.wait()
-        plans = await self._plans()
-        self._results.set_wanted("page", self._shown_results(plans))
-        return self._snapshot(now_s, plans, self._status)
+        return self._snapshot(now_s, await self._plans(), self._status)
 
     async def read_snapshot(self, now_s: float) -> ClusterSnapshot:
         """The present snapshot, also without viewers."""
@@ -90,10 +85,11 @@ class Sources:
         # A controller without leader election has no Lease, and it is the one that serves the page.
         return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
 
-    def _shown_results(self, plans: Iterable[ZonePlan]) -> frozenset[ObjectName]:
+    def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
         home, zones = self._namespace, len(self._caches.plans)
         named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
-        return frozenset((*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
+        names = map(str, (*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
+        return {name: found.data or {} for name in names if (found := self._caches.results.get(name)) is not None}
 
     async def _plans(self) -> tuple[ZonePlan, ...]:
         """The current plans. Those of a hundred zones take a tenth of a second to decode, so in a thread."""
@@ -102,7 +98,7 @@ class Sources:
     def _snapshot(
         self, now_s: float, plans: tuple[ZonePlan, ...], status: ControlPlaneStatus | None
     ) -> ClusterSnapshot:
-        caches, results = self._caches, self._results
+        caches = self._caches
         return ClusterSnapshot(
             now_s=now_s,
             home=self._namespace,
@@ -113,7 +109,7 @@ class Sources:
             pods=tuple(caches.group_pods),
             bandwidth_pods=tuple(caches.pods),
             agent_pods=tuple(caches.agent_pods),
-            results={str(n): data for n in self._shown_results(plans) if (data := results.data(n)) is not None},
+            results=self._results(plans),
             plans=plans,
             services=tuple(caches.services),
             policy=self._policy,

@@ -13,6 +13,7 @@ from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, written_costs
 from kubekit.errors import ConfigError
 from netperf.costs import ZoneCosts, price
+from netperf.errors import size_bytes
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
 from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import CostPolicy, parse_policy
@@ -23,20 +24,18 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     """All inputs of a decision about a NetworkTopology.
 
     Attributes:
-        data: keys and values of all its results ConfigMaps together.
+        results: data of its results ConfigMaps by ``namespace/name``; of a key in several the last counts.
         missing: names of those that do not exist.
-        sizes: bytes of each of those that do.
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
         expected: planned keys; None without a plan.
     """
 
     topology: NetworkTopology
     zone_map: ZoneMap
-    data: Mapping[str, str]
+    results: Mapping[str, Mapping[str, str]]
     missing: tuple[str, ...]
     allocated: Mapping[ZonePair, int]
     interval_s: float
-    sizes: Mapping[str, int] = {}
     expected: Collection[str] | None = None
 
 
@@ -80,7 +79,8 @@ def decide(
     """
     topology, zones = snapshot.topology, snapshot.zone_map.zones
     policy, policy_fault = policy_of(topology, defaults)
-    results = decode_results(snapshot.data, snapshot.zone_map.places, snapshot.expected, now_s=wall_s)
+    data = {key: value for found in snapshot.results.values() for key, value in found.items()}
+    results = decode_results(data, snapshot.zone_map.places, snapshot.expected, now_s=wall_s)
     weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
@@ -120,10 +120,11 @@ def _bandwidths_of(snapshot: TopologySnapshot) -> Bandwidths:
 
 def _faults_of(snapshot: TopologySnapshot, results: Results, policy_fault: str) -> status.InputFaults:
     samples = results.samples.values()
+    sizes = {name: size_bytes(data) for name, data in snapshot.results.items()}
     return status.InputFaults(
         policy=policy_fault,
         missing=snapshot.missing,
-        large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
+        large={name: size for name, size in sizes.items() if size > SIZE_WARNING_BYTES},
         refused=results.refused,
         writers=_writers(results),
         failing={(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()},

@@ -16,7 +16,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
 from controller.cluster.zones import agent_pods_by_node, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.results import ObjectName, ResultsStore, results_of_agents
+from controller.topology.results import ObjectName, results_of_agents
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
@@ -75,12 +75,11 @@ class ProbePlanner:
         config: TopologyConfig,
         registry: CollectorRegistry,
         *,
-        results: ResultsStore,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._namespace = client, caches, config, caches.home
-        self._results, self._clock, self._wall = results, clock, wall
+        self._clock, self._wall = clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
@@ -174,7 +173,7 @@ class ProbePlanner:
 
     async def _create_results(self, results: ObjectName) -> None:
         """Create a planned results ConfigMap if it does not exist, because agents may only update it."""
-        if self._results.data(results) is not None:
+        if self._caches.results.get(str(results)) is not None:
             return
         metadata = {"name": results.name, "labels": PART_OF}
         body = {**CONFIGMAPS.type_meta, "metadata": metadata}
@@ -247,7 +246,8 @@ class ProbePlanner:
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
         for name in self.result_objects:
-            doomed = await asyncio.to_thread(keys_to_remove, self._results.data(name) or {}, planned)
+            found = self._caches.results.get(str(name))
+            doomed = await asyncio.to_thread(keys_to_remove, found.data or {}, planned) if found is not None else ()
             if not doomed:
                 continue
             patch = removal_patch(doomed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +23,7 @@ from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.metrics import TopologyMetrics
 from controller.topology.planner import ProbePlanner
-from controller.topology.results import ObjectName, ResultsStore, results_named_by
+from controller.topology.results import ObjectName, results_named_by
 from controller.topology.weights import build_weight, patch_topology
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -33,7 +33,7 @@ from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import Condition, Node
+from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node
 from kubekit.workqueue import WorkQueue
 from netperf.latencies import ZonePair
 from netperf.memory import CostState
@@ -59,7 +59,6 @@ class TopologyController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        results: ResultsStore,
         capabilities: Capabilities,
         membership: Membership,
         clock: Callable[[], float] = boot_clock,
@@ -69,9 +68,7 @@ class TopologyController:
         self._capabilities, self._clock, self._wall = capabilities, clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
-        self._results, self._home = results, caches.home
-        results.subscribe(self._result_changed)
-        self.planner = ProbePlanner(client, caches, config, registry, results=self._results, clock=clock, wall=wall)
+        self.planner = ProbePlanner(client, caches, config, registry, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._earlier: dict[str, CostState] = {}
@@ -85,6 +82,7 @@ class TopologyController:
         self._membership = membership
         caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         caches.nodes.subscribe(self._node_changed)
+        caches.results.subscribe(self._result_changed)
         caches.app_groups.subscribe(lambda _, old, new: None if has_same_workloads(old, new) else self._pods_moved())
         caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._pods_moved())
         caches.group_pods.subscribe(self._pod_changed)
@@ -108,10 +106,10 @@ class TopologyController:
         self._pod_moves += 1
         self._enqueue(ALL)
 
-    def _result_changed(self, name: ObjectName) -> None:
-        written_by_agents = name in self.planner.result_objects
+    def _result_changed(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
+        written_by_agents = name in map(str, self.planner.result_objects)
         for key, topology in self._caches.topologies.items.items():
-            if written_by_agents or name in self._named_by(topology):
+            if written_by_agents or name in map(str, self._named_by(topology)):
                 self._enqueue(key)
 
     async def run(self) -> None:
@@ -130,7 +128,6 @@ class TopologyController:
                 }
             )
         finally:
-            self._results.set_wanted("topology", ())
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
@@ -138,16 +135,14 @@ class TopologyController:
             for topology_key in self._caches.topologies.items:
                 self._queue.add(topology_key)
             return None
-        self._want_results()
         topology = self._own.newest(key)
         if topology is None or not self._is_ours(topology):
             self._forget(key)
             return None
-        objects = self._objects_of(topology)
         # Wait for the plan, because without it results of unplanned pairs would be trusted.
-        if self.planner.expected_keys is None or not all(self._results.is_known(name) for name in objects):
+        if self.planner.expected_keys is None:
             return RETRY_S
-        snapshot = await self._read(topology, objects)
+        snapshot = await self._read(topology)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
         decision, operations = await asyncio.to_thread(
             self._evaluate, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
@@ -183,19 +178,18 @@ class TopologyController:
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
 
-    def _want_results(self) -> None:
-        wanted = set(self.planner.result_objects)
-        for topology in self._caches.topologies:
-            if self._is_ours(topology):
-                wanted.update(self._named_by(topology))
-        self._results.set_wanted("topology", wanted)
-
     def _named_by(self, topology: NetworkTopology) -> list[ObjectName]:
-        return results_named_by(topology, self._home, self.planner.zone_count)
+        return results_named_by(topology, self._caches.home, self.planner.zone_count)
 
-    def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
-        """The results that a topology is priced from: what our agents write, then its own ConfigMap."""
-        return list(dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)]))
+    async def _results(self, name: ObjectName) -> Mapping[str, str] | None:
+        """The data of a ConfigMap. One of another namespace is in no store; None if it is missing or may not be read."""
+        if name.namespace == self._caches.home:
+            found = self._caches.results.get(str(name))
+            return None if found is None else found.data or {}
+        try:
+            return (await self._client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
+        except ApiError:
+            return None
 
     async def _zone_map(self) -> ZoneMap:
         """Zones and locations; recomputed in a thread when nodes change."""
@@ -224,25 +218,20 @@ class TopologyController:
             self._allocated = allocated
         return allocated
 
-    async def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> TopologySnapshot:
+    async def _read(self, topology: NetworkTopology) -> TopologySnapshot:
         zone_map = await self._zone_map()
         allocated = await self._count_allocated(zone_map.places)
-        merged: dict[str, str] = {}
-        sizes: dict[str, int] = {}
-        for name in objects:
-            data = self._results.data(name)
-            if data is not None:
-                sizes[str(name)] = self._results.size_bytes(name)
-                merged |= data
+        # What our agents write, then the topology's own ConfigMap.
+        names = dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)])
+        results = {str(name): data for name in names if (data := await self._results(name)) is not None}
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
             zone_map=zone_map,
-            data=merged,
-            missing=() if sizes else (str(own),),
+            results=results,
+            missing=() if results else (str(own),),
             allocated=allocated,
             interval_s=self.planner.interval_s,
-            sizes=sizes,
             expected=self.planner.expected_keys,
         )
 

@@ -16,7 +16,6 @@ from controller.cluster.caches import Caches
 from controller.page import server
 from controller.page.config import PageConfig
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsStore
 from kubekit.client import Client
 from kubekit.http import Server
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
@@ -31,11 +30,9 @@ ServePage = Callable[..., Awaitable[str]]
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     caches = Caches(client, namespace)
-    results = ResultsStore(client, namespace)
     policy, scheduler = CostPolicy(), SchedulerConfig()
     page = server.Page(
         caches,
-        results,
         config,
         namespace=namespace,
         policy=policy,
@@ -44,7 +41,7 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     )
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
-    tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), results.run(), page.run())]
+    tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), page.run())]
     try:
         async with http.running() as address:
             await asyncio.wait_for(caches.settle(), 20)

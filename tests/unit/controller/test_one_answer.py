@@ -46,7 +46,6 @@ from controller.scheduler.state import State
 from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
-from controller.topology.results import ResultsStore
 from controller.views.groups import build_groups
 from kubekit.answers import RawPage
 from kubekit.client import Client
@@ -207,7 +206,6 @@ class World:
             TopologyConfig(),
             Silent(),
             CollectorRegistry(),
-            results=ResultsStore(client, HOME),
             capabilities=HasStatus(),
             membership=self.followed(caches).membership,
         )
@@ -220,7 +218,6 @@ class World:
         self.fill(caches)
         sources = Sources(
             caches,
-            ResultsStore(client, HOME),
             client,
             HOME,
             policy=CostPolicy(),

@@ -15,7 +15,6 @@ from controller.page import server, sources
 from controller.page.config import PageConfig
 from controller.page.server import Page
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ResultsStore
 from controller.views import overview
 from controller.views.model import Overview
 from kubekit.client import Client
@@ -47,7 +46,6 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     client = cast("Client", Deaf())
     page = Page(
         Caches(client, "netaware"),
-        ResultsStore(client, "netaware"),
         PageConfig(auth="none"),
         namespace="netaware",
         policy=CostPolicy(),

@@ -58,7 +58,7 @@ def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
 
 def snapshot(found: NetworkTopology, data: Mapping[str, str], **more: Any) -> TopologySnapshot:
     values: dict[str, Any] = {"zone_map": SHAPE, "missing": (), "allocated": {}, "interval_s": 60.0, **more}
-    return TopologySnapshot(topology=found, data=data, **values)
+    return TopologySnapshot(topology=found, results={"shop/netperf-metrics": data}, **values)
 
 
 def run(
