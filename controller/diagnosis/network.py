@@ -78,9 +78,7 @@ _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _AGREE = {"expireAfterS": ("expireAfterS", "staleAfterS")}
 """Either of two fields that contradict each other may be wrong."""
-_BAD = {("InputValid", "False"), ("OutlierNodes", "True"), ("Stale", "True")}
-_OLD = "MeasurementsOld"
-"""Reason of the condition Stale that `find_network` reports with the pairs that it is about."""
+_BAD = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 
 def find_agents(facts: Facts) -> Iterator[Finding]:
@@ -225,9 +223,7 @@ def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
 
 def _old(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     """Costs that rest on old measurements: by the leader's condition, and by the samples where it has none yet."""
-    conditions = [
-        c for key in sorted(facts.topologies) for c in facts.topologies[key] if (c.status, c.reason) == ("True", _OLD)
-    ]
+    conditions = [c for _, found in sorted(facts.topologies.items()) for c in found if c.reason == "MeasurementsOld"]
     names = _named(pairs, "stale")
     if names or conditions:
         summary = "costs between some zones rest on old measurements"
@@ -250,7 +246,7 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     for key, conditions in sorted(facts.topologies.items()):
         namespace, name = split_key(key)
         for found in conditions:
-            if (found.type, found.status) not in _BAD or found.reason == _OLD:
+            if (found.type, found.status) not in _BAD:
                 continue
             other: Severity = "info" if found.type == "OutlierNodes" else "warning"
             severity, summary, fix, alert = _REASONS.get(found.reason, (other, found.reason, (_TOPOLOGY,), ""))

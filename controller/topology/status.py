@@ -18,8 +18,7 @@ from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 
-MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"
-UNREACHABLE, OUTLIER_NODES = "Unreachable", "OutlierNodes"
+MEASURED, UNREACHABLE, OUTLIER_NODES, INPUT_VALID = "Measured", "Unreachable", "OutlierNodes", "InputValid"
 SHOWN_PAIRS = 3
 COUNT_S = 60.0
 """Least time between writes for the number of nodes alone."""
@@ -96,8 +95,6 @@ def conditions_of(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, g
     """The conditions, without times."""
     statements: dict[str, _Statement] = {
         MEASURED: _measured(counts, table, faults),
-        STALE: _stale(counts),
-        INCOMPLETE: _incomplete(counts),
         UNREACHABLE: _unreachable(counts, table, faults),
         OUTLIER_NODES: _outlier_nodes(table, faults),
         INPUT_VALID: _input_valid(faults),
@@ -114,31 +111,18 @@ def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _S
     head = f"{len(counts.measured)} of {counts.total} zone pairs measured"
     if counts.unreachable:
         head += f", {len(counts.unreachable)} unreachable"
-    if len(counts.measured) + len(counts.unreachable) == counts.total:
-        costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
-        return True, "AllPairsMeasured", f"{head}; highest costs: {costs}"
-    lacking = _worst((*counts.absent, *counts.inferred, *counts.stale))
-    return False, "SomePairsMeasured" if counts.measured else "NothingMeasured", f"{head}; lacking: {lacking}"
-
-
-def _stale(counts: PairsByBasis) -> _Statement:
-    if not counts.stale:
-        return False, "Fresh", "no cost rests on an old value"
-    message = (
-        f"{len(counts.stale)} of {counts.total} zone pairs keep their last good value, oldest: {_worst(counts.stale)}; "
-        "check that agents run in these zones and reach each other"
-    )
-    return True, "MeasurementsOld", message
-
-
-def _incomplete(counts: PairsByBasis) -> _Statement:
-    problems: list[tuple[str, str]] = []
-    if counts.absent:
-        problems.append(("PairsAbsent", f"{len(counts.absent)} without a cost: {_worst(counts.absent)}"))
-    if counts.inferred:
-        message = f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}"
-        problems.append(("PairsInferred", message))
-    return _joined(problems, "Complete", "every pair has a cost", bad=True)
+    problems = [
+        (reason, f"{len(pairs)} {what}: {_worst(pairs)}")
+        for reason, pairs, what in (
+            ("PairsAbsent", counts.absent, "without a cost"),
+            ("PairsInferred", counts.inferred, "inferred from paths over other zones"),
+            ("MeasurementsOld", counts.stale, "keep their last good value, oldest"),
+        )
+        if pairs
+    ]
+    costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
+    holds, reason, message = _joined(problems, "AllPairsMeasured", f"highest costs: {costs}", bad=False)
+    return holds, reason, f"{head}; {message}"
 
 
 def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
@@ -265,7 +249,7 @@ def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] |
 
 def is_bad(reported: Condition) -> bool:
     """Whether a person should look."""
-    return reported.status == ("True" if reported.type in {STALE, INCOMPLETE, UNREACHABLE, OUTLIER_NODES} else "False")
+    return reported.status == ("True" if reported.type in {UNREACHABLE, OUTLIER_NODES} else "False")
 
 
 def count_bases(counts: PairsByBasis, table: ZoneCosts) -> dict[str, int]:

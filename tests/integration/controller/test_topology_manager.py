@@ -13,7 +13,6 @@ import pytest_asyncio
 import yaml
 
 from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.status import INCOMPLETE, OUTLIER_NODES
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find_condition
@@ -73,12 +72,17 @@ class World:
         found = find_condition((await self.topology()).status.conditions, type_)
         return found.status if found else ""
 
+    async def reason(self) -> str:
+        """Of the condition Measured."""
+        found = find_condition((await self.topology()).status.conditions, "Measured")
+        return found.reason if found else ""
+
     async def measured(self, count: int = 6) -> None:
         """Rounds of probing until so many costs are written, none of them a guess: the first may be priced between two results."""
 
         async def done() -> bool:
             await self.agents.measure()
-            return len(await self.costs()) == count and await self.condition(INCOMPLETE) == "False"
+            return len(await self.costs()) == count and await self.reason() in {"AllPairsMeasured", "MeasurementsOld"}
 
         await eventually(done)
 
@@ -184,12 +188,11 @@ async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_
     await world.measured()
     good = await world.costs()
     assert good["z1", "z3"] == 180
-    await eventually(lambda: _is(world.condition("Stale"), "True"))
+    await eventually(lambda: _is(world.reason(), "MeasurementsOld"))
     assert await world.costs() == good
     assert await world.condition("Measured") == "False"
     await eventually(lambda: _count(world.costs(), 0))
-    await eventually(lambda: _is(world.condition("Incomplete"), "True"))
-    assert await world.condition("Stale") == "False"
+    await eventually(lambda: _is(world.reason(), "PairsAbsent"))
     await world.measured()
     assert await world.costs() == good
     notes = [e["reason"] for e in await world.client.list(EVENTS, dict, namespace=world.namespace)]
@@ -314,7 +317,7 @@ async def test_a_new_leader_that_plans_anew_blames_nobody_for_the_pairs_of_the_p
         # Agents that have not read the new plan yet go on with the one before.
         patch = {"data": written.data}
         await world.client.patch(CONFIGMAPS, "netperf-metrics", patch, Object, namespace=world.namespace)
-        assert await world.condition(OUTLIER_NODES) == "False"
+        assert await world.condition("OutlierNodes") == "False"
 
 
 @pytest.mark.slow

@@ -281,7 +281,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "old measurements",
         "pairs-stale",
         "kubectl netaware costs",
-        topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
+        topology("Measured", "False", "MeasurementsOld", "2 keep their last good value"),
     ),
     Situation(
         "a dependency on a workload that is not there",

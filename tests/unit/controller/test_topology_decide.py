@@ -201,7 +201,7 @@ def test_when_measuring_stops_the_last_good_value_stays_stale_and_then_goes_but_
     stale = run(after, data, at_s=START_S + 400, state=first.state)
     assert write(after, stale) is None, "the last good value is kept"
     assert len(stale.counts.stale) == 6
-    assert (conditions(stale)["Stale"].status, conditions(stale)["Measured"].status) == ("True", "False")
+    assert (conditions(stale)["Measured"].status, conditions(stale)["Measured"].reason) == ("False", "MeasurementsOld")
     gone = run(after, data, at_s=START_S + 4000, state=stale.state)
     emptied = write(after, gone)
     assert emptied is not None
@@ -234,8 +234,8 @@ def test_a_hole_is_filled_over_other_zones_and_marked() -> None:
     decision = run(topology(), results({("z1", "z2"): 5.0, ("z2", "z3"): 7.0}))
     entry = decision.table.zones["z1", "z3"]
     assert (entry.basis, entry.cost) == ("inferred", 12)
-    held = conditions(decision)["Incomplete"]
-    assert (held.status, held.reason) == ("True", "PairsInferred")
+    held = conditions(decision)["Measured"]
+    assert (held.status, held.reason) == ("False", "PairsInferred")
     assert "z1 to z3" in held.message
 
 
