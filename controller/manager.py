@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCol
 from controller.appgroups.reconciler import AppGroupController
 from controller.bootstrap import Bootstrap
 from controller.cluster.caches import Caches
-from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
@@ -83,7 +82,6 @@ class Manager:
         if not election.enabled:
             self.elector.leadership.extend(float("inf"))
         fenced = client.fenced(self.elector.leadership)
-        capabilities = Capabilities(client)
         self._recorder = EventRecorder(
             client.fenced(self.elector.leadership.uncounted),
             component=CONTROLLER,
@@ -106,7 +104,6 @@ class Manager:
             config.topology,
             self._recorder,
             registry,
-            capabilities=capabilities,
             membership=state.membership,
         )
         self._app_group = AppGroupController(
@@ -119,7 +116,6 @@ class Manager:
             costs=state.cost_index,
             services=state.services if config.scheduler.by_answer else None,
             pods_of=self._scheduling.pods_of,
-            capabilities=capabilities,
             extra_conditions=self._extra_conditions,
         )
         self._descheduler = Descheduler(

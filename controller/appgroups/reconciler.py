@@ -6,7 +6,6 @@ import collections
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,7 +18,7 @@ from controller.cluster.membership import Membership, has_same_consent, has_same
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
-from controller.cluster.status_writing import Capabilities, announce, write_status
+from controller.cluster.status_writing import announce, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
 from kubekit.conditions import changed_status_or_reason
@@ -58,19 +57,16 @@ class AppGroupController:
         costs: CostIndex,
         services: ServiceIndex | None,
         pods_of: Callable[[str], Iterable[GroupPod]],
-        capabilities: Capabilities,
         extra_conditions: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
-        self._capabilities, self._wall = capabilities, wall
-        self._membership, self._costs, self._services = membership, costs, services
+        self._membership, self._costs, self._services, self._wall = membership, costs, services, wall
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
-        self._last_conditions: dict[str, list[Condition]] = {}
         caches.app_groups.subscribe(self._group_changed)
         caches.group_pods.subscribe(self._pod_changed)
         caches.nodes.subscribe(self._node_changed)
@@ -120,7 +116,6 @@ class AppGroupController:
         group = self._own.newest(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.drop(key)
-            self._last_conditions.pop(key, None)
             return None
         costs = self._costs.of(group.metadata.namespace).table
         pods = self._pods_of(key)
@@ -139,31 +134,14 @@ class AppGroupController:
         return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, admission: Condition | None) -> None:
-        has_subresource = await self._capabilities.has_status(APPGROUPS)
-        if not has_subresource:  # Upstream's CRD drops conditions and observedGeneration.
-            status = msgspec.structs.replace(
-                group.status,
-                conditions=self._last_conditions.get(key),
-                observed_generation=group.metadata.generation,
-            )
-            group = msgspec.structs.replace(group, status=status)
         extra_conditions = [admission] if admission is not None else []
         if self._extra_conditions is not None:
             extra_conditions += await self._extra_conditions(key)
         wanted = plan_status(group, facts, self._wall(), extra_conditions=extra_conditions)
-        written = await write_status(
-            self._client,
-            APPGROUPS,
-            group,
-            wanted,
-            group.status,
-            has_subresource=has_subresource,
-            count_field="runningWorkloads",
-        )
+        written = await write_status(self._client, APPGROUPS, group, wanted, count_field="runningWorkloads")
         if written is not None:
             self._own.note(key, group, written)
             self._metrics.writes.inc()
-        self._last_conditions[key] = list(wanted.conditions or ())
         had_no_conditions = group.status.conditions is None
         changed = changed_status_or_reason(group.status.conditions, wanted.conditions)
         to_announce = [c for c in changed if _is_bad(c) or not had_no_conditions]

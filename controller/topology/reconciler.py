@@ -16,7 +16,7 @@ from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.cluster.status_writing import Capabilities, announce, write_status
+from controller.cluster.status_writing import announce, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
@@ -59,13 +59,12 @@ class TopologyController:
         recorder: EventRecorder,
         registry: CollectorRegistry,
         *,
-        capabilities: Capabilities,
         membership: Membership,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
-        self._capabilities, self._clock, self._wall = capabilities, clock, wall
+        self._clock, self._wall = clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
         self.planner = ProbePlanner(client, caches, config, registry, clock=clock, wall=wall)
@@ -74,7 +73,6 @@ class TopologyController:
         self._earlier: dict[str, CostState] = {}
         self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
         self._unwritten_change: set[str] = set()
-        self._last_conditions: dict[str, list[Condition]] = {}
         self._status_at: dict[str, float] = {}
         self._map: ZoneMap | None = None
         self._moves = self._pod_moves = 0
@@ -173,7 +171,6 @@ class TopologyController:
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)
         self._earlier.pop(key, None)
-        self._last_conditions.pop(key, None)
         self._status_at.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
@@ -259,10 +256,7 @@ class TopologyController:
 
     async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
         """Write the status if it changed; a changed node count alone may wait."""
-        has_subresource = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
-        if not has_subresource:
-            before = status.as_if_stored(before, self._last_conditions.get(key), topology.metadata.generation)
         wanted = status.plan_status(
             before,
             fresh,
@@ -275,21 +269,12 @@ class TopologyController:
         if not status.is_worth_a_write(before, wanted, last_s=last_s):
             self._unwritten_change.discard(key)
             return
-        written = await write_status(
-            self._client,
-            NETWORK_TOPOLOGIES,
-            topology,
-            wanted,
-            before,
-            has_subresource=has_subresource,
-            count_field="nodeCount",
-        )
+        written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, wanted, count_field="nodeCount")
         if written is not None:
             self._own.note(key, topology, written)
             self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
-        self._last_conditions[key] = list(wanted.conditions or ())
         to_announce = status.transitions(before.conditions, wanted.conditions)
         about = reference(NETWORK_TOPOLOGIES, topology.metadata)
         announce(self._recorder, about, to_announce, status.is_bad, action="Measure")

@@ -223,13 +223,6 @@ def plan_status(
     )
 
 
-def as_if_stored(
-    current: NetworkTopologyStatus, last: list[Condition] | None, generation: int
-) -> NetworkTopologyStatus:
-    """The status as if upstream's definition stored conditions and observedGeneration, with the last computed ones."""
-    return msgspec.structs.replace(current, conditions=last, observed_generation=generation)
-
-
 def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatus, *, last_s: float) -> bool:
     """Whether to write a status, ``last_s`` seconds after the last write.
 

@@ -29,7 +29,6 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.cluster.status_writing import Capabilities
 from controller.cluster.volumes import Volumes
 from controller.cluster.zones import build_zone_map
 from controller.diagnosis.appgroups import find_groups
@@ -76,13 +75,6 @@ class Written:
         raise ApiError(403, "Forbidden", "our own programs are nobody's business here")
 
     list = get
-
-
-class HasStatus(Capabilities):
-    def __init__(self) -> None: ...
-
-    async def has_status(self, resource: object) -> bool:
-        return True
 
 
 class Silent(EventRecorder):
@@ -160,7 +152,6 @@ class World:
             costs=state.cost_index,
             services=state.services if self.config.by_answer else None,
             pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
-            capabilities=HasStatus(),
         )
         self.fill(caches)
         return controller, caches
@@ -206,7 +197,6 @@ class World:
             TopologyConfig(),
             Silent(),
             CollectorRegistry(),
-            capabilities=HasStatus(),
             membership=self.followed(caches).membership,
         )
         self.fill(caches)
@@ -508,17 +498,13 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(mon
 
 
 async def test_a_group_that_is_deleted_while_its_status_is_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise ApiError(404, "NotFound", "deleted meanwhile")
+
     client = Written()
-    controller, caches = World(node("n", "z"), group()).groups(client)
-
-    async def delete_meanwhile(*_: object) -> bool:
-        gone = caches.app_groups._items.pop("x/g")
-        caches.app_groups._notify("x/g", gone, None)
-        return True
-
-    monkeypatch.setattr(HasStatus, "has_status", delete_meanwhile)
-    await controller._reconcile("x/g")
-    assert "x/g" not in caches.app_groups.items
+    monkeypatch.setattr(client, "apply", refuse)
+    controller, _ = World(node("n", "z"), group()).groups(client)
+    assert await controller._reconcile("x/g") is None
 
 
 async def test_a_group_in_a_namespace_of_the_configuration_has_the_pods_of_namespaces_without_a_group() -> None:

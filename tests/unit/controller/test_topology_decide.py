@@ -306,7 +306,6 @@ def test_the_calculation_time_moves_only_with_the_weights() -> None:
 
 
 def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_once() -> None:
-    """Also where the definition drops conditions."""
     held = list(conditions(run(topology(), results(ALL)), 7).values())
 
     def wanted(before: NetworkTopologyStatus, node_count: int, generation: int = 7) -> NetworkTopologyStatus:
@@ -314,13 +313,11 @@ def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_o
             before, held, node_count=node_count, generation=generation, weights_changed=False, now=1000.0
         )
 
-    stands = NetworkTopologyStatus(node_count=3)
-    first = wanted(status.as_if_stored(stands, None, 7), 3)
-    assert status.is_worth_a_write(status.as_if_stored(stands, None, 7), first, last_s=5.0)
-    for before in (first, status.as_if_stored(stands, first.conditions, 7)):
-        for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
-            statuses = wanted(before, 3), wanted(before, 4), wanted(before, 3, 8)
-            assert [status.is_worth_a_write(before, one, last_s=last_s) for one in statuses] == worth
+    first = wanted(NetworkTopologyStatus(node_count=3), 3)
+    assert status.is_worth_a_write(NetworkTopologyStatus(node_count=3), first, last_s=5.0)
+    for last_s, worth in ((5.0, [False, False, True]), (60.0, [False, True, True])):
+        statuses = wanted(first, 3), wanted(first, 4), wanted(first, 3, 8)
+        assert [status.is_worth_a_write(first, one, last_s=last_s) for one in statuses] == worth
 
 
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
