@@ -54,10 +54,6 @@ class Membership:
         self._groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
         self._named: dict[str, dict[str, None]] = defaultdict(dict)
-        # Of the groups of one name: those to be read again, and who names each namespace; and whom a group named when it was read.
-        self._unread: dict[str, dict[str, None]] = defaultdict(dict)
-        self._claims: dict[str, dict[str, set[str]]] = defaultdict(dict)
-        self._claimed: dict[str, Set[str]] = {}
 
     @classmethod
     def from_objects(
@@ -80,7 +76,6 @@ class Membership:
             self._graphs.copy(),
         )
         copied._named.update({name: keys.copy() for name, keys in self._named.items()})
-        copied._unread.update({name: keys.copy() for name, keys in self._named.items()})
         return copied
 
     @property
@@ -100,11 +95,7 @@ class Membership:
             self._groups.pop(key, None)
             self._named[name].pop(key, None)
         self._graphs.pop(key, None)
-        self._unread[name][key] = None
         if not self._named[name]:
-            for claimed in self._unread.pop(name):
-                self._claimed.pop(claimed, None)
-            self._claims.pop(name, None)
             del self._named[name]
         return True
 
@@ -137,38 +128,26 @@ class Membership:
         found = next((f"{n}/{name}" for n in first if f"{n}/{name}" in named), "")
         if found or not named or not everywhere:
             return found
-        return next((key for key in sorted(self._that_name(name, namespace)) if self._may(key, namespace)), "")
+        # Of the namespaces that the pod's admits, since hundreds of groups may share a name.
+        admitted = sorted(f"{home}/{name}" for home in self._admitted.get(namespace, ()))
+        return next((key for key in admitted if key in named and namespace in self._namespaces_of(key)), "")
 
     def may_hold(self, key: str) -> Set[str] | None:
         """Namespaces whose pods may belong to a group or another of its name; None for any."""
         home = self._groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None
-        return namespaces_of(home, self.graph(key).workloads)
+        return self._namespaces_of(key)
 
-    def _that_name(self, name: str, namespace: str) -> Iterable[str]:
-        """Groups of one name that name a namespace, indexed because hundreds may share a name."""
-        claims = self._claims[name]
-        for key in self._unread.pop(name, ()):
-            for left in self._claimed.pop(key, ()):
-                claims[left].discard(key)
-                if not claims[left]:
-                    del claims[left]
-            if key in self._groups:
-                self._claimed[key] = namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
-                for named in self._claimed[key]:
-                    claims.setdefault(named, set()).add(key)
-        return claims.get(namespace, ())
-
-    def _may(self, key: str, namespace: str) -> bool:
-        home = self._groups[key].metadata.namespace
-        return home in self._rules.namespaces or home in self._admitted.get(namespace, ())
+    def _namespaces_of(self, key: str) -> Set[str]:
+        return namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
 
     def refused_by(self, key: str) -> list[str]:
         """The namespaces that a group names and that do not consent, sorted."""
         home = self._groups[key].metadata.namespace
-        named = namespaces_of(home, self.graph(key).workloads)
-        return sorted(n for n in named if n != home and not self._may(key, n))
+        if home in self._rules.namespaces:
+            return []
+        return sorted(n for n in self._namespaces_of(key) if n != home and home not in self._admitted.get(n, ()))
 
 
 class NamedPods:
