@@ -136,14 +136,9 @@ class Reflector(KeyedObjects[T]):
             await asyncio.sleep(wait_s)
 
     @property
-    def age_s(self) -> float:
-        """Seconds since the last message from the server."""
-        return time.monotonic() - self.contact_at
-
-    @property
     def staleness(self) -> str:
         """How stale the store is and why; empty if it is not."""
-        age_s = self.age_s
+        age_s = time.monotonic() - self.contact_at
         if age_s < (FAILING_S if self.failure else SILENT_S):
             return ""
         why = f" ({self.failure})" if self.failure else ""
