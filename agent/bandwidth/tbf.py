@@ -108,7 +108,7 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
 
 
 def has_excessive_burst_or_queue(params: TbfParams, mtu: int) -> bool:
-    """Whether the limit has no effect for seconds, or may delay packets by more than half a second."""
+    """Whether a burst passes unlimited for longer than `ENFORCED_BURST_S`, or packets may wait for longer than `ENFORCED_QUEUE_S`."""
     least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = params.burst_s > ENFORCED_BURST_S and params.burst_bytes > least
     long_queue = params.queue_s > ENFORCED_QUEUE_S and params.limit_bytes > 2 * least

@@ -57,11 +57,11 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
         assert "frontend" in await reader.does(used)
 
         keep_files("first-appgroup", tmp_path)
-        (applied,) = blocks("first-appgroup", "3. Apply, the group first")
+        (applied,) = blocks("first-appgroup", "3. Apply")
         assert "created" in await reader.does(applied)
         await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
         await reader.until("kubectl netaware diagnose", "nothing is wrong")
-        (looked,) = blocks("first-appgroup", "4. Look")
+        (looked,) = blocks("first-appgroup", "4. Check")
         said = await reader.does(looked)
         assert "nothing is wrong" in said
         for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
@@ -71,7 +71,7 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
         name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
         assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
 
-        (labelled,) = blocks("scheduling", "Whose group")
+        (labelled,) = blocks("scheduling", "Which AppGroup a pod belongs to")
         assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
 
         (kept,) = blocks("upgrade", "Before")

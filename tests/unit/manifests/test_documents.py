@@ -111,7 +111,7 @@ def test_files_and_metrics_that_documents_name_exist() -> None:
 
 def test_the_installation_page_says_what_the_manifests_request() -> None:
     text = TEXTS["install.md"]
-    row = r"^\| ([\w-]+)[^|]*\| (one a node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
+    row = r"^\| ([\w-]+)[^|]*\| (one per node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
     said = {name: (cpu, memory, limit) for name, _, cpu, memory, limit in rows}
     real = {}
