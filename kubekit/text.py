@@ -62,6 +62,12 @@ def _translated(text: str, keep: str, replace: Callable[[str], str]) -> str:
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
+def listed(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
+    """The first texts, and how many more there are."""
+    more = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
+    return separator.join(texts[:shown]) + more
+
+
 def counted(count: int, noun: str) -> str:
     """``1 pod``, ``2 pods``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,9 +18,11 @@ from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, millisec
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.scheduler.balance import advise, placed_group
-from controller.scheduler.placement.survival import describe
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
+from kubekit.text import listed
+
+SHOWN_STOPS = 5
 
 
 class GraphOf(Command):
@@ -141,8 +143,8 @@ def _remarks(group: GroupView) -> Iterator[RenderableType]:
         if good.get(c.type, c.status) != c.status
     ]
     remarks += [Text.assemble(("advice", STRONG), f"  {advice}") for advice in group.advice]
-    losses = (loss for loss in group.survival.losses if loss.stops)
-    remarks += [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in losses]
+    losses = ((loss.zone, listed(loss.stops, SHOWN_STOPS)) for loss in group.zone_losses if loss.stops)
+    remarks += [Text(f"without {zone}: {workloads} would stop", style=FAINT) for zone, workloads in losses]
     if remarks:
         yield Text()
         yield from remarks

@@ -32,8 +32,9 @@ from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.stock import place
 from kubekit.errors import ConfigError
-from kubekit.text import counted
+from kubekit.text import counted, listed
 
+SHOWN = 8
 RUNS = 25
 """The default scheduler draws lots between equal nodes, so that one run of it says little."""
 
@@ -130,7 +131,7 @@ class Simulate(Command):
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
         if unknown:
-            names = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+            names = listed(unknown, SHOWN)
             session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
         return await asyncio.to_thread(simulate, inputs, group, mine)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from controller.scheduler.placement.problem_builder import BoundReplica, Placeme
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.conditions import condition
+from kubekit.text import listed
 from kubekit.wire import Condition
 
 HOT = 1.5
@@ -35,7 +36,6 @@ LEAST_GAIN_US, LEAST_SHARE = 20.0, 0.05
 """Of a call's time, what advice has to gain."""
 SHOWN = 3
 
-Reason = Literal["NoTrafficDistribution", "HintsIgnored", "HotReplica"]
 _FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
 
 
@@ -65,27 +65,18 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     zones: int = 0
 
 
-class Advice(msgspec.Struct, frozen=True, rename="camel"):
-    """Advice on routing calls to a Service.
+class Advice(NamedTuple):
+    """Advice on the routing of a Service.
 
     Attributes:
+        gain_us: expected of a call to it.
         service: ``namespace/name``.
-        workload: selector of the workload behind it.
-        traffic_distribution: the current one; empty for any replica.
-        advised: what to set instead; empty for none, the same where replicas and not the field should change.
-        latency_us: expected of a call to it as it is; ``advised_us`` as advised.
-        hottest: load of the busiest replica over its fair share as it is.
         text: for people.
     """
 
+    gain_us: float
     service: str
-    workload: str
-    reason: Reason
-    traffic_distribution: str
-    advised: str
-    latency_us: float
-    advised_us: float
-    hottest: float
+    reason: str
     text: str
 
 
@@ -172,57 +163,33 @@ class _PlacedArrays:
 def advise(current: PlacedGroup) -> list[Advice]:
     """Advice on routing calls within a group, the greatest gains first."""
     arrays = _PlacedArrays(current)
-    found = [advice for callee in range(len(current.members)) for advice in _advise(arrays, callee)]
-    return sorted(found, key=lambda a: (a.advised_us - a.latency_us, a.service, a.reason))
+    found = [advice for callee in range(len(current.members)) if (advice := _advice(arrays, callee)) is not None]
+    return sorted(found, key=lambda advice: (-advice.gain_us, advice.service))
 
 
-def _advise(arrays: _PlacedArrays, callee: int) -> Iterator[Advice]:
+def _advice(arrays: _PlacedArrays, callee: int) -> Advice | None:
     edges = arrays.callers_of(callee)
     services = [s for s in arrays.current.services[callee] if not s.headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
-        return
+        return None
     service = min(services, key=lambda s: s.routing)
-    name, workload, routing = service.metadata.key, arrays.current.graph.selectors[callee], service.routing
-    now = arrays.estimate(edges, routing)
-
-    def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str) -> Advice:
-        return Advice(
-            service=name,
-            workload=workload,
-            reason=reason,
-            traffic_distribution=_FIELD[routing],
-            advised=_FIELD[advised],
-            latency_us=round(now.latency_us, 1),
-            advised_us=round(then.latency_us, 1),
-            hottest=round(now.hottest, 2),
-            text=f"Service {name} {text}",
-        )
-
-    if routing is Routing.ANY:
-        better = _nearer(arrays, edges, now)
-        if better is not None:
-            advised, then = better
-            why = "has no trafficDistribution"
-            if service.hinted:
-                why = "asks for automatic hints by annotation, which wins over trafficDistribution"
-            elif service.spec.traffic_distribution:
-                why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
-            text = f"{why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
-            yield make("HintsIgnored" if service.hinted else "NoTrafficDistribution", advised, then, text)
-        return
-    if arrays.unlabelled(callee):
-        text = f"has {_FIELD[routing]}, and a replica is on a node without a zone label, so that no zone's hints count"
-        yield make("HintsIgnored", routing, now, text)
-        return
-    if now.hottest > HOT:
-        cooler = [(r, arrays.estimate(edges, r)) for r in (Routing.ZONE, Routing.ANY) if r < routing]
-        advised, then = min(cooler, key=lambda item: (item[1].hottest > HOT, item[1].latency_us))
-        field = _FIELD[advised] or "no trafficDistribution"
-        text = (
-            f"has {_FIELD[routing]}, and the busiest replica takes {now.hottest:.1f} times its fair share: with {field} "
-            f"{then.hottest:.1f} times, at {_us(then)} a call instead of {_us(now)}; or more replicas where its callers are"
-        )
-        yield make("HotReplica", advised, then, text)
+    name, field = f"Service {service.metadata.key}", _FIELD[service.routing]
+    if field and arrays.unlabelled(callee):
+        text = f"{name} has {field}, and a replica is on a node without a zone label, so that no zone's hints count"
+        return Advice(0.0, service.metadata.key, "HintsIgnored", text)
+    now = arrays.estimate(edges, service.routing)
+    better = None if field else _nearer(arrays, edges, now)
+    if better is None:
+        return None
+    advised, then = better
+    why = "has no trafficDistribution"
+    if service.hinted:
+        why = "asks for automatic hints by annotation, which wins over trafficDistribution"
+    elif service.spec.traffic_distribution:
+        why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
+    text = f"{name} {why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
+    reason = "HintsIgnored" if service.hinted else "NoTrafficDistribution"
+    return Advice(now.latency_us - then.latency_us, service.metadata.key, reason, text)
 
 
 def _nearer(
@@ -249,48 +216,50 @@ def _us(estimate: RoutingEstimate) -> str:
 
 def routed_near(current: PlacedGroup) -> Condition:
     """The condition of that name: False where a Service could be routed better, and how."""
-    generation = current.group.metadata.generation
-    found = advise(current)
+    found, edges = advise(current), current.graph.edges
     if found:
-        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        text = "; ".join(advice.text for advice in found[:SHOWN]) + more
-        return condition(ROUTED_NEAR, holds=False, reason=found[0].reason, message=text, generation=generation)
-    placed = sum(bool(current.members[e.dependant] and current.members[e.dependency]) for e in current.graph.edges)
-    if not placed:
-        message = "no dependency has pods placed at both ends"
-        return condition(ROUTED_NEAR, holds=None, reason="NothingPlaced", message=message, generation=generation)
-    message = "no trafficDistribution would bring calls nearer"
-    return condition(ROUTED_NEAR, holds=True, reason="AsNearAsCanBe", message=message, generation=generation)
+        holds, reason, message = False, found[0].reason, listed([advice.text for advice in found], SHOWN, "; ")
+    elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in edges):
+        holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
+    else:
+        holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"
+    generation = current.group.metadata.generation
+    return condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
 
 
 def balanced(current: PlacedGroup) -> Condition:
     """The condition of that name: False where replicas that should be in several zones are in one, or one is hot."""
-    generation, selectors = current.group.metadata.generation, current.graph.selectors
-    alone = list(in_one_zone(current))
+    selectors = current.graph.selectors
+    texts = [
+        f"all {counts.total()} replicas of {selectors[w]} are in {next(iter(counts)).zone}, and it is to survive a zone"
+        for w, counts in replicas_by_zone(current)
+        if len(counts) == 1
+    ]
+    reason = "OneZone" if texts else "HotReplica"
+    texts += [
+        f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls"
+        for w, times in _hot_replicas(current)
+    ]
+    holds: bool | None = False
+    message = listed(texts, SHOWN, "; ")
+    if not any(current.members):
+        holds, reason, message = None, "NothingPlaced", "no pod is placed"
+    elif not texts:
+        holds, reason = True, "Balanced"
+        message = "replicas are in as many zones as they should be, and none is hot"
+    generation = current.group.metadata.generation
+    return condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
+
+
+def _hot_replicas(current: PlacedGroup) -> Iterator[tuple[int, float]]:
+    """Workloads of which a replica is hot, and its load over its fair share."""
     arrays = _PlacedArrays(current)
-    hot: list[tuple[int, float]] = []
     for callee in range(len(current.members)):
         edges = arrays.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:
             hottest = arrays.estimate(edges, edges[0].routing).hottest
             if hottest > HOT:
-                hot.append((callee, hottest))
-
-    texts = [
-        f"all {sum(current.members[w].values())} replicas of {selectors[w]} are in {zone}, and it is to survive a zone"
-        for w, zone in alone
-    ]
-    texts += [f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls" for w, times in hot]
-    if texts:
-        reason = "OneZone" if alone else "HotReplica"
-        more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-        message = "; ".join(texts[:SHOWN]) + more
-        return condition(BALANCED, holds=False, reason=reason, message=message, generation=generation)
-    if not any(current.members):
-        message = "no pod is placed"
-        return condition(BALANCED, holds=None, reason="NothingPlaced", message=message, generation=generation)
-    message = "replicas are in as many zones as they should be, and none is hot"
-    return condition(BALANCED, holds=True, reason="Balanced", message=message, generation=generation)
+                yield callee, hottest
 
 
 def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
@@ -298,10 +267,3 @@ def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Locati
     for workload, nodes in enumerate(current.members):
         if current.spreads[workload] == "zone" and sum(nodes.values()) > 1 and current.zones > 1:
             yield workload, count_by_location(nodes, current.locations)
-
-
-def in_one_zone(current: PlacedGroup) -> Iterator[tuple[int, str]]:
-    """Workloads that are to survive a zone and are wholly in one, and which."""
-    for workload, found in replicas_by_zone(current):
-        if len(found) == 1:
-            yield workload, next(iter(found)).zone

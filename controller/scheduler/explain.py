@@ -15,6 +15,7 @@ from controller.cluster.costs import SAME_HOST_COST, CostTable, LimitCheck
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_places
 from controller.scheduler.state import State
+from kubekit.text import listed
 
 SHOWN = 5
 
@@ -275,9 +276,8 @@ def _costs(line: CandidateLine, explanation: Explanation) -> str:
         for peer, cell in zip(explanation.peers, line.cells, strict=True)
         if peer.places
     ]
-    more = f", and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
     violated = f", {line.violated} beyond their maximum" if line.violated else ""
-    return f"cost {line.cost} ({', '.join(details[:SHOWN])}{more}{violated})"
+    return f"cost {line.cost} ({listed(details, SHOWN)}{violated})"
 
 
 def _against(chosen: CandidateLine, explanation: Explanation) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather
-from controller.cluster.costs import NOWHERE, CostTable, Location
+from controller.cluster.costs import NOWHERE, CostTable, Location, count_by_location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -15,8 +15,7 @@ from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair
-from controller.scheduler.placement.survival import survival_of
-from controller.views.model import EdgeView, GroupView, PodView, WorkloadView
+from controller.views.model import EdgeView, GroupView, PodView, WorkloadView, ZoneLoss
 from netperf.latencies import ZonePair
 
 
@@ -88,8 +87,18 @@ def build_group(
         edges=edges,
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=tuple(group.status.conditions or ()),
-        survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
+        zone_losses=tuple(_zone_losses(selectors, facts.members, locations)),
     )
+
+
+def _zone_losses(
+    selectors: Sequence[str], members: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
+) -> Iterator[ZoneLoss]:
+    """What the loss of each zone that holds a replica would stop; nodes without a zone are no zone that could be lost."""
+    found = [count_by_location(nodes, locations) for nodes in members]
+    for location in sorted({where for counts in found for where in counts if where.zone}):
+        stops = [selectors[w] for w, counts in enumerate(found) if counts and counts[location] == counts.total()]
+        yield ZoneLoss(location.zone, tuple(stops))
 
 
 def _workloads(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from controller.appgroups.status import DependencyState
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
-from controller.scheduler.placement.survival import Survival
 from kubekit.wire import Condition
 
 
@@ -52,6 +51,13 @@ class EdgeView(View, frozen=True):
     p50_us: float | None
 
 
+class ZoneLoss(View, frozen=True):
+    """Workloads that have no replica outside a zone; empty where all would go on."""
+
+    zone: str
+    stops: tuple[str, ...]
+
+
 class GroupView(View, frozen=True):
     """An AppGroup.
 
@@ -59,7 +65,7 @@ class GroupView(View, frozen=True):
         order: selectors in the order in which they are to be scheduled.
         total_cost: sum of its dependencies' costs, as far as known.
         violated: how many dependencies are.
-        survival: what the loss of each zone would take.
+        zone_losses: workloads that the loss of each zone would stop.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
     """
 
@@ -77,7 +83,7 @@ class GroupView(View, frozen=True):
     edges: tuple[EdgeView, ...]
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
-    survival: Survival = Survival()
+    zone_losses: tuple[ZoneLoss, ...] = ()
     advice: tuple[str, ...] = ()
 
 

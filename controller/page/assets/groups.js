@@ -24,10 +24,10 @@ function groupBox(group, open) {
     ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
     ...group.conditions.filter((condition) => condition.status !== "True").map((condition) => h("p", { class: "soft" }, `${condition.type} ${condition.status}: ${condition.message || condition.reason}`)),
   ];
-  const losses = (group.survival?.losses || []).filter((loss) => loss.stops.length);
+  const losses = (group.zoneLosses || []).filter((loss) => loss.stops.length);
   if (losses.length) {
     remarks.push(h("p", { class: "soft" }, `Without ${losses.map((loss) => `${loss.zone}: ${few(loss.stops)} would stop`).join("; ")}`));
-  } else if (placed && group.survival?.losses.length > 1) {
+  } else if (placed && group.zoneLosses?.length > 1) {
     remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
   }
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },

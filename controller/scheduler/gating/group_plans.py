@@ -34,6 +34,7 @@ from controller.scheduler.placement.planner import Plan, PlanningError
 from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit import logs
 from kubekit.conditions import condition
+from kubekit.text import listed
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
@@ -373,9 +374,8 @@ class GroupPlans:
             unplaced=len(plan.unplaced),
         )
         if plan.unplaced:
-            names = ", ".join(key.partition("/")[2] for key in plan.unplaced[:SHOWN])
-            more = f" and {len(plan.unplaced) - SHOWN} more" if len(plan.unplaced) > SHOWN else ""
-            self._report(group, known, "NoRoom", f"no node has room for {names}{more}")
+            names = listed([key.partition("/")[2] for key in plan.unplaced], SHOWN)
+            self._report(group, known, "NoRoom", f"no node has room for {names}")
         elif left_out:
             message = (
                 f"declared replicas that do not exist count up to numMembers ({known.spec.num_members}) and the "

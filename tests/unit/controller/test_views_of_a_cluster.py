@@ -17,7 +17,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import by_pair, in_order
 from controller.views.overview import build
 from kubekit.wire import Condition, NodeStatus
-from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
+from netperf.contract import AGENT_ANNOTATION, ZONE_LABEL, Announcement, encode_announcement
 from netperf.pairs import eligible
 from netperf.results import encode_samples
 from netperf.sample import Sample
@@ -168,6 +168,11 @@ def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency(
         assert edge.state == ("met" if within else "violated")
     assert group.violated == sum(edge.state == "violated" for edge in group.edges)
     assert group.running == 11
+    first, elsewhere = snapshot.pods[0], next(n for n in snapshot.nodes if n.metadata.label(ZONE_LABEL) != zones["P1"])
+    second = make_pod("second", node=elsewhere.metadata.name, labels=first.metadata.labels)
+    (group,) = build(msgspec.structs.replace(snapshot, pods=(*snapshot.pods, second))).groups
+    stopped = {workload: loss.zone for loss in group.zone_losses for workload in loss.stops}
+    assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
 
 # --- bandwidth -------------------------------------------------------------------------------------------------------
