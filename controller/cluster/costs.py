@@ -30,7 +30,7 @@ class Location(NamedTuple):
 
 
 NOWHERE = Location()
-"""Where a node without both labels is."""
+"""Location of a node with neither label."""
 
 
 def location_of(node: Node) -> Location:
@@ -105,34 +105,25 @@ class CostTable:
             return "unknown", UNKNOWN_COST
         return ("satisfied" if cost <= max_cost else "violated"), cost
 
-    def of_pairs(
-        self,
-        callers: Mapping[str, int],
-        called: Mapping[str, int],
-        locations: Mapping[str, Location],
-        max_cost: int = 0,
-    ) -> tuple[int, int]:
-        """Cost of every pair of a caller and a replica together, and how many of them are beyond their maximum.
+    def total_cost(
+        self, callers: Mapping[str, int], callees: Mapping[str, int], locations: Mapping[str, Location]
+    ) -> int:
+        """Cost of every pair of a caller and a callee together.
 
         Args:
             callers: node -> how many are there.
-            called: the same of replicas.
+            callees: the same of callees.
             locations: of these nodes.
-            max_cost: maxNetworkCost.
         """
-        total = violations = 0
-        by_location = count_by_location(called, locations)
+        total, by_location = 0, count_by_location(callees, locations)
         for origin, count in count_by_location(callers, locations).items():
             for destination, others in by_location.items():
-                verdict, cost = self.check_limit(origin, destination, max_cost)
-                total += count * others * cost
-                violations += count * others * (verdict == "violated")
+                total += count * others * self.check_limit(origin, destination, 0)[1]
         # Correct pairs on one host, which were counted as one zone.
-        for node in callers.keys() & called.keys() & locations.keys():
-            verdict, cost = self.check_limit(locations[node], locations[node], max_cost)
-            total += callers[node] * called[node] * (SAME_HOST_COST - cost)
-            violations -= callers[node] * called[node] * (verdict == "violated")
-        return total, violations
+        for node in callers.keys() & callees.keys() & locations.keys():
+            cost = self.check_limit(locations[node], locations[node], 0)[1]
+            total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
+        return total
 
 
 def topology_for(
@@ -150,12 +141,6 @@ def topology_for(
         if key in topologies:
             return topologies[key]
     return next(iter(topologies.values())) if rules.search_everywhere and len(topologies) == 1 else None
-
-
-def topology_named(topologies: Iterable[NetworkTopology], name: str) -> NetworkTopology | None:
-    """The one of a name or ``namespace/name``; of several the first by namespace."""
-    named = (t for t in topologies if name in {t.metadata.name, t.metadata.key})
-    return min(named, key=lambda t: t.metadata.key, default=None)
 
 
 def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
@@ -183,8 +168,8 @@ class Costs(msgspec.Struct, frozen=True):
     Attributes:
         table: ready for look-ups.
         topology: key of the NetworkTopology, empty when there is none.
-        weight: name of the weight, empty when the NetworkTopology has none that was asked for.
-        version: changes whenever the object does.
+        weight: name of the weight, empty when the NetworkTopology has none of the requested names.
+        version: changes with the costs.
         problem: why latencies could not be read; empty when they could.
     """
 

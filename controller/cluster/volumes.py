@@ -23,15 +23,6 @@ from netperf.contract import REGION_LABEL, ZONE_LABEL
 VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
-PLACE_LABELS = {
-    ZONE_LABEL: ZONE_LABEL,
-    REGION_LABEL: REGION_LABEL,
-    "failure-domain.beta.kubernetes.io/zone": ZONE_LABEL,
-    "failure-domain.beta.kubernetes.io/region": REGION_LABEL,
-}
-"""Label of a volume -> label of the nodes that reach it; several places in one value are joined by ``__``."""
-CLASS_ANNOTATION = "volume.beta.kubernetes.io/storage-class"
-"""Stands before the field of a volume or claim."""
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 """On a claim: where kube-scheduler has its volume made."""
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
@@ -63,7 +54,6 @@ class VolumeSpec(Wire, frozen=True):
     access_modes: list[str] | None = None
     volume_mode: str = "Filesystem"
     storage_class_name: str = ""
-    volume_attributes_class_name: str = ""
 
 
 class VolumeStatus(Wire, frozen=True):
@@ -88,7 +78,6 @@ class ClaimSpec(Wire, frozen=True):
     selector: LabelSelector | None = None
     volume_mode: str = "Filesystem"
     storage_class_name: str = ""
-    volume_attributes_class_name: str = ""
 
 
 class PersistentVolumeClaim(Object, frozen=True):
@@ -232,7 +221,7 @@ class Volumes:
 
     def _offers_to(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
         """Node selector of an unbound claim; without WaitForFirstConsumer it is bound before its pod is placed."""
-        name = _class_of(claim)
+        name = claim.spec.storage_class_name
         class_ = self._classes.get(name)
         if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
             return ()
@@ -241,7 +230,7 @@ class Volumes:
             return (NodeSelector([NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", [node])])]),)
         key = msgspec.json.encode((name, claim.spec))
         if key not in self._offers:
-            ways = [_reach_of(v) for v in self._free.values() if _class_of(v) == name and _suits(v, claim)]
+            ways = [_reach_of(v) for v in self._free.values() if v.spec.storage_class_name == name and _suits(v, claim)]
             if class_.provisioner not in _NO_PROVISIONER:
                 ways.append(_places_of(class_))
             self._offers[key] = _any_of(ways)
@@ -276,17 +265,12 @@ def _is_for(volume: PersistentVolume, claim: PersistentVolumeClaim | None) -> bo
     return claim is None or not of or not claim.metadata.uid or of == claim.metadata.uid
 
 
-def _class_of(found: PersistentVolume | PersistentVolumeClaim) -> str:
-    return found.metadata.annotation(CLASS_ANNOTATION) or found.spec.storage_class_name
-
-
 def _suits(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     """Whether a claim may take a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
     has, wants = volume.spec, claim.spec
     return (
         _size(has.capacity) >= _size(wants.resources.requests)
         and has.volume_mode == wants.volume_mode
-        and has.volume_attributes_class_name == wants.volume_attributes_class_name
         and set(wants.access_modes or ()) <= set(has.access_modes or ())
         and (wants.selector is None or selects(wants.selector, volume.metadata.labels or {}))
     )
@@ -298,9 +282,10 @@ def _size(of: Mapping[str, str] | None) -> int:
 
 def _reach_of(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
     """Terms of which a node has to meet one; None where every node reaches the volume."""
+    # A label of a volume may hold several places, joined by two underscores.
     places = [
-        MatchExpression(of_node, "In", [part.strip() for part in value.split("__")])
-        for label, of_node in PLACE_LABELS.items()
+        MatchExpression(label, "In", [part.strip() for part in value.split("__")])
+        for label in (ZONE_LABEL, REGION_LABEL)
         if (value := volume.metadata.label(label))
     ]
     affinity = volume.spec.node_affinity

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 import controller.topology.decision as topology_rules
-from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
+from controller.cluster.costs import entries_of, topology_for, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, facts_of
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
@@ -31,8 +31,9 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 def _topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
     """The NetworkTopology to show: the scheduler's, else one of its name, else any."""
-    named = topology_named(snapshot.topologies, snapshot.rules.network_topology_name)
-    return _counting(snapshot) or named or min(snapshot.topologies, key=lambda t: t.metadata.key, default=None)
+    name = snapshot.rules.network_topology_name
+    others = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
+    return _counting(snapshot) or next(iter(others), None)
 
 
 def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:

@@ -378,8 +378,8 @@ class GroupPlans:
             self._report(group, known, "NoRoom", f"no node has room for {names}")
         elif left_out:
             message = (
-                f"declared replicas that do not exist count up to numMembers ({known.spec.num_members}) and the "
-                "namespace's quota; more are declared, for which no room is kept"
+                f"declared replicas that do not exist count up to numMembers ({known.spec.num_members}); more are declared, "
+                "for which no room is kept"
             )
             self._report(group, known, "MoreDeclared", message, holds=True)
         else:

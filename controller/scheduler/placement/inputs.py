@@ -155,7 +155,7 @@ class PlanInputs(NamedTuple):
         return found
 
     def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
-        """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""
+        """See `to_plan_for`: what may come is what the group's numMembers has left."""
         if self.declared is None:
             return {}, 0
         known = self.state.groups[group]
@@ -164,9 +164,6 @@ class PlanInputs(NamedTuple):
         leaving = outdated(pod.metadata for pod in there)
         live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
         allowed = max(known.spec.num_members - live.total(), len(leaving))
-        quota_left = self.declared.pods_left(known.metadata.namespace)
-        if quota_left is not None:
-            allowed = min(allowed, max(quota_left, 0) + len(leaving))
         return to_plan_for(declared, live, allowed)
 
     def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:

@@ -292,8 +292,8 @@ def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
     hosts_of = count_hosts(problem, at)
     on = [{problem.host_names[host]: count for host, count in counts.items()} for counts in hosts_of]
     locations = {name: request.snapshot.hosts[name].location for counts in on for name in counts}
-    of_pairs = request.snapshot.costs.of_pairs
-    return sum(of_pairs(on[edge.caller], on[edge.callee], locations)[0] for edge in request.edges)
+    cost = request.snapshot.costs.total_cost
+    return sum(cost(on[edge.caller], on[edge.callee], locations) for edge in request.edges)
 
 
 def _anybody_shares(request: PlacementRequest) -> bool:

@@ -25,19 +25,15 @@ from kubekit.wire import Node
 
 
 class Declarations:
-    """What workloads declare, in some namespaces otherwise, and what quotas leave."""
+    """What workloads declare, in some namespaces otherwise."""
 
     def __init__(self) -> None:
         self.by_workload: dict[str, int] = {}
         self.elsewhere: dict[str, dict[str, int]] = {}
-        self.left: int | None = None
 
     def replicas(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
         known = self.elsewhere.get(namespace, self.by_workload)
         return {w.selector: known[w.selector] for w in workloads if w.selector in known}
-
-    def pods_left(self, _: str) -> int | None:
-        return self.left
 
 
 class World:

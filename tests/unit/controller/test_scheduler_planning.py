@@ -204,15 +204,6 @@ async def test_replicas_that_do_not_exist_count_up_to_what_the_group_says_it_has
     assert world.plans.get_or_request("e/g3", world.of("e/g3")).plan is not None
 
 
-async def test_a_quota_limits_what_is_planned_for_too() -> None:
-    world = World(3, 4)
-    world.declared.by_workload, world.declared.left = {"P1": 9}, 2
-    world.add_group("d/g1", 9)
-    world.add_pod("d/g1", "a", "P1", 1)
-    await world.plans.make("d/g1")
-    assert world.asked[-1].replicas == {"P1": 3}
-
-
 async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> None:
     world = World(3, 4)
     world.add_group("d/g1", 1)

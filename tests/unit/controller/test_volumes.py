@@ -68,7 +68,6 @@ def nodes_for(known: Volumes, asked: GroupPod) -> str:
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}
 EPHEMERAL: dict[str, Any] = {"ephemeral": {}}
 ANYWHERE = "n0n1n2"
-OLD_LABEL = {"failure-domain.beta.kubernetes.io/zone": "z2"}
 OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "uid": "old"}}
 
 
@@ -81,7 +80,7 @@ OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "
         ([volume(claim="data")], [claim("data")], WITH_CLAIM, "n1"),  # the claim's side lags behind
         ([volume(**OF_A_DELETED)], [claim("data")], WITH_CLAIM, ANYWHERE),
         ([volume(zones=(), labels={ZONE: "z1__z2"})], [claim("data", "pv")], WITH_CLAIM, "n1n2"),
-        ([volume(zones=("z1", "z2"), labels=OLD_LABEL)], [claim("data", "pv")], WITH_CLAIM, "n2"),
+        ([volume(zones=("z1", "z2"), labels={ZONE: "z2"})], [claim("data", "pv")], WITH_CLAIM, "n2"),
         ([volume(claim="other")], [claim("data")], WITH_CLAIM, ANYWHERE),
         ([volume()], [claim("data", "pv")], {"emptyDir": {}}, ANYWHERE),
         ([], [claim("data", "pv")], WITH_CLAIM, ANYWHERE),
