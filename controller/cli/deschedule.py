@@ -24,7 +24,7 @@ from controller.descheduler.history import History, HistoryStore
 from controller.descheduler.round_plan import Answer, Move, NodeState, RoundPlan, Skip
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.usage import UsageSmoother
+from controller.descheduler.usage import UsageStore
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.snapshot import without_pod
 from kubekit.errors import ApiError, ConfigError
@@ -132,7 +132,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     )
     inputs, pods = await read_inputs(session, snapshot)
     session.require(PODS)
-    usage, cluster = UsageSmoother(0, settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
+    usage, cluster = UsageStore(settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     seen = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(seen, history, RoundState(), settings, now, confirmed=True)
@@ -173,14 +173,13 @@ def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
 
 
 def _moves(moves: Iterable[Move]) -> RenderableType:
-    table = grid("POD", "FROM", "TO", "NODE", "TARGET", "COST", "REASON")
+    table = grid("POD", "FROM", "TO", "NODE", "COST", "REASON")
     for move in moves:
         table.add_row(
             Text(move.pod, style=STRONG),
             move.node,
             move.target or "anywhere",
             _change(move.node_before, move.node_after),
-            _change(move.target_before, move.target_after),
             "-" if move.cost_before < 0 else f"{move.cost_before} → {move.cost_after}",
             move.reason,
         )

@@ -5,63 +5,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import Strategy, share_of
 from controller.descheduler.history import mark_of
-from controller.descheduler.node_load import NodeLoad
-from controller.descheduler.round import Round, workload_of
+from controller.descheduler.round import Candidate, Round, workload_of
 
 ALL: frozenset[Strategy] = frozenset(get_args(Strategy))
 LOAD: frozenset[Strategy] = frozenset({"LowNodeLoad"})
 NETWORK = ALL - LOAD
-
-
-class TargetFinder(ABC):
-    """A strategy of one round, which knows where its candidates may go; see `Candidate`."""
-
-    @abstractmethod
-    def find_target(self, candidate: Candidate) -> str:
-        """Set the candidate's target; or why there is none."""
-
-    def predict(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Set the candidate's target and expected hosts to where kube-scheduler would put it; or why that is no gain."""
-        return ""
-
-    def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
-        """Why no pod of the candidate's node can go anywhere; empty when one may."""
-        return ""
-
-
-@dataclass(slots=True, eq=False)
-class Candidate:
-    """A pod that a strategy would move.
-
-    Attributes:
-        finder: the strategy's round.
-        used: its known usage, by resource.
-        load: of its node, for LowNodeLoad.
-        waits: why the reason for the move has not lasted yet; empty when it has.
-        group: ready pods of its AppGroup, how many there should be, and the group's name; for the network's strategies.
-        target: where it would go, once that is found.
-        expected: hosts where it may land, once that is predicted.
-        planner: why our planner would undo the move, once it was asked.
-    """
-
-    pod: PodInfo
-    strategy: Strategy
-    finder: TargetFinder
-    used: Mapping[str, float]
-    load: NodeLoad | None = None
-    waits: str = ""
-    group: tuple[int, int, str] = (0, 0, "")
-    target: str = ""
-    expected: tuple[str, ...] = ()
-    planner: str = ""
 
 
 class MoveCondition(NamedTuple):
@@ -150,7 +103,8 @@ def _age(round_: Round, candidate: Candidate) -> str:
 
 def _namespace(round_: Round, candidate: Candidate) -> str:
     load, namespace = round_.settings.load, candidate.pod.namespace
-    return f"namespace {namespace} is not evictable" if load and not load.admits_namespace(namespace) else ""
+    admitted = load is None or load.args.evictable_namespaces.admits(namespace)
+    return "" if admitted else f"namespace {namespace} is not evictable"
 
 
 def _selector(round_: Round, candidate: Candidate) -> str:
@@ -291,8 +245,6 @@ MOVE_CONDITIONS = (
               lambda r, c: r.budgets.refusal(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
               lambda _, c: c.finder.find_target(c)),
-    MoveCondition("prediction", "kube-scheduler is expected to place its replacement on a better node (`limits.minChancePercent`).",
-              lambda _, c: c.finder.predict(c), LOAD),
 )  # fmt: skip
 PLANNER = MoveCondition("planner", "If a plan placed it: each of two new plans places its replacement on a better node.",
                     lambda _, c: c.planner)  # fmt: skip

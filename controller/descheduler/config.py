@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from controller.descheduler.args import LowNodeLoad, LowNodeLoadArgs
-from controller.descheduler.policy import Policy, read_policy
+from controller.descheduler.policy import read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Percent, Range, Section, camel
@@ -92,8 +92,6 @@ class LimitsConfig(Section, frozen=True):
         usage_lag_s: how long until usage shows a move; its node is left alone until then, and the move evaluated after 2.5 times
             as long.
         start_timeout_s: a move whose replacement is not running after this time did not help.
-        min_chance_percent: least predicted chance that the replacement lands on a better node; 0 if kube-scheduler's profile is
-            not the default.
         min_success_percent: a strategy stops if fewer of its moves of a day helped; 0 for never.
     """
 
@@ -107,7 +105,6 @@ class LimitsConfig(Section, frozen=True):
     failure_backoff_s: Time = 7200.0
     usage_lag_s: Time = 120.0
     start_timeout_s: Time = 600.0
-    min_chance_percent: Percent = 95.0
     min_success_percent: Percent = 50.0
 
     @property
@@ -146,13 +143,11 @@ class MisplacementConfig(Section, frozen=True):
         margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
             dependencies.
         hold_s: how long the gain must last before the move.
-        dry_run: decide and report, but evict nothing.
     """
 
     enabled: bool = False
     margin: Count = 10
     hold_s: Time = 300.0
-    dry_run: bool = False
 
 
 class DeschedulerConfig(Section, frozen=True):
@@ -163,7 +158,6 @@ class DeschedulerConfig(Section, frozen=True):
         interval_s: between rounds; a policy's deschedulingInterval overrides it.
         dry_run: decide and report, but evict nothing.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.
-        taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on hot nodes; needs the component heat-taint.
     """
 
     enabled: bool = False
@@ -174,7 +168,6 @@ class DeschedulerConfig(Section, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     protection: ProtectionConfig = ProtectionConfig()
     misplacement: MisplacementConfig = MisplacementConfig()
-    taint_hot_nodes: bool = False
 
     def check(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
         """Raise ConfigError for a policy, a share or an address that makes no sense."""
@@ -186,7 +179,7 @@ class DeschedulerConfig(Section, frozen=True):
         Raises:
             ConfigError: naming the first field that makes no sense.
         """
-        policy = self._policy()
+        policy = read_policy(self.policy or {}, f"{FIELD}.policy")
         self._check_usage(policy.load)
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
@@ -195,18 +188,12 @@ class DeschedulerConfig(Section, frozen=True):
         local = protection.local_storage if policy.local_storage is None else policy.local_storage
         return Settings(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
-            dry_run=self.dry_run or policy.dry_run,
+            dry_run=self.dry_run or policy.dry_run or (policy.load is not None and policy.load.args.dry_run),
             load=policy.load,
             limits=limits,
             protection=msgspec.structs.replace(protection, local_storage=local),
             misplacement=self.misplacement,
-            taint_hot_nodes=self.taint_hot_nodes,
         )
-
-    def _policy(self) -> Policy:
-        if self.policy is None:
-            return Policy(load=LowNodeLoadArgs().compiled(FIELD))
-        return read_policy(self.policy, f"{FIELD}.policy")
 
     def _check_usage(self, load: LowNodeLoad | None) -> None:
         usage = self.usage
@@ -237,17 +224,12 @@ class Settings:
     limits: LimitsConfig
     protection: ProtectionConfig
     misplacement: MisplacementConfig
-    taint_hot_nodes: bool = False
 
     @property
     def expiry_s(self) -> float:
         """After how long usage is not known any more, seconds; without LowNodeLoad its default."""
-        return LowNodeLoadArgs().node_metric_expiration_seconds if self.load is None else self.load.expiry_s
-
-    def is_dry(self, strategy: Strategy) -> bool:
-        """Whether moves of a strategy are decided and reported, without evictions."""
-        rehearsed = strategy != "LowNodeLoad" and self.misplacement.dry_run
-        return self.dry_run or rehearsed or (self.load is not None and self.load.dry_run)
+        args = LowNodeLoadArgs() if self.load is None else self.load.args
+        return args.node_metric_expiration_seconds
 
 
 def share_of(limit: int | str, pods: int, field: str = "") -> int:

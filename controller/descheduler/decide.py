@@ -6,24 +6,22 @@ node. Otherwise the planner might undo the move.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import Target
-from controller.cluster.resources import WORKLOAD_LABEL
-from controller.descheduler.conditions import PLANNER, Candidate, check
-from controller.descheduler.config import Settings, Strategy
+from controller.cluster.pods import Target, target_of
+from controller.descheduler.conditions import PLANNER, check
+from controller.descheduler.config import Settings
 from controller.descheduler.follow_up import EndedMove, follow_up
 from controller.descheduler.history import History, PendingMove, back_off, mark_of
 from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.node_load import Detector
-from controller.descheduler.predictor import is_planned
-from controller.descheduler.round import Round
-from controller.descheduler.round_plan import Move, RoundPlan
+from controller.descheduler.round import Candidate, Round
+from controller.descheduler.round_plan import RoundPlan
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
@@ -45,17 +43,12 @@ class RoundState(msgspec.Struct, frozen=True):
     better_since: Mapping[str, float] = {}
 
 
-class PlanQuestion(NamedTuple):
-    """A planned move of a pod that our plans placed.
-
-    Attributes:
-        group: key of its AppGroup.
-        workload: its selector there.
-    """
+class Promise(NamedTuple):
+    """Where the planner would put the replacement of a pod that is moved."""
 
     pod: PodInfo
     group: str
-    workload: str
+    target: Target
 
 
 class RoundDecision(msgspec.Struct, frozen=True):
@@ -66,7 +59,7 @@ class RoundDecision(msgspec.Struct, frozen=True):
         history: with what became of pending moves, and a back-off of each replica that the planner would not move.
         pending: the plan's moves with what to follow them by.
         ended: moves of before whose outcome is known now.
-        promises: uid of a pod -> the question about it, and the target that its replacement is promised.
+        promises: by uid of the pod.
     """
 
     plan: RoundPlan
@@ -74,129 +67,88 @@ class RoundDecision(msgspec.Struct, frozen=True):
     history: History
     pending: tuple[PendingMove, ...] = ()
     ended: tuple[EndedMove, ...] = ()
-    promises: Mapping[str, tuple[PlanQuestion, Target]] = {}
+    promises: Mapping[str, Promise] = {}
 
 
 class UnconfirmedRound:
-    """A round that is decided, but for the planner's answers.
+    """A round that is decided, but for the planner's answers."""
 
-    Attributes:
-        questions: uid of a pod -> what the planner is to be asked before it is moved.
-    """
-
-    def __init__(
-        self,
-        base: Round,
-        state: RoundState,
-        ended: Iterable[EndedMove],
-        load: LoadRound | None,
-        misplacement: MisplacementRound | None,
-    ) -> None:
+    def __init__(self, base: Round, state: RoundState, ended: Sequence[EndedMove], load: LoadRound | None) -> None:
         self._base, self._state, self._ended, self._load = base, state, tuple(ended), load
-        self._strategies: dict[Strategy, LoadRound | MisplacementRound | None] = {
-            "LowNodeLoad": load,
-            "NetworkMisplacement": misplacement,
-            "ZoneSurvival": misplacement,
-        }
-        self.questions = {p.move.uid: found for p in base.moves if (found := self._question(p.move)) is not None}
-
-    def _question(self, move: Move) -> PlanQuestion | None:
-        snapshot = self._base.snapshot
-        pod = snapshot.pods.by_key[move.pod]
-        if pod.wire is None or not is_planned(pod):
-            return None
-        group = snapshot.network.group_of(pod.namespace, pod.wire.group)
-        return PlanQuestion(pod, group, pod.labels.get(WORKLOAD_LABEL, "")) if group else None
+        self._history, self._promises = base.history, dict[str, Promise]()
 
     @property
     def decision(self) -> RoundDecision:
-        """The decision before the planner is asked."""
-        return self._decide(self._base.moves, self._base.history)
-
-    def _decide(
-        self,
-        moves: Sequence[PendingMove],
-        history: History,
-        promises: Mapping[str, tuple[PlanQuestion, Target]] = {},
-    ) -> RoundDecision:
+        """The decision as far as the planner has been asked."""
         base, load = self._base, self._load
+        pending = tuple(pending for _, pending in base.moves.values())
         plan = RoundPlan(
-            moves=tuple(pending.move for pending in moves),
+            moves=tuple(one.move for one in pending),
             skips=tuple(base.skips),
             nodes=() if load is None else load.states(),
             notes=tuple(base.notes),
             skipped=dict(sorted(base.skipped.items())),
         )
-        return RoundDecision(plan, self._state, history, tuple(moves), self._ended, promises)
+        return RoundDecision(plan, self._state, self._history, pending, self._ended, dict(self._promises))
 
     async def confirm(self, place: AskPlanner) -> RoundDecision:
-        """The decision without the moves that the planner would undo."""
-        base, history, kept = self._base, self._base.history, list[PendingMove]()
-        limits = base.settings.limits
-        promises: dict[str, tuple[PlanQuestion, Target]] = {}
-        for pending in base.moves:
-            move, question = pending.move, self.questions.get(pending.move.uid)
-            if question is None:
-                kept.append(pending)
-                continue
-            confirmed, answer = await self._ask(pending, question, place)
-            if not isinstance(answer, str):
-                promises[move.uid] = question, answer
-                kept.append(confirmed)
-                continue
-            # While a zone is filled, each pod that goes there changes the answers about those that talk to it.
-            first_s = base.settings.interval_s if move.strategy == "ZoneSurvival" else limits.workload_backoff_s
-            mark = mark_of(move.uid)
-            history = back_off(history, mark, answer, first_s, base.now, most_s=limits.failure_backoff_s)
-        return self._decide(kept, history, promises)
+        """The decision without the moves that the planner would undo.
 
-    async def _ask(
-        self, pending: PendingMove, question: PlanQuestion, place: AskPlanner
-    ) -> tuple[PendingMove, Target | str]:
-        """A move, to where the planner puts the pod; or why that is no gain, which is reported.
-
-        What the planner says counts from here on, also for the moves after this one: two may not count on the same room.
+        What the planner says of one move counts for those after it: two may not count on the same room.
         """
-        move, pod, strategy = pending.move, question.pod, self._strategy_of(pending.move)
-        self._base.withdraw(pod, move)
-        targets, why = await self._targets(move, question, place)
-        if check(self._base, Candidate(pod, move.strategy, strategy, move.used, planner=why), (PLANNER,)):
-            return pending, why
-        node = targets[0].node
-        redirected = strategy.redirected(move, pod, node)
-        self._base.redirect(pod, move, node)
-        return msgspec.structs.replace(pending, move=redirected), targets[0]
+        base, limits = self._base, self._base.settings.limits
+        for uid, (candidate, pending) in list(base.moves.items()):
+            group = self._planned_by(candidate.pod)
+            if not group:
+                continue
+            base.withdraw(candidate)
+            target, candidate.planner = await self._target(candidate, group, place)
+            if check(base, candidate, (PLANNER,)):
+                del base.moves[uid]
+                first_s, most_s = limits.workload_backoff_s, limits.failure_backoff_s
+                self._history = back_off(
+                    self._history, mark_of(uid), candidate.planner, first_s, base.now, most_s=most_s
+                )
+                continue
+            candidate.target = target.node
+            base.expect(candidate)
+            move = msgspec.structs.replace(pending.move, target=candidate.target, cost_after=candidate.cost)
+            base.moves[uid] = candidate, msgspec.structs.replace(pending, move=move)
+            self._promises[uid] = Promise(candidate.pod, group, target)
+        return self.decision
 
-    async def _targets(self, move: Move, question: PlanQuestion, place: AskPlanner) -> tuple[list[Target], str]:
-        """The targets of two plans for the pod, and why the move would not help."""
-        targets: list[Target] = []
-        for turn in range(TURNS):
+    def _planned_by(self, pod: PodInfo) -> str:
+        """The group whose plan chose the pod's node, and will choose its replacement's; empty where none did."""
+        if pod.wire is None or target_of(pod.wire) is None:
+            return ""
+        return self._base.snapshot.network.group_of(pod.namespace, pod.wire.group)
+
+    async def _target(self, candidate: Candidate, group: str, place: AskPlanner) -> tuple[Target, str]:
+        """The target of the first of some plans for the pod, and why the move would not help by one of them."""
+        target: Target | None = None
+        for turn in reversed(range(TURNS)):
             try:
-                target = await place(question.group, move.pod, turn)
+                target = await place(group, candidate.pod.key, turn)
             except PlanningError as error:
-                return [], f"the planner does not say where it would go: {error}"
+                return Target(), f"the planner does not say where it would go: {error}"
             if target is None:
-                return [], "the planner would find no place for it"
-            why = self._objection(move, question.pod, target.node)
+                return Target(), "the planner would find no place for it"
+            why = self._objection(candidate, target.node)
             if why:
-                return [], f"the planner would put it on {target.node}: {why}"
-            targets.append(target)
-        return targets, ""
+                return target, f"the planner would put it on {target.node}: {why}"
+        return target or Target(), ""
 
-    def _objection(self, move: Move, pod: PodInfo, name: str) -> str:
+    def _objection(self, candidate: Candidate, name: str) -> str:
         """Why a withdrawn move would be no gain if it went to this node; empty when it would be one."""
         node = self._base.snapshot.nodes.get(name)
-        if node is None or name == move.node:
-            return "the node is gone" if node is None else "it would come back"
-        lacks = self._base.fit.insufficient(node, pod)
+        if node is None or not node.takes_pods:
+            return "the node takes no pods any more"
+        if name == candidate.pod.node:
+            return "it would come back"
+        lacks = self._base.fit.dynamic_refusal(node, candidate.pod)
         if lacks:
             return f"with other planned pods it has too little ({lacks})"
-        return self._strategy_of(move).objection(move, pod, node)
-
-    def _strategy_of(self, move: Move) -> LoadRound | MisplacementRound:
-        found = self._strategies[move.strategy]
-        assert found is not None, "it planned the move"
-        return found
+        return candidate.finder.objection(candidate, node)
 
 
 def decide(
@@ -207,7 +159,6 @@ def decide(
     now: float,
     *,
     confirmed: bool = False,
-    survival_only: bool = False,
 ) -> UnconfirmedRound:
     """Follow moves up and decide who should move; waits for nothing, and takes seconds with thousands of nodes.
 
@@ -222,8 +173,6 @@ def decide(
         now: unix seconds.
         confirmed: act on what is hot or misplaced now, without waiting for it to last. For a dry-run from outside the loop,
             which cannot know for how long things have been so.
-        survival_only: between two rounds, while a zone is filled again: no other pod moves, and detectors, which count rounds,
-            stay as they are.
 
     Returns:
         The same for the same arguments, always.
@@ -231,15 +180,13 @@ def decide(
     history, ended = follow_up(snapshot, history, settings.limits, now)
     base = Round(snapshot, history, settings, now)
     load = None if settings.load is None else LoadRound(base, settings.load)
-    paused = settings.load is not None and settings.load.paused
-    detectors, better_since = state.detectors, {}
-    if paused:
+    detectors, better_since = state.detectors, dict[str, float]()
+    if settings.load is not None and settings.load.args.paused:
         base.note("LowNodeLoad is paused")
-    elif load is not None and not survival_only:
+        return UnconfirmedRound(base, RoundState(detectors), ended, load)
+    if load is not None:
         detectors = load.plan(detectors, confirmed=confirmed)
-    base.hot = frozenset() if load is None else frozenset(one.name for one in load.loads if one.kind == "over")
-    misplacement = None
-    if settings.misplacement.enabled and not paused:
-        misplacement = MisplacementRound(base, () if load is None else load.loads)
-        better_since = misplacement.plan(state.better_since, confirmed=confirmed, survival_only=survival_only)
-    return UnconfirmedRound(base, RoundState(detectors, better_since), ended, load, misplacement)
+    if settings.misplacement.enabled:
+        misplacement = MisplacementRound(base, {} if load is None else load.loads)
+        better_since = misplacement.plan(state.better_since, confirmed=confirmed)
+    return UnconfirmedRound(base, RoundState(detectors, better_since), ended, load)

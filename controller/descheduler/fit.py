@@ -1,14 +1,10 @@
-"""Whether a pod fits on a node: by the scheduler's constraints and requests, and by usage.
+"""Whether the scheduler would let a pod onto a node: its constraints, requests, and other pods.
 
-What a round plans is reserved as it goes: a pod that is to arrive takes room, and counts for those that come after it. Free
-capacity is the sum over targets of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's example: 96 cores at
-20 % under a threshold of 70 % can take 48 cores).
+What a round plans is reserved as it goes: a pod that is to arrive takes room, and counts for those that come after it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -19,9 +15,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import PODS_RESOURCE, PORT_PREFIX, add, lacking
-from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
@@ -62,7 +56,8 @@ class Fit:
         self._requested: dict[str, dict[str, int]] = {}
         self._planned: dict[str, tuple[PodInfo, str]] = {}
         self._by_other_pods: dict[str, Sequence[str]] = {}
-        self._repelling: list[PodInfo] | None = None
+        bound = (pod for pod in snapshot.pods.by_key.values() if pod.constraints.repels and pod.node)
+        self._repelling = [pod for pod in bound if not pod.is_finished]
 
     def constraints_of(self, pod: PodInfo) -> Constraints:
         """The pod's constraints without those that our gates added."""
@@ -84,21 +79,14 @@ class Fit:
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
-        reason = self.insufficient(node, pod)
-        if reason or not self._depends_on_other_pods(pod):
-            return reason
-        return self._refusal_by_other_pods(pod)[self._number_of[node.name]]
-
-    def refusal(self, node: Host, pod: PodInfo) -> str:
-        """Why the pod does not fit the node; empty when it does."""
-        return self.static_refusal(node, pod) or self.dynamic_refusal(node, pod)
-
-    def insufficient(self, node: Host, pod: PodInfo) -> str:
-        """Resources that the node lacks for the pod, beside present and planned pods."""
         lacks = lacking(pod.asks, node.allocatable, self._requested_on(node.name))
         if lacks.startswith(PORT_PREFIX):
             return "host port"
-        return "too many pods" if lacks == PODS_RESOURCE else lacks and f"{lacks} request"
+        if lacks:
+            return "too many pods" if lacks == PODS_RESOURCE else f"{lacks} request"
+        if self._repelling or pod.constraints.depends_on_other_pods:
+            return self._refusal_by_other_pods(pod)[self._number_of[node.name]]
+        return ""
 
     def _requested_on(self, node: str) -> dict[str, int]:
         """Requests of the node's unfinished pods, with their number as ``pods``.
@@ -127,12 +115,6 @@ class Fit:
             add(self._requested[node], pod.asks, -1)
         self._by_other_pods.clear()
 
-    def _depends_on_other_pods(self, pod: PodInfo) -> bool:
-        if self._repelling is None:
-            bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
-            self._repelling = [p for p in bound if not p.is_finished]
-        return bool(self._repelling) or pod.constraints.depends_on_other_pods
-
     def _refusal_by_other_pods(self, pod: PodInfo) -> Sequence[str]:
         """[host] what other pods have against it there, as the planner's rules say."""
         if pod.key not in self._by_other_pods:
@@ -153,14 +135,11 @@ class Fit:
 
     def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""
-        pods = self._snapshot.pods
-        asks = msgspec.json.encode(pod.constraints.spec.affinity) if pod.constraints.depends_on_other_pods else b""
-        mine = pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
-        found = {
-            p.key: p
-            for p in (*(mine.values() if pod.constraints.depends_on_other_pods else ()), *(self._repelling or ()))
-        }
-        found.update({key: p for key, (p, node) in self._planned.items() if node})
+        pods, found = self._snapshot.pods, {p.key: p for p in self._repelling}
+        if pod.constraints.depends_on_other_pods:
+            asks = msgspec.json.encode(pod.constraints.spec.affinity)
+            found |= pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
+        found |= {key: p for key, (p, node) in self._planned.items() if node}
         found.pop(pod.key, None)
         placed = ((p, self._planned[key][1] if key in self._planned else p.node) for key, p in found.items())
         return [(p, node) for p, node in placed if node in self._number_of and not p.is_finished]
@@ -186,95 +165,3 @@ def refused_by(rule: Rule) -> Bools:
     first = not rule.bound.any() and role & COUNTED
     near: Bools = nowhere | ((bound == 0) & (not first))
     return near
-
-
-class TargetNode:
-    """A node that may take pods, with what was planned onto it."""
-
-    __slots__ = ("load", "mean", "used")
-
-    def __init__(self, load: NodeLoad) -> None:
-        self.load, self.used, self.mean = load, dict(load.used), load.mean
-
-    def free(self, resource: str) -> float:
-        """Amount of a resource that the node can take below its high threshold, in the resource's unit."""
-        return self.load.limit(resource) - self.used[resource]
-
-    def add(self, used: Mapping[str, float]) -> None:
-        """Count more usage."""
-        add(self.used, {resource: amount for resource, amount in used.items() if resource in self.used})
-        self.mean = weighted_percent(percents(self.used, self.load.node.allocatable), self.load.pool.weights)
-
-
-class TargetPool:
-    """Nodes with low load of one pool.
-
-    Args:
-        loads: theirs.
-        fit: whether the scheduler would let a pod onto them.
-        awaited: usage of replacements that are expected but bound nowhere yet.
-    """
-
-    def __init__(self, loads: Iterable[NodeLoad], fit: Fit, awaited: Iterable[Mapping[str, float]] = ()) -> None:
-        self._targets = sorted((TargetNode(load) for load in loads), key=_order)
-        self._by_name = {target.load.name: target for target in self._targets}
-        self._fit = fit
-        known = {r for target in self._targets for r in target.used}
-        self._free = {r: sum(t.free(r) for t in self._targets if r in t.used) for r in RESOURCES if r in known}
-        for used in awaited:
-            self._deduct(used)
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def free(self) -> dict[str, float]:
-        """Sum over the targets of what they can still take, of resources that any target knows."""
-        return dict(self._free)
-
-    def get(self, node: str) -> TargetNode | None:
-        """One of the targets by name."""
-        return self._by_name.get(node)
-
-    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[str, str]:
-        """The least loaded target that fits the pod by everything the scheduler would check and by usage.
-
-        Returns:
-            Its name; or an empty text, and why each of them does not fit, counted.
-        """
-        reasons: Counter[str] = Counter()
-        for target in self._targets:
-            reason = self._refusal(target, pod, used)
-            if not reason:
-                return target.load.name, ""
-            reasons[reason] += 1
-        return "", describe_misfits(reasons)
-
-    def reserve(self, used: Mapping[str, float], node: str) -> None:
-        """Deduct usage that will arrive: from one target or, when it goes to none of them for certain, from all together."""
-        target = self._by_name.get(node)
-        if target is None:
-            self._deduct(used)
-            return
-        del self._targets[bisect_left(self._targets, _order(target), key=_order)]
-        target.add(used)
-        insort(self._targets, target, key=_order)
-        self._deduct({resource: amount for resource, amount in used.items() if resource in target.used})
-
-    def _deduct(self, used: Mapping[str, float]) -> None:
-        for resource, amount in used.items():
-            if resource in self._free:
-                self._free[resource] -= amount
-
-    def _refusal(self, target: TargetNode, pod: PodInfo, used: Mapping[str, float]) -> str:
-        reason = self._fit.static_refusal(target.load.node, pod)
-        if reason:
-            return reason
-        for resource in target.load.pool.high:
-            amount = used.get(resource, 0.0)
-            if amount > 0 and (resource not in target.used or amount > target.free(resource)):
-                return f"{resource} usage would exceed the high threshold"
-        return self._fit.dynamic_refusal(target.load.node, pod)
-
-
-def _order(target: TargetNode) -> tuple[float, str]:
-    return target.mean, target.load.name

@@ -13,24 +13,17 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import AnomalyCondition, LowNodeLoad, Pool
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import above, percents, weighted_percent
+from controller.descheduler.usage import Amounts, Percents, above, percents, weighted_percent
 
 Class = Literal["over", "under", "normal", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Percent by resource that hold for every node of a pool in this round."""
-
-    low: Mapping[str, float]
-    high: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NodeLoad:
     """One node's load.
 
     Attributes:
+        low, high: thresholds in this round, percent by resource.
         used: amounts in use, of resources with a threshold.
         share: the same in percent of allocatable.
         exceeded: resources above the high threshold.
@@ -39,10 +32,11 @@ class NodeLoad:
 
     node: Host
     pool: Pool
-    thresholds: Thresholds
+    low: Percents
+    high: Percents
     kind: Class
-    used: Mapping[str, float]
-    share: Mapping[str, float]
+    used: Amounts
+    share: Percents
     exceeded: tuple[str, ...]
     mean: float
 
@@ -53,7 +47,16 @@ class NodeLoad:
 
     def limit(self, resource: str) -> float:
         """The high threshold as an amount of the resource."""
-        return self.thresholds.high[resource] / 100.0 * self.node.allocatable.get(resource, 0)
+        return self.high[resource] / 100.0 * self.node.allocatable.get(resource, 0)
+
+    def overload(self, used: Amounts, arriving: Amounts) -> str:
+        """Why the node would be hot if a pod came, beside those that are arriving; empty if it would not."""
+        for resource in self.high:
+            more = used.get(resource, 0.0)
+            total = self.used.get(resource, 0.0) + arriving.get(resource, 0.0) + more
+            if total > self.limit(resource) and (more > 0 or resource in self.used):
+                return f"{resource} usage would exceed the high threshold"
+        return ""
 
 
 def nodes_by_pool(nodes: Iterable[Host], pools: Iterable[Pool]) -> dict[str, list[Host]]:
@@ -66,7 +69,7 @@ def nodes_by_pool(nodes: Iterable[Host], pools: Iterable[Pool]) -> dict[str, lis
     return found
 
 
-def thresholds_of(pool: Pool, shares: Iterable[Mapping[str, float]]) -> Thresholds:
+def thresholds_of(pool: Pool, shares: Iterable[Percents]) -> tuple[Percents, Percents]:
     """The pool's thresholds; with deviation, ``mean - low`` and ``mean + high``, within 0 and 100.
 
     Args:
@@ -74,7 +77,7 @@ def thresholds_of(pool: Pool, shares: Iterable[Mapping[str, float]]) -> Threshol
         shares: percent by resource of every node of the pool whose usage is known.
     """
     if not pool.deviation:
-        return Thresholds(pool.low, pool.high)
+        return pool.low, pool.high
     shares = tuple(shares)
     low, high = {}, {}
     for resource in pool.high:
@@ -82,7 +85,7 @@ def thresholds_of(pool: Pool, shares: Iterable[Mapping[str, float]]) -> Threshol
         mean = sum(known) / len(known) if known else 0.0
         low[resource] = min(100.0, max(0.0, mean - pool.low[resource]))
         high[resource] = min(100.0, max(0.0, mean + pool.high[resource]))
-    return Thresholds(low, high)
+    return low, high
 
 
 def classify(settings: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, Mapping[str, float]]) -> list[NodeLoad]:
@@ -106,15 +109,14 @@ def _used(node: Host, pool: Pool, usage: Mapping[str, float]) -> dict[str, float
     return {r: usage[r] for r in pool.high if node.allocatable.get(r, 0) > 0 and r in usage}
 
 
-def _load_of(
-    node: Host, pool: Pool, thresholds: Thresholds, used: Mapping[str, float], share: Mapping[str, float]
-) -> NodeLoad:
-    exceeded = above(share, thresholds.high)
-    low = all(share[resource] <= thresholds.low[resource] for resource in share)
-    kind: Class = "over" if exceeded else "under" if low and node.takes_pods else "normal"
+def _load_of(node: Host, pool: Pool, thresholds: tuple[Percents, Percents], used: Amounts, share: Percents) -> NodeLoad:
+    low, high = thresholds
+    exceeded = above(share, high)
+    is_low = node.takes_pods and all(share[resource] <= low[resource] for resource in share)
+    kind: Class = "over" if exceeded else "under" if is_low else "normal"
     if not share or any(r not in share for r in pool.high if node.allocatable.get(r, 0) > 0):
         kind, exceeded = "unknown", ()
-    return NodeLoad(node, pool, thresholds, kind, used, share, exceeded, weighted_percent(share, pool.weights))
+    return NodeLoad(node, pool, low, high, kind, used, share, exceeded, weighted_percent(share, pool.weights))
 
 
 def describe_overload(share: Mapping[str, float], high: Mapping[str, float], exceeded: Iterable[str]) -> str:

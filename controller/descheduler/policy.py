@@ -6,7 +6,7 @@ counterpart here, is an error that names it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,17 +17,16 @@ from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, rea
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
-LOW_NODE_LOAD, MIGRATION = "LowNodeLoad", "MigrationController"
-_PLUGINS = (LOW_NODE_LOAD, MIGRATION)
+_PluginName = Literal["LowNodeLoad", "MigrationController"]
 
 
-class _PluginName(Section, frozen=True):
-    name: str
+class _Plugin(Section, frozen=True):
+    name: _PluginName
 
 
 class _PluginSet(Section, frozen=True):
-    enabled: list[_PluginName] = []
-    disabled: list[_PluginName] = []
+    enabled: list[_Plugin] = []
+    disabled: list[dict[str, str]] = []
 
 
 class _Plugins(Section, frozen=True):
@@ -38,7 +37,7 @@ class _Plugins(Section, frozen=True):
 
 
 class _PluginConfig(Section, frozen=True):
-    name: str
+    name: _PluginName
     args: dict[str, Any] = {}
 
 
@@ -142,42 +141,36 @@ def _from_config_map(document: dict[str, Any], field: str) -> Policy:
     return parse_policy(text, join(field, f"data[{key}]"))
 
 
-def _read_profiles(config: _Configuration, field: str) -> tuple[LowNodeLoadArgs | None, str, _MigrationArgs, str]:
-    """Arguments of LowNodeLoad, None where no profile enables it, and of MigrationController, each with its field."""
-    args, args_field, migration, migration_field = None, "", _MigrationArgs(), ""
-    for i, profile in enumerate(config.profiles):
-        where = join(field, f"profiles[{i}]")
-        _check_plugins(profile, where)
-        for j, entry in enumerate(profile.plugin_config):
-            at = f"{where}.pluginConfig[{j}].args"
-            if entry.name == MIGRATION:
-                migration, migration_field = read_kind(entry.args, _MigrationArgs, at), at
-            elif _enables(profile):
-                if args is not None:
-                    raise ConfigError(at, f"configures {LOW_NODE_LOAD} a second time", "use nodePools in one profile")
-                args, args_field = _args(entry.args, at), at
-        if _enables(profile) and args is None:
-            args, args_field = LowNodeLoadArgs(), where
-    return args, args_field, migration, migration_field
-
-
 def _from_configuration(config: _Configuration, field: str) -> Policy:
-    args, args_field, migration, migration_field = _read_profiles(config, field)
-    if args is not None and config.node_selector is not None and args.node_selector is None:
-        args = msgspec.structs.replace(args, node_selector=config.node_selector)
     config.validate(field)
+    profiles = join(field, "profiles")
+    if len(config.profiles) > 1:
+        raise ConfigError(profiles, f"has {len(config.profiles)} profiles", "one, with nodePools for different rules")
+    profile = config.profiles[0] if config.profiles else _Profile()
+    plugins = {
+        entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
+        for i, entry in enumerate(profile.plugin_config)
+    }
+    document, at = plugins.get("LowNodeLoad", ({}, profiles))
+    load = _args(document, at)
+    if load.node_selector is None:
+        load = msgspec.structs.replace(load, node_selector=config.node_selector)
+    document, migration_at = plugins.get("MigrationController", ({}, ""))
+    migration = read_kind(document, _MigrationArgs, migration_at)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
-    backoff_field = join(migration_field, "objectLimiters.workload.duration")
     limits = {
         "per_node": _least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
         "per_namespace": _least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
         "per_round": _least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
-        "workload_backoff_s": None if backoff is None else seconds(backoff, backoff_field),
+        "workload_backoff_s": None
+        if backoff is None
+        else seconds(backoff, join(migration_at, "objectLimiters.workload.duration")),
     }
+    enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
-        load=None if args is None else args.compiled(args_field),
+        load=load.compiled(at) if enabled else None,
         interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
@@ -191,23 +184,6 @@ def _args(document: dict[str, Any], at: str) -> LowNodeLoadArgs:
         raise ConfigError(f"{at}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
     _check_version(document, at)
     return read_kind(document, LowNodeLoadArgs, at)
-
-
-def _enables(profile: _Profile) -> bool:
-    return any(plugin.name == LOW_NODE_LOAD for plugin in profile.plugins.balance.enabled)
-
-
-def _check_plugins(profile: _Profile, where: str) -> None:
-    sets = profile.plugins
-    for name in sets.__struct_fields__:
-        for i, plugin in enumerate(getattr(sets, name).enabled):
-            if plugin.name not in _PLUGINS:
-                field = f"{where}.plugins.{name}.enabled[{i}].name"
-                raise ConfigError(field, f"{plugin.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
-    for i, entry in enumerate(profile.plugin_config):
-        if entry.name not in _PLUGINS:
-            field = f"{where}.pluginConfig[{i}].name"
-            raise ConfigError(field, f"{entry.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
 
 
 def _least(*limits: int | None) -> int | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
 from controller.descheduler.evict import Result, evict, why_outdated
@@ -25,7 +26,7 @@ from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, 
 from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.usage import Refusal, UsageBatch, UsageSmoother
+from controller.descheduler.usage import Refusal, UsageBatch, UsageStore
 from controller.scheduler.placement.inputs import PlanInputs
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -43,8 +44,6 @@ log = logs.get("controller.descheduler")
 
 CHANGED_SINCE = frozenset({404, 409, 422})
 """Answers to a patch of a node that is gone, or not as it was any more: the next round sees it."""
-FILL_S, FILL_ROUNDS = 15.0, 3
-"""Between two rounds while a zone is being filled, and for how many intervals after its last pod it is."""
 
 
 class Descheduler:
@@ -74,7 +73,7 @@ class Descheduler:
     ) -> None:
         self._client, self._caches, self._wall = client, caches, wall
         self._enabled, self._settings = config.enabled, config.compiled()
-        self._usage = UsageSmoother(self._settings.interval_s / 2, self._settings.expiry_s)
+        self._usage = UsageStore(self._settings.expiry_s)
         self._source = source or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
         self._store = HistoryStore(client, caches.home)
@@ -104,34 +103,19 @@ class Descheduler:
         self._state, loaded = RoundState(), False
         log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
         while True:
-            left_s = 0.0
             try:
                 if not loaded:
                     self._history, loaded = await self._store.load(), True
                 await self.round()
-                left_s = self._settings.interval_s
-                while self._fills_a_zone and left_s > FILL_S:
-                    await asyncio.sleep(FILL_S)
-                    left_s -= FILL_S
-                    await self.round(survival_only=True)
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
                 log.change("round", type(error).__name__, "round not finished", error=error)
             else:
                 log.change("round", "", "rounds finish again")
-            await asyncio.sleep(left_s or self._settings.interval_s)
+            await asyncio.sleep(self._settings.interval_s)
 
-    @property
-    def _fills_a_zone(self) -> bool:
-        """Whether a zone that is back is being filled: with one pod of a group a round, ten workloads would take ten rounds."""
-        made_s = (p.at_s for p in self._history.pending if p.move.strategy == "ZoneSurvival")
-        return any(self._wall() - at_s < FILL_ROUNDS * self._settings.interval_s for at_s in made_s)
-
-    async def round(self, *, survival_only: bool = False) -> RoundDecision:
+    async def round(self) -> RoundDecision:
         """One round.
-
-        Args:
-            survival_only: only what brings a workload out of its one zone; nothing is reported of the others.
 
         Raises:
             KubekitError: the API server is out of reach, or this replica leads no more; nothing was evicted that is not
@@ -139,10 +123,9 @@ class Descheduler:
         """
         batch = await self._read_usage()
         now = self._wall()
-        unconfirmed, refused = await self._decide(batch, now, survival_only=survival_only)
+        unconfirmed = await self._decide(batch, now)
         decision = unconfirmed.decision
         self._history, self._state = decision.history, decision.state
-        self._report_refused(refused)
         for end in decision.ended:
             self._metrics.count_end(end)
             self._reporter.report_end(end)
@@ -150,20 +133,17 @@ class Descheduler:
         self._inputs.node_cache.set_hot_nodes(warm)
         decision = await unconfirmed.confirm(self._planner.simulate_replacement)
         self._history = decision.history
-        if not survival_only:
-            self._metrics.show_round(decision)
-            self._reporter.report_plan(decision.plan)
+        self._metrics.show_round(decision)
+        self._reporter.report_plan(decision.plan)
+        if not self._settings.dry_run:
             await self._taint(decision)
-        self._promise(decision)
+            self._promise(decision)
         await self._execute(decision)
         self._metrics.show_history(self._history, self._settings, now)
-        if not survival_only:
-            self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
+        self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
-    async def _decide(
-        self, batch: UsageBatch, now: float, *, survival_only: bool
-    ) -> tuple[UnconfirmedRound, Counter[Refusal]]:
+    async def _decide(self, batch: UsageBatch, now: float) -> UnconfirmedRound:
         """In a thread, of a copy of the cluster: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
 
         The rounds of one process have one thread: one that a lost leadership left behind ends before the next begins.
@@ -174,19 +154,21 @@ class Descheduler:
         def work() -> tuple[UnconfirmedRound, Counter[Refusal]]:
             with self._metrics.plan_seconds.time():
                 refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-                seen = replace(snapshot, usage=usage.view(now))
-                return decide(seen, history, state, settings, now, survival_only=survival_only), refused
+                return decide(replace(snapshot, usage=usage.view(now)), history, state, settings, now), refused
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # Pods may start or end between a source's rounds and ours; that alone is not reported.
+        kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
+        what = "usage readings ignored" if kinds else "all usage readings are good again"
+        log.change("usage-refused", kinds, what, count=sum(refused.values()))
+        return unconfirmed
 
     async def _taint(self, decision: RoundDecision) -> None:
-        """Before evictions, because the prediction assumes the taints.
+        """Taint hot nodes before evictions: kube-scheduler knows requests, not usage, and would place replacements there.
 
         Raises:
             KubekitError: a taint was not written, for a reason other than a node that has changed since.
         """
-        if not self._settings.taint_hot_nodes or self._settings.is_dry("LowNodeLoad"):
-            return
         wanted = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
         for name, patch in taint_patches(self._caches.nodes.items, wanted).items():
             try:
@@ -198,17 +180,19 @@ class Descheduler:
     def _promise(self, decision: RoundDecision) -> None:
         """Before the eviction: the replacement may be there before its answer."""
         for move in decision.plan.moves:
-            if move.uid in decision.promises and not self._is_dry(move) and not self._why_outdated(move):
-                question, target = decision.promises[move.uid]
-                known = {p.key for p in self._caches.pods if p.workload == question.pod.workload} - {move.pod}
-                self._planner.expect(
-                    question.group,
-                    question.workload,
-                    target,
-                    known,
-                    for_s=self._settings.limits.start_timeout_s,
-                    requests=question.pod.asks,
-                )
+            promise = decision.promises.get(move.uid)
+            if promise is None or self._why_outdated(move):
+                continue
+            pod = promise.pod
+            known = {p.key for p in self._caches.pods if p.workload == pod.workload} - {move.pod}
+            self._planner.expect(
+                promise.group,
+                pod.labels.get(WORKLOAD_LABEL, ""),
+                promise.target,
+                known,
+                for_s=self._settings.limits.start_timeout_s,
+                requests=pod.asks,
+            )
 
     async def _read_usage(self) -> UsageBatch:
         batch = await self._source.read()
@@ -217,15 +201,9 @@ class Descheduler:
         log.change("usage", first.partition(":")[0], what, error=first)
         return batch
 
-    def _report_refused(self, refused: Mapping[Refusal, int]) -> None:
-        self._metrics.count_refused(refused)
-        # Pods may start or end between a source's rounds and ours; that alone is not reported.
-        kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
-        what = "usage readings ignored" if kinds else "all usage readings are good again"
-        log.change("usage-refused", kinds, what, count=sum(refused.values()))
-
     async def _execute(self, decision: RoundDecision) -> None:
-        self._history = add_moves(self._history, (p for p in decision.pending if not self._is_dry(p.move)))
+        if not self._settings.dry_run:
+            self._history = add_moves(self._history, decision.pending)
         await self._store.save(self._history)
         stopped = False
         for pending in decision.pending:
@@ -233,8 +211,8 @@ class Descheduler:
                 self._history = remove_move(self._history, pending)
                 continue
             why = self._why_outdated(pending.move)
-            dry = self._is_dry(pending.move)
-            result = Result("gone", why) if why else await evict(self._client, pending.move, dry_run=dry)
+            dry_run = self._settings.dry_run
+            result = Result("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
             self._record(pending, result)
             stopped = result.ends_round
         await self._store.save(self._history)
@@ -242,14 +220,11 @@ class Descheduler:
     def _why_outdated(self, move: Move) -> str:
         return why_outdated(move, self._caches.pods.items, self._inputs.node_cache.hosts)
 
-    def _is_dry(self, move: Move) -> bool:
-        return self._settings.is_dry(move.strategy)
-
     def _record(self, pending: PendingMove, result: Result) -> None:
-        move = pending.move
-        if result.kind not in {"evicted", "unknown"} and not self._is_dry(move):
+        move, live = pending.move, not self._settings.dry_run
+        if live and result.kind not in {"evicted", "unknown"}:
             self._history = remove_move(self._history, pending)
-        if result.refused and not self._is_dry(move):
+        if live and result.refused:
             first_s = self._settings.limits.failure_backoff_s
             self._history = back_off(self._history, move.workload, "refused", first_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()

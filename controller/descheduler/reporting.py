@@ -14,16 +14,16 @@ from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
 from controller.descheduler.history import HOUR_S, History, Outcome
 from controller.descheduler.node_load import Class
-from controller.descheduler.predictor import HOT_EFFECT
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
-from controller.descheduler.usage import Refusal
 from kubekit import logs, patches
 from kubekit.events import EventRecorder, Reference
 from kubekit.patches import Operation
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 
+HOT_EFFECT = "PreferNoSchedule"
+"""Of `HOT_TAINT`."""
 log = logs.get("controller.descheduler")
 
 DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"
@@ -140,7 +140,6 @@ class DeschedulerMetrics:
         self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
         self.ended = counter("moves_ended", "Ended moves, by outcome.", "strategy", "outcome")
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
-        self.refused = counter("usage_refused", "Impossible usage readings.", "reason")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
             "Time to decide one round.",
@@ -187,11 +186,6 @@ class DeschedulerMetrics:
         breaker = EvictionBreaker(history, settings.limits, now)
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
-
-    def count_refused(self, refused: Mapping[Refusal, int]) -> None:
-        """Count readings that were not believed."""
-        for reason, count in refused.items():
-            self.refused.labels(reason).inc(count)
 
     def count_end(self, ended: EndedMove) -> None:
         """Count a move that ended."""

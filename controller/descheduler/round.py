@@ -1,20 +1,24 @@
-"""The working state of a round: planned moves, and the counts that conditions check."""
+"""The working state of a round: candidates, planned moves, and the counts that conditions check."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
+from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.config import LimitsConfig, Settings, Strategy
 from controller.descheduler.fit import Fit
 from controller.descheduler.history import DAY_S, HOUR_S, History, PendingMove, mark_of
-from controller.descheduler.predictor import ReplacementPredictor
-from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
+from controller.descheduler.node_load import NodeLoad
+from controller.descheduler.round_plan import MAX_SKIPS, Skip
 from controller.descheduler.snapshot import LoadSnapshot, PdbState
+from controller.descheduler.usage import Amounts
 
 BREAKER_RESULTS = 4
 """So many moves of a strategy have to have an outcome before its breaker may open."""
@@ -76,15 +80,57 @@ class DisruptionBudgets:
         return [found for found in self._budgets.get(pod.namespace, ()) if found.selector.matches(pod.labels)]
 
 
+class MoveStrategy(ABC):
+    """A strategy of one round, which knows where its candidates may go."""
+
+    @abstractmethod
+    def find_target(self, candidate: Candidate) -> str:
+        """Set the candidate's target; or why there is none."""
+
+    @abstractmethod
+    def objection(self, candidate: Candidate, node: Host) -> str:
+        """Why it would be no gain if the candidate went to this node; empty when it would be one."""
+
+    def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
+        """Why no pod of the candidate's node can go anywhere; empty when one may."""
+        return ""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A pod that a strategy would move.
+
+    Attributes:
+        finder: the strategy's round.
+        used: its known usage, by resource.
+        load: of its node, for LowNodeLoad.
+        waits: why the reason for the move has not lasted yet; empty when it has.
+        group: ready pods of its AppGroup, how many there should be, and the group's name; for the network's strategies.
+        target: where it would go, once that is found.
+        cost: its network cost there, for the network's strategies.
+        planner: why our planner would undo the move, once it was asked.
+    """
+
+    pod: PodInfo
+    strategy: Strategy
+    finder: MoveStrategy
+    used: Amounts
+    load: NodeLoad | None = None
+    waits: str = ""
+    group: tuple[int, int, str] = (0, 0, "")
+    target: str = ""
+    cost: int = -1
+    planner: str = ""
+
+
 class Round:
     """Collects moves, skips and notes; counts planned evictions against limits and disruption budgets.
 
     Attributes:
         fit: where the scheduler would let a pod go, with what is planned.
-        planned: keys of pods that are planned to go.
-        arriving: node -> usage of pods that are planned onto it or may land there.
+        moves: planned, by uid of the pod.
+        arriving: node -> usage of pods that come there and that its own usage does not show yet; "" where nobody knows the node.
         unsettled: node -> pods that left it so recently that its usage does not show it yet.
-        hot: nodes above a threshold now.
         by_node, by_namespace, by_workload, by_group, total: evictions of this round, together with those of before whose
             replacements are not bound yet (by_workload has those of this round alone).
         awaited: workload -> evictions of before whose replacements are not bound yet.
@@ -96,17 +142,16 @@ class Round:
         self.breaker = EvictionBreaker(history, settings.limits, now)
         self.budgets = DisruptionBudgets(snapshot.budgets)
         self.fit = Fit(snapshot)
-        self.predictor = ReplacementPredictor(snapshot, self.fit)
-        self.moves: list[PendingMove] = []
+        self.moves: dict[str, tuple[Candidate, PendingMove]] = {}
         self.skips: list[Skip] = []
         self.skipped: Counter[str] = Counter()
         self.notes: list[str] = []
-        self.planned: set[str] = set()
-        self.hot: frozenset[str] = frozenset()
-        self.arriving: dict[str, dict[str, float]] = defaultdict(dict)
-        self._hosts: dict[str, tuple[str, ...]] = {}
         usage_lag_s = settings.limits.usage_lag_s
         self.unsettled = Counter(p.move.node for p in history.pending if now - p.at_s < usage_lag_s)
+        self.arriving: dict[str, dict[str, float]] = defaultdict(dict)
+        for pending in history.pending:
+            if not pending.landed or now - pending.landed_s < usage_lag_s:
+                add(self.arriving[pending.landed or pending.move.target], pending.move.used)
         awaited = [pending.move for pending in history.pending if not pending.landed]
         self.awaited = Counter(move.workload for move in awaited)
         self.by_node = Counter(move.node for move in awaited)
@@ -138,15 +183,9 @@ class Round:
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))
 
-    def add(self, pod: PodInfo, pending: PendingMove, hosts: Sequence[str] = ()) -> None:
-        """Plan a move.
-
-        Args:
-            pod: who goes.
-            pending: the move, and what to follow it by.
-            hosts: all where it may land; none for the target alone.
-        """
-        move = pending.move
+    def add(self, candidate: Candidate, pending: PendingMove) -> None:
+        """Plan a move."""
+        pod, move = candidate.pod, pending.move
         self.by_node[pod.node] += 1
         self.by_namespace[pod.namespace] += 1
         self.by_workload[move.workload] += 1
@@ -154,25 +193,16 @@ class Round:
         self.total += 1
         self.last_hour += 1
         self.budgets.reserve(pod)
-        self.planned.add(pod.key)
-        hosts = tuple(hosts) or ((move.target,) if move.target else ())
-        self.predictor.reserve(pod, hosts)
-        self._expect(pod, move, move.target, hosts)
+        self.expect(candidate)
         known = (mark_of(p.uid) for p in self.snapshot.pods.of_workload(pod.workload).values() if p.uid != pod.uid)
-        self.moves.append(msgspec.structs.replace(pending, known=tuple(sorted(known))))
+        self.moves[pod.uid] = candidate, msgspec.structs.replace(pending, known=tuple(sorted(known)))
 
-    def withdraw(self, pod: PodInfo, move: Move) -> None:
+    def expect(self, candidate: Candidate) -> None:
+        """A planned move is expected on its target."""
+        self.fit.reserve(candidate.pod, candidate.target)
+        add(self.arriving[candidate.target], candidate.used)
+
+    def withdraw(self, candidate: Candidate) -> None:
         """A planned move is expected nowhere any more."""
-        for host in self._hosts.pop(move.uid, ()):
-            add(self.arriving[host], move.used, -1)
-        self.fit.withdraw(pod)
-
-    def redirect(self, pod: PodInfo, move: Move, node: str) -> None:
-        """A planned move that was withdrawn is expected on a node."""
-        self._expect(pod, move, node, (node,))
-
-    def _expect(self, pod: PodInfo, move: Move, target: str, hosts: tuple[str, ...]) -> None:
-        self.fit.reserve(pod, target)
-        for host in hosts:
-            add(self.arriving[host], move.used)
-        self._hosts[move.uid] = hosts
+        self.fit.withdraw(candidate.pod)
+        add(self.arriving[candidate.target], candidate.used, -1)

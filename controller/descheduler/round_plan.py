@@ -23,7 +23,7 @@ class Move(Answer, frozen=True):
         reason: as users know it, with the values at the moment of this move.
         target: where it is expected to land; empty when nodeFit is off.
         used: amounts that leave with it: millicores, bytes, bits per second.
-        node_before, node_after, target_before, target_after: percent of allocatable by resource, around this move.
+        node_before, node_after: percent of the node's allocatable by resource, around this move.
         cost_before, cost_after: network cost at the node and at the target, for NetworkMisplacement; -1 otherwise.
     """
 
@@ -37,8 +37,6 @@ class Move(Answer, frozen=True):
     used: Mapping[str, float] = {}
     node_before: Mapping[str, float] = {}
     node_after: Mapping[str, float] = {}
-    target_before: Mapping[str, float] = {}
-    target_after: Mapping[str, float] = {}
     cost_before: int = -1
     cost_after: int = -1
     group: str = ""

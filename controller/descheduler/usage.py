@@ -1,4 +1,4 @@
-"""Usage of nodes and pods: checked, smoothed and expired readings.
+"""Usage of nodes and pods: checked readings that expire.
 
 An amount maps a resource to a number: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource that is
 missing is unknown, which is not the same as 0. Impossible readings are refused and counted, never corrected: the rules can handle
@@ -79,13 +79,6 @@ class UsageBatch(msgspec.Struct, frozen=True):
     faults: tuple[str, ...] = ()
 
 
-class Smoothed(msgspec.Struct, frozen=True, gc=False):
-    """A smoothed value and the time of the newest reading in it."""
-
-    value: float
-    at_s: float
-
-
 class UsageView(NamedTuple):
     """Unexpired usage, as the rules read it.
 
@@ -114,18 +107,17 @@ def refusal_of(reading: UsageReading, now: float, expiry_s: float) -> Refusal | 
     return "future" if reading.at_s - now > MOST_AHEAD_S else None
 
 
-class UsageSmoother:
-    """Remembers usage between rounds.
+class UsageStore:
+    """Keeps the newest usage.
 
     Args:
-        half_life_s: an exponential mean in which a change shows by half after this time; 0 for the newest value alone.
         expiry_s: of nodeMetricExpirationSeconds.
     """
 
-    def __init__(self, half_life_s: float, expiry_s: float) -> None:
-        self._half_life_s, self._expiry_s = half_life_s, expiry_s
-        self._nodes: dict[str, dict[str, Smoothed]] = {}
-        self._pods: dict[str, dict[str, Smoothed]] = {}
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._nodes: dict[str, dict[str, UsageReading]] = {}
+        self._pods: dict[str, dict[str, UsageReading]] = {}
 
     def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
         """Add a batch.
@@ -141,7 +133,7 @@ class UsageSmoother:
         """
         refused: Counter[Refusal] = Counter()
         kinds: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
-        for smoothed, readings, known, unknown in (
+        for stored, readings, known, unknown in (
             (self._nodes, batch.nodes, nodes, kinds[0]),
             (self._pods, batch.pods, pods, kinds[1]),
         ):
@@ -149,29 +141,21 @@ class UsageSmoother:
                 why = unknown if reading.name not in known else refusal_of(reading, now, self._expiry_s)
                 if why is not None:
                     refused[why] += 1
-                    continue
-                values = smoothed.setdefault(reading.name, {})
-                values[reading.resource] = self._smooth(values.get(reading.resource), reading)
-            for name in [name for name in smoothed if name not in known]:
-                del smoothed[name]
+                else:
+                    stored.setdefault(reading.name, {})[reading.resource] = reading
+            for name in [name for name in stored if name not in known]:
+                del stored[name]
         return refused
-
-    def _smooth(self, before: Smoothed | None, reading: UsageReading) -> Smoothed:
-        if before is None or reading.at_s - before.at_s > self._expiry_s or self._half_life_s <= 0:
-            return Smoothed(reading.value, reading.at_s)
-        passed_s = reading.at_s - before.at_s
-        if passed_s <= 0:  # the same sample read again
-            return before
-        keep = 0.5 ** (passed_s / self._half_life_s)
-        return Smoothed(before.value * keep + reading.value * (1 - keep), reading.at_s)
 
     def view(self, now: float) -> UsageView:
         """The unexpired usage."""
-        oldest = now - self._expiry_s
-        nodes = {name: fresh for name, values in self._nodes.items() if (fresh := _fresh(values, oldest))}
-        pods = {name: fresh for name, values in self._pods.items() if (fresh := _fresh(values, oldest))}
+        oldest_s = now - self._expiry_s
+        nodes, pods = (
+            {
+                name: fresh
+                for name, readings in stored.items()
+                if (fresh := {r: one.value for r, one in readings.items() if one.at_s >= oldest_s})
+            }
+            for stored in (self._nodes, self._pods)
+        )
         return UsageView(nodes, pods, frozenset(self._nodes.keys() - nodes.keys()))
-
-
-def _fresh(values: Mapping[str, Smoothed], oldest_s: float) -> dict[str, float]:
-    return {resource: entry.value for resource, entry in values.items() if entry.at_s >= oldest_s}

@@ -1,8 +1,8 @@
 """A model of the default kube-scheduler's scores, as of 1.36: where it would place one more pod.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation count 1 each, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and changed profiles; users of these scores
-must compare them with what happens. Of more than 100 hosts the scheduler looks at a share.
+TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and changed profiles. Of more than 100 hosts
+the scheduler scores a share, the model all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -18,22 +18,17 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, first_untolerated_taint, selector_of, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec, NodeSelector
+from controller.cluster.pods import GroupPodSpec, NodeSelector
 from controller.cluster.requests import MOST, Amounts, bounded, whole
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
 from netperf.contract import ZONE_LABEL
 
-NAMES = frozenset({"", DEFAULT_SCHEDULER})
-"""`spec.schedulerName` of pods that the stock scheduler places."""
 FLOOR = {"cpu": 100, "memory": 200 << 20}
 """What a pod that requests nothing counts for LeastAllocated: 0.1 cores and 200 MiB."""
 DEFAULT_SPREAD = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
 """Keys and skews by which replicas of a workload are spread when their pods say nothing."""
-_LEAST_SAMPLE, _SURE = 100, 0.99
-_MOST_KEPT = 100
-_MOST = 50
 _SPREAD, _AFFINITY, _TAINTS = 2, 2, 3
 
 
@@ -41,49 +36,31 @@ class DefaultSchedulerModel:
     """The scores.
 
     Args:
-        hosts: every node, sorted by name.
-        pods: everything bound and not finished.
+        hosts: every node, sorted by name; without pods.
     """
 
-    def __init__(self, hosts: Sequence[Host], pods: Iterable[PodInfo]) -> None:
+    def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = hosts
         self._number_of = {host.name: number for number, host in enumerate(hosts)}
         self._have = np.array([[host.allocatable.get(r, 0) for r in FLOOR] for host in hosts], np.int64).reshape(-1, 2)
-        asked, floored = [[0, 0] for _ in hosts], [[0, 0] for _ in hosts]
-        for pod in pods:
-            number = self._number_of.get(pod.node)
-            if number is None:
-                continue
-            for i, (resource, floor) in enumerate(FLOOR.items()):
-                amount = pod.requests.get(resource, 0)
-                asked[number][i] += amount
-                floored[number][i] += amount or floor
-        self._domains: dict[str, tuple[Ints, dict[str, int]]] = {}
-        # A round of the descheduler asks for thousands of pods, most of them with the same requests and constraints as others.
-        self._by_requests: dict[tuple[int, ...], Ints] = {}
-        self._sizes: dict[tuple[str, int], tuple[Bools, int]] = {}
+        self._asked, self._floored = np.zeros_like(self._have), np.zeros_like(self._have)
+        self._domains: dict[str, tuple[Ints, int]] = {}
         self._unloved = any(host.prefer_no_schedule_taints for host in hosts)
-        self._asked, self._floored = (_bounded(table).reshape(-1, 2) for table in (asked, floored))
 
-    def count_pod(self, pod: PodInfo, node: str, sign: int = 1) -> None:
-        """A pod comes to a host (1) or leaves it (-1)."""
-        number = self._number_of.get(node)
-        if number is not None:
-            amounts = [bounded(pod.requests.get(resource, 0)) for resource in FLOOR]
-            for table, more in ((self._asked, amounts), (self._floored, _floored(amounts))):
-                table[number] = np.clip(table[number] + sign * np.array(more, np.int64), -MOST, MOST)
-            self._by_requests.clear()
+    def add_pod(self, pod: PodInfo, node: str) -> None:
+        """A pod comes to a host."""
+        amounts = _of(pod.requests)
+        self._add(self._number_of[node], amounts, _floored(amounts))
 
-    def use(self, number: int, amounts: Mapping[str, int]) -> None:
-        """A host has pods beside those that were given, of which only their requests together are known."""
-        asked = np.array([bounded(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
-        for table in (self._asked, self._floored):
-            table[number] = np.clip(table[number] + asked, -MOST, MOST)
-        self._by_requests.clear()
+    def add_requests(self, node: str, amounts: Mapping[str, int]) -> None:
+        """A host has pods beside those, of which only their requests together are known."""
+        self._add(self._number_of[node], _of(amounts), _of(amounts))
 
-    def scores(
-        self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], among: Bools | None = None
-    ) -> Ints:
+    def _add(self, number: int, asked: Ints, floored: Ints) -> None:
+        for table, more in ((self._asked, asked), (self._floored, floored)):
+            table[number] = np.clip(table[number] + more, -MOST, MOST)
+
+    def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], among: Bools) -> Ints:
         """[host] the score of a pod.
 
         Args:
@@ -91,28 +68,16 @@ class DefaultSchedulerModel:
             siblings: other pods of its workload.
             around: other pods of its namespace.
             among: [host] those that may take it, whose best and worst the scheduler sets the scale by; scores of others mean
-                nothing. All by default. An array that was given once is not to be written to.
+                nothing.
         """
-        if among is None:
-            among = np.ones(len(self._hosts), np.bool_)
-        spec = pod.constraints.spec
-        around = list(around)
-        total = self._by_resources(tuple(bounded(pod.requests.get(resource, 0)) for resource in FLOOR))
-        total = total + _SPREAD * self._spread(spec, siblings, around, among)
+        spec, around, amounts = pod.constraints.spec, list(around), _of(pod.requests)
+        total = self._least(_floored(amounts)) + _SPREAD * self._spread(spec, siblings, around, among)
+        if amounts.any():
+            total = total + self._balance(amounts)
         if self._unloved:
             unborne = np.array([_untolerated(host, spec) for host in self._hosts], np.int64)
             total = total + _TAINTS * (100 - _share(unborne, among))
         return total + _AFFINITY * (_share(self._liked(spec), among) + self._company(spec, around, among))
-
-    def _by_resources(self, amounts: tuple[int, ...]) -> Ints:
-        """[host] scores of LeastAllocated and BalancedAllocation. Read-only."""
-        found = self._by_requests.get(amounts)
-        if found is None:
-            found = self._least(np.array(_floored(amounts), np.int64))
-            if any(amounts):
-                found = found + self._balance(np.array(amounts, np.int64))
-            self._by_requests[amounts] = found
-        return found
 
     def _least(self, wanted: Ints) -> Ints:
         used = self._floored + wanted
@@ -152,7 +117,7 @@ class DefaultSchedulerModel:
     def _counts(self, key: str, pods: Iterable[PodInfo], among: Bools) -> Floats:
         """[host] pods in its domain, of those on hosts that may take the pod."""
         codes, known = self._domains_of(key)
-        found = np.zeros(len(known) + 1)
+        found = np.zeros(known + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
             if number is not None and pod.is_active and among[number]:
@@ -162,27 +127,16 @@ class DefaultSchedulerModel:
 
     def _size(self, key: str, among: Bools) -> int:
         """Number of domains of the hosts that may take the pod."""
-        # Kept beside the array itself: an array that is gone gives its id to another.
-        kept = self._sizes.get((key, id(among)))
-        if kept is not None:
-            return kept[1]
-        if key == HOSTNAME_LABEL:
-            size = int(among.sum())
-        else:
-            codes, _ = self._domains_of(key)
-            size = np.unique(codes[among & (codes >= 0)]).size
-        if len(self._sizes) >= _MOST_KEPT:
-            self._sizes.clear()
-        self._sizes[key, id(among)] = among, size
-        return size
+        codes, _ = self._domains_of(key)
+        return np.unique(codes[among & (codes >= 0)]).size
 
-    def _domains_of(self, key: str) -> tuple[Ints, dict[str, int]]:
-        """[host] number of its domain, -1 without one, and the domains by name."""
+    def _domains_of(self, key: str) -> tuple[Ints, int]:
+        """[host] number of its domain, -1 without one, and how many there are."""
         if key not in self._domains:
             known: dict[str, int] = {}
             labels = [host.labels.get(key) for host in self._hosts]
             codes = [-1 if label is None else known.setdefault(label, len(known)) for label in labels]
-            self._domains[key] = np.array(codes, np.int64), known
+            self._domains[key] = np.array(codes, np.int64), len(known)
         return self._domains[key]
 
     def _liked(self, spec: GroupPodSpec) -> Ints:
@@ -230,10 +184,10 @@ def place(
         volumes: pod key -> what its volumes demand of a node.
     """
     there = [hosts[name] for name in sorted(hosts)]
-    stock = DefaultSchedulerModel(there, ())
+    model = DefaultSchedulerModel(there)
     free: dict[str, Ints] = {}
-    for number, host in enumerate(there):
-        stock.use(number, used.get(host.name, {}))
+    for host in there:
+        model.add_requests(host.name, used.get(host.name, {}))
     may: dict[tuple[Constraints, str], Bools] = {}
     placed: dict[str, list[PodInfo]] = defaultdict(list)
     nodes: list[str] = []
@@ -254,68 +208,25 @@ def place(
             nodes.append("")
             continue
         around = [p for others in placed.values() for p in others if p.namespace == pod.namespace]
-        scores = np.where(fits, stock.scores(pod, placed[workload], around, fits), -1)
+        scores = np.where(fits, model.scores(pod, placed[workload], around, fits), -1)
         best = int(chance.choice(np.flatnonzero(scores == scores.max()).tolist()))
         nodes.append(there[best].name)
-        stock.count_pod(pod, nodes[-1])
+        model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
         for resource, amount in pod.asks.items():
             free[resource][best] -= bounded(amount)
     return nodes
 
 
-def placement_probabilities(
-    hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool], *, near: int
-) -> dict[str, float]:
-    """Host -> chance that the scheduler takes it, the likeliest first; together nearly 1, or empty where nothing fits.
-
-    Args:
-        hosts: all, sorted by name.
-        scores: [host].
-        fits: whether the scheduler would let the pod onto a host.
-        near: scores that differ by no more are taken for equal.
-    """
-    share = sampled_share(len(hosts))
-    found: dict[str, float] = {}
-    missed = 1.0
-    for level in _levels(hosts, scores, fits, near):
-        inside = 1.0 if share >= 1.0 else 1.0 - (1.0 - share) ** len(level)
-        found.update(dict.fromkeys(level, missed * inside / len(level)))
-        missed *= 1.0 - inside
-        if missed <= 1.0 - _SURE or len(found) >= _MOST:
-            break
-    return found
+def _of(amounts: Mapping[str, int]) -> Ints:
+    """Amounts of the resources that count, in the order of `FLOOR`."""
+    return np.array([bounded(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
 
 
-def sampled_share(hosts: int) -> float:
-    """Share of feasible hosts that the scheduler scores by default."""
-    if hosts <= _LEAST_SAMPLE:
-        return 1.0
-    return max(_LEAST_SAMPLE / hosts, max(50 - hosts // 125, 5) / 100)
-
-
-def _levels(hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool], near: int) -> Iterator[list[str]]:
-    """Hosts that fit, by levels of their scores, the best first; of many equal ones a sample."""
-    order = np.argsort(-scores, kind="stable")
-    sorted_scores = scores[order]
-    at = 0
-    while at < len(order):
-        if not fits(hosts[order[at]]):
-            at += 1
-            continue
-        end = int(np.searchsorted(-sorted_scores, near - sorted_scores[at], side="right"))
-        step = max((end - at) // _MOST, 1)
-        level = [hosts[number] for number in order[at:end:step].tolist()]
-        yield [host.name for n, host in enumerate(level) if n == 0 or fits(host)]
-        at = end
-
-
-def _bounded(table: list[list[int]]) -> Ints:
-    return np.array([[bounded(value) for value in row] for row in table], np.int64)
-
-
-def _floored(amounts: Sequence[int]) -> list[int]:
-    return [amount or floor for amount, floor in zip(amounts, FLOOR.values(), strict=True)]
+def _floored(amounts: Ints) -> Ints:
+    floors = np.array([*FLOOR.values()], np.int64)
+    floored: Ints = np.where(amounts == 0, floors, amounts)
+    return floored
 
 
 def _mean_of(scores: Ints, have: Ints) -> Ints:

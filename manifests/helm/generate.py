@@ -47,7 +47,6 @@ SOURCES = (
     ("overlays/descheduler", "descheduler", ".Values.descheduler.enabled"),
     ("overlays/prometheus-operator", "prometheus-operator", ".Values.prometheusOperator.enabled"),
     ("components/measured-weights", "traffic", ".Values.traffic.keepWeights"),
-    ("components/heat-taint", "heat-taint", ".Values.heatTaint.enabled"),
     ("components/webhook", "webhook", f"(not {MUTATES}) {GATES}"),
     ("components/webhook-cert-manager", "webhook", f"(not {MUTATES}) {GATES} .Values.webhook.certManager"),
     ("grafana", "dashboards", ".Values.dashboards.enabled"),

@@ -20,7 +20,7 @@ from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.history import History
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother
+from controller.descheduler.usage import UsageBatch, UsageReading, UsageStore
 from kubekit.runtime import compact_memory
 from kubekit.wire import Node, format_time
 from tests.bench.figures import Figures, figure
@@ -69,7 +69,7 @@ class _Cluster:
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
             self._world.take_pod(pod.metadata.key, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
-        self._book = UsageSmoother(30, 180)
+        self._book = UsageStore(180)
         self._settings = _settings()
 
     def rounds(self, count: int) -> _Rounds:

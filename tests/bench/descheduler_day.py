@@ -322,8 +322,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
             took.append(time.perf_counter() - began)
             ends += decision.ended
             state, history = decision.state, add_moves(decision.history, decision.pending)
-            if settings.taint_hot_nodes:
-                await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
+            await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:
                 name = move.pod.partition("/")[2]
                 moves[name.rpartition("-")[0]] += 1
@@ -371,9 +370,9 @@ async def make_nodes(client: Client) -> list[Node]:
     return found
 
 
-async def run(seeds: list[int], *, taint: bool) -> list[Figures]:
+async def run(seeds: list[int]) -> list[Figures]:
     """All days, one after the other, on one control plane."""
-    settings = msgspec.convert({"policy": POLICY, "taintHotNodes": taint}, DeschedulerConfig).compiled()
+    settings = msgspec.convert({"policy": POLICY}, DeschedulerConfig).compiled()
     found = []
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
@@ -425,10 +424,9 @@ def main() -> int:
     """Print the days and the verdicts; fails when a budget is not kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--taint", action="store_true", help="with taintHotNodes")
     parser.add_argument("--json", action="store_true", help="one object instead of lines")
     options = parser.parse_args()
-    found = asyncio.run(run(options.seeds, taint=options.taint))
+    found = asyncio.run(run(options.seeds))
     answer = {"days": [msgspec.to_builtins(f) for f in found], "verdicts": verdicts(found)}
     print(json.dumps(answer, indent=None if options.json else 2))
     return 0 if all(v["ok"] is not False for v in verdicts(found).values()) else 1

@@ -97,9 +97,10 @@ class Cluster:
             np.bool_,
         )
         siblings = [one for one in self._bound if one.workload == pod.workload]
-        scores = np.where(
-            fits, DefaultSchedulerModel(self._hosts, self._bound).scores(pod, siblings, self._bound, fits), -1
-        )
+        model = DefaultSchedulerModel(self._hosts)
+        for one in self._bound:
+            model.add_pod(one, one.node)
+        scores = np.where(fits, model.scores(pod, siblings, self._bound, fits), -1)
         return {self._hosts[number].name for number in np.flatnonzero(scores == scores.max()).tolist()}
 
     async def add(self, name: str, app: str, spec: dict[str, Any]) -> tuple[set[str], str]:

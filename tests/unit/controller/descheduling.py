@@ -18,7 +18,7 @@ from controller.descheduler.history import BackOff, Eviction, History, MoveResul
 from controller.descheduler.node_load import Detector
 from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import Budget, LoadSnapshot
-from controller.descheduler.usage import UsageBatch, UsageReading, UsageSmoother, UsageView
+from controller.descheduler.usage import UsageBatch, UsageReading, UsageStore, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.wire import Node, format_time
@@ -50,7 +50,7 @@ __all__ = [
     "Target",
     "UsageBatch",
     "UsageReading",
-    "UsageSmoother",
+    "UsageStore",
     "UsageView",
     "Volumes",
     "World",
@@ -213,9 +213,7 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
         "anomalyCondition": CALM,
         **(policy or {}),
     }
-    # Most made-up pods ask for nothing, so that kube-scheduler would put them anywhere.
     free = {
-        "minChancePercent": 0,
         "perNode": 100,
         "perNamespace": 1000,
         "perRound": 1000,

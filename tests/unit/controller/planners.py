@@ -16,7 +16,6 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
 from controller.descheduler.fit import Fit
-from controller.descheduler.predictor import ReplacementPredictor
 from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
@@ -89,7 +88,7 @@ class Planners(World):
             "simulate": self._zones_of(self._simulated(pod)),
         }
         if not evicting:
-            found["descheduler"] = self._zones_of(self._predicted(pod))
+            found["descheduler"] = self._zones_of(self._fitting(pod))
         assert all(zones == found["leader"] for zones in found.values()), found
         explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible(pod)
         eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
@@ -122,8 +121,10 @@ class Planners(World):
             assert self._zones_of(default) == self._zones_of(ours), "the model of the default scheduler"
         return ours
 
-    def _predicted(self, pod: GroupPod) -> list[str]:
-        """By the descheduler, as if it were the replacement of an evicted pod."""
+    def _fitting(self, pod: GroupPod) -> list[str]:
+        """Where the descheduler would let the replacement of an evicted pod go."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
         snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])
-        return list(ReplacementPredictor(snapshot, Fit(snapshot)).predict(PodReader().read(pod), lambda _: "").chances)
+        fit, info = Fit(snapshot), PodReader().read(pod)
+        nodes = snapshot.nodes.values()
+        return [n.name for n in nodes if not (fit.static_refusal(n, info) or fit.dynamic_refusal(n, info))]

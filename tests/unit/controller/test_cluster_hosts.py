@@ -58,11 +58,11 @@ def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> Non
 def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
     greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
-    stock = DefaultSchedulerModel(hosts, [greedy] * 20)
-    stock.count_pod(greedy, "a")
-    scores = stock.scores(small, [], [])
-    assert np.argmax(scores) == 1
-    assert stock.scores(greedy, [], []).min() >= 0
+    stock, both = DefaultSchedulerModel(hosts), np.ones(2, np.bool_)
+    for _ in range(21):
+        stock.add_pod(greedy, "a")
+    assert np.argmax(stock.scores(small, [], [], both)) == 1
+    assert stock.scores(greedy, [], [], both).min() >= 0
 
 
 def test_the_stock_scheduler_gives_a_port_of_a_host_to_one_pod_and_to_none_where_it_is_taken() -> None:

@@ -51,7 +51,6 @@ def test_moves_show_where_to_why_and_what_both_nodes_come_to() -> None:
     (line,) = [line for line in text.splitlines() if line.startswith("default/web-1")]
     assert "idle" in line
     assert "cpu 88 → 48 %" in line
-    assert "cpu 2 → 12 %" in line
     assert "node is overutilized, node cpu usage(87.50%)>threshold(50.00%)" in line
 
 

@@ -86,7 +86,7 @@ def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(docu
     found = section(policy=document).compiled()
     assert found.load is not None
     assert found.interval_s == 60
-    assert found.load.exclude == {"kube-system", "koordinator-system"}
+    assert found.load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
     (pool,) = found.load.pools
     assert (pool.low, pool.high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
@@ -94,13 +94,9 @@ def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(docu
 def test_bare_arguments_keep_every_field() -> None:
     load = section(policy=yaml.safe_load(EVERYTHING)).compiled().load
     assert load is not None
-    assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (True, True, 3, 90)
-    assert (load.include, load.exclude, load.node_fit, load.cache_timeout_s) == (
-        frozenset({"shop"}),
-        frozenset(),
-        False,
-        600.0,
-    )
+    args = load.args
+    assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (True, True, 3, 90)
+    assert (args.evictable_namespaces.include, args.node_fit, load.cache_timeout_s) == (["shop"], False, 600.0)
     assert load.pod_selectors[0].matches({"app": "b"})
     assert not load.pod_selectors[0].matches({"app": "c"})
     gpu, rest = load.pools
@@ -120,8 +116,14 @@ def test_bare_arguments_keep_every_field() -> None:
 def test_defaults_are_the_contracts() -> None:
     load = section().compiled().load
     assert load is not None
-    assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (False, False, 0, 180)
-    assert (load.node_fit, load.cache_timeout_s) == (True, 300)
+    args = load.args
+    assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (
+        False,
+        False,
+        0,
+        180,
+    )
+    assert (args.node_fit, load.cache_timeout_s) == (True, 300)
     (pool,) = load.pools
     assert not pool.deviation
     assert pool.weights == {"cpu": 1, "memory": 1}
@@ -177,7 +179,7 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         (args(highThresholds={"cpu": 50, "memory": 60}), "lowThresholds.memory"),
         (args(lowThresholds={"cpu": 20, "memory": 60}), "highThresholds.memory"),
         (args(highThreshold={"cpu": 50}), "highThreshold"),
-        (args(highThresholds={"cpu": "much"}), "highThresholds"),
+        (args(highThresholds={"cpu": "much"}), "highThresholds.cpu"),
         (args(evictableNamespaces={"include": ["a"], "exclude": ["b"]}), "evictableNamespaces"),
         (args(evictableNamespaces={"includes": ["a"]}), "evictableNamespaces.includes"),
         (args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
@@ -191,7 +193,6 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         (args(nodeMetricExpirationSeconds=0), "nodeMetricExpirationSeconds"),
         (args(resourceWeights={"gpu": 1}), "resourceWeights.gpu"),
         (args(resourceWeights={"cpu": 0}), "resourceWeights.cpu"),
-        (args(resourceWeights={}), "resourceWeights"),
         (args(anomalyCondition={"timeout": "soon"}), "anomalyCondition.timeout"),
         (args(anomalyCondition={"consecutiveAbnormalities": 0}), "anomalyCondition.consecutiveAbnormalities"),
         (args(anomalyCondition={"consecutiveNormalities": 0}), "anomalyCondition.consecutiveNormalities"),
@@ -217,6 +218,7 @@ def test_bad_arguments_are_refused_naming_the_field(document: Any, field: str) -
     [
         ({"deschedulingInterval": "often"}, "deschedulingInterval"),
         ({"maxNoOfPodsToEvictPerNode": -1}, "maxNoOfPodsToEvictPerNode"),
+        ({"profiles": [{}, {}]}, "profiles"),
         ({"profiles": [{"pluginConfig": [{"name": "LoadAware"}]}]}, "profiles[0].pluginConfig[0].name"),
         (
             {"profiles": [{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]},

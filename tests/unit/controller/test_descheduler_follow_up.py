@@ -18,13 +18,19 @@ from tests.unit.controller.descheduling import (
     Eviction,
     History,
     LoadSnapshot,
+    MoveResult,
     PendingMove,
     PodInfo,
+    RoundDecision,
+    RoundState,
     add_moves,
     amounts,
+    decided,
     follow_up,
     mark_of,
+    moved,
     node,
+    once,
     pending_move,
     pod,
     settings,
@@ -235,6 +241,82 @@ def test_taking_a_move_back_leaves_others_alone() -> None:
     first, second = move(), move(pod="default/x", uid="x", workload="default/Deployment/x")
     memory = remove_move(add_moves(History(), [first, second]), first)
     assert memory == add_moves(History(), [second])
+
+
+# The breaker
+
+
+def skips(decision: RoundDecision) -> dict[str, str]:
+    return {skip.pod.partition("/")[2]: skip.condition for skip in decision.plan.skips}
+
+
+def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float = 60) -> tuple[MoveResult, ...]:
+    return tuple(MoveResult(NOW_S - age_s, strategy, good=i < good) for i in range(count))
+
+
+HOT = (
+    [node("hot"), node("idle")],
+    [pod("p", "hot")],
+    {"hot": amounts(3, 1), "idle": amounts(0.1, 1)},
+    {"p": amounts(1, 1)},
+)
+
+
+@pytest.mark.parametrize(
+    ("results", "least", "goes"),
+    [
+        (results(3, 0), 50, True),
+        (results(4, 1), 50, False),
+        (results(4, 2), 50, True),
+        (results(10, 4), 50, False),
+        (results(10, 4), 40, True),
+        (results(10, 0), 0, True),
+        (results(10, 0, age_s=86_401), 50, True),
+        # No strategy stops another.
+        (results(10, 0, "NetworkMisplacement"), 50, True),
+    ],
+)
+def test_a_strategy_of_whose_moves_too_few_helped_stops_and_says_so(
+    results: tuple[MoveResult, ...], least: int, goes: bool
+) -> None:
+    rules, history = settings(limits={"minSuccessPercent": least}), History(results=results)
+    decision = once(snapshot(*HOT), rules, memory=history)
+    assert moved(decision) == (["p"] if goes else [])
+    (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
+    assert hot.stuck is not goes
+    assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
+    outside = decided(snapshot(*HOT), history, RoundState(), rules, NOW_S, confirmed=True)
+    assert outside.plan == decision.plan, "so does the dry-run from outside"
+
+
+def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
+    """Whether the move that made it is still followed, or was judged and helped."""
+    rules = settings(protection={"minPodAgeS": 0})
+    (followed,) = once(snapshot(*HOT), rules).pending
+    heir = pod("q", "idle", uid="q", created_s=NOW_S)
+    nodes = [node("hot"), node("idle")]
+    view = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
+    cooled = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
+    memory = History(pending=(followed,))
+    for at_s in (30.0, 900.0, 40_000.0):
+        memory, _ = follow_up(cooled, memory, rules.limits, NOW_S + at_s)
+        memory = msgspec.structs.replace(memory, backoffs={k: v for k, v in memory.backoffs.items() if "/" not in k})
+        assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "replica-backoff"
+    assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
+
+
+def test_a_replacement_whose_move_has_no_outcome_yet_stays() -> None:
+    landed = pending_move(
+        node="elsewhere", at_s=NOW_S - 300, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 290
+    )
+    rules = settings()
+    assert skips(once(replacement_on_a_hot_node(), rules, memory=History(pending=(landed,))))["q"] == "replica-backoff"
+    assert moved(once(replacement_on_a_hot_node(), rules)) == ["q"]
+
+
+def replacement_on_a_hot_node() -> LoadSnapshot:
+    nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
+    return snapshot(nodes, [pod("q", "hot", uid="q")], usage, {"q": amounts(1, 1)})
 
 
 # Days in virtual time

@@ -184,7 +184,7 @@ def test_ours_beside_theirs(case: Case) -> None:
         pods[one.key] = {"cpu": float(one.requests.get("cpu", 0))}
         usage[one.node]["cpu"] += pods[one.key]["cpu"]
     policy = {"lowThresholds": {"cpu": case.low}, "highThresholds": {"cpu": case.high}, **case.args}
-    rules = settings(policy, limits={"minChancePercent": 80, **case.limits})
+    rules = settings(policy, limits=case.limits)
     found = moved(once(snapshot(nodes, case.pods, usage, pods), rules))
     assert len(found) == case.ours
     assert set(found) <= (case.only or set(found))

@@ -135,7 +135,6 @@ def plan(
     world: World | LoadSnapshot,
     *,
     confirmed: bool = True,
-    survival_only: bool = False,
     memory: History | None = None,
     state: RoundState | None = None,
     now: float = NOW_S,
@@ -145,10 +144,7 @@ def plan(
 ) -> RoundDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
-    unconfirmed = decide(
-        view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed, survival_only=survival_only
-    )
-    return unconfirmed.decision
+    return decide(view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed).decision
 
 
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
@@ -314,29 +310,6 @@ def planned(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize(("survives", "waits_s"), [(True, (60, 120)), (False, (300, 600))])
-async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, waits_s: tuple[int, int]) -> None:
-    """Who goes into a zone that is being filled changes the answers about those that talk to it."""
-    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else APART))
-    group = world.network.groups["default/shop"]
-    meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": "zone"} if survives else {})
-    world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
-    rules = settings(misplacement={"enabled": True})
-    history, now, waits = History(), NOW_S, []
-
-    async def place(*_: Any) -> Target | None:
-        return None
-
-    for _ in waits_s:
-        view = world.snapshot()
-        unconfirmed = decide(view, history, RoundState(), rules, now, confirmed=True)
-        history = (await unconfirmed.confirm(place)).history
-        (backoff,) = history.backoffs.values()
-        waits.append(backoff.until_s - now)
-        now = backoff.until_s
-    assert tuple(waits) == waits_s
-
-
 @pytest.mark.parametrize(
     ("answers", "target", "kind"),
     [
@@ -355,10 +328,9 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     view = world.snapshot()
     rules = settings(misplacement={"enabled": True})
     unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
-    assert [(q.group, q.workload) for q in unconfirmed.questions.values()] == [("default/shop", "web")]
 
-    async def place(_: str, key: str, turn: int) -> Target | None:
-        assert key == "default/web-1"
+    async def place(group: str, key: str, turn: int) -> Target | None:
+        assert (group, key) == ("default/shop", "default/web-1")
         answer = answers[turn]
         if answer == "refuses":
             raise PlanningError("TooManyPods", "too many")
@@ -368,4 +340,5 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     assert [move.target for move in found.plan.moves] == ([target] if target else [])
     assert [p.move.target for p in found.pending] == ([target] if target else [])
     assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
-    assert bool(found.promises) is bool(target)
+    assert [promise.target.node for promise in found.promises.values()] == ([target] if target else [])
+    assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controller.descheduler.config import Strategy
 from tests.unit.controller.descheduling import (
     NOW_S,
     History,
     RoundState,
     World,
     add_moves,
-    amounts,
     decided,
     follow_up,
     moved,
@@ -111,32 +109,3 @@ def test_to_a_third_zone_the_network_may_move_a_replica_that_is_alone_in_its_own
     there = {"web-1": "z3-n1", **peers}
     assert "default/web-2" not in moved(plan(spread(cluster(there, costs=far, max_cost=100))))
     assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would, if it were not to survive a zone"
-
-
-@pytest.mark.parametrize(
-    ("group", "strategy", "goes"),
-    [
-        ("default/shop", "ZoneSurvival", True),
-        ("default/shop", "NetworkMisplacement", False),
-        ("default/other", "ZoneSurvival", False),
-    ],
-)
-def test_who_can_go_only_after_his_peers_does_not_wait_anew(group: str, strategy: Strategy, goes: bool) -> None:
-    """The other zones were there for long enough when the first of the group went."""
-    before = pending_move("default/db-9", "u", "default/ReplicaSet/db-rs", "z1-n1", NOW_S - 30, strategy, group=group)
-    landed = msgspec.structs.replace(before, landed="z2-n1", landed_pod="default/db-2", landed_s=NOW_S - 20)
-    decision = plan(spread(cluster(TOGETHER)), confirmed=False, holdS=300, memory=History(pending=(landed,)))
-    assert moved(decision) == (["web-2"] if goes else [])
-
-
-def test_between_rounds_only_survival_moves_and_nothing_is_counted() -> None:
-    misplaced = {"web-1": "z1-n1", "db-1": "z3-n1"}
-    whole = plan(spread(cluster(misplaced)))
-    assert [move.strategy for move in whole.plan.moves] == ["NetworkMisplacement"]
-    between = plan(spread(cluster(misplaced)), survival_only=True)
-    assert between.plan.moves == ()
-    assert between.state.better_since == whole.state.better_since != {}, "since when it is misplaced is not forgotten"
-    hot = {name: amounts(3.9, 1) for name in ("z1-n1", "z1-n2")}
-    decision = plan(spread(cluster(TOGETHER)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
-    assert [move.strategy for move in decision.plan.moves] == ["ZoneSurvival"]
-    assert decision.state.detectors == {}

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
-from controller.descheduler import program as of_program
 from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.program import Descheduler
 from kubekit.wire import Node, ObjectMeta
@@ -24,13 +23,11 @@ from tests.unit.controller.descheduling import (
     GI,
     NOW_S,
     DeschedulerConfig,
-    History,
     PersistentVolume,
     UsageBatch,
     UsageReading,
     budget,
     moved,
-    pending_move,
     pod,
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan
@@ -49,12 +46,16 @@ class Api:
 
     def __init__(self) -> None:
         self.evicted: list[str] = []
+        self.tainted: list[str] = []
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         self.evicted.append(name)
 
     async def apply(self, *_: Any, **__: Any) -> None:
         pass
+
+    async def patch(self, _: Any, name: str, *__: Any, **___: Any) -> None:
+        self.tainted.append(name)
 
 
 class Pods(SimpleNamespace):
@@ -88,7 +89,7 @@ def program(api: Api) -> tuple[Descheduler, World]:
         used += [UsageReading(name, "memory", float(GI), NOW_S) for name in NODES]
         return UsageBatch(tuple(used), tuple(UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods))
 
-    free = {"minChancePercent": 0, "perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
+    free = {"perWorkload": 100, "unavailablePerWorkload": 100, "perNode": 100}
     document = {"policy": POLICY, "limits": free, "protection": {"minReplicas": 1, "minPodAgeS": 0}}
     stores = SimpleNamespace(nodes=SimpleNamespace(items={}), pods=Pods(items=world.pods), home="netaware-system")
     descheduler = Descheduler(
@@ -120,39 +121,6 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[
 
     monkeypatch.setattr(LoadRound, "plan", slow)
     return had
-
-
-@pytest.mark.parametrize(
-    ("strategy", "ago_s", "looks"), [("ZoneSurvival", 60, 5), ("ZoneSurvival", 240, 0), ("LowNodeLoad", 60, 0)]
-)
-async def test_while_a_zone_is_filled_there_are_looks_between_two_rounds(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, ago_s: float, looks: int
-) -> None:
-    (descheduler, _), rounds, over = program(Api()), list[bool](), asyncio.Event()
-    moved_before = pending_move("default/a", "a", "default/Deployment/a", "hot", NOW_S - ago_s, cast("Any", strategy))
-
-    async def load() -> History:
-        return History(pending=(moved_before,))
-
-    async def round_(*, survival_only: bool = False) -> None:
-        rounds.append(survival_only)
-        if len(rounds) > 1 and not survival_only:
-            over.set()
-
-    synced = SimpleNamespace(synced=asyncio.Event())
-    synced.synced.set()
-    monkeypatch.setattr(descheduler, "_caches", SimpleNamespace(pods=synced))
-    monkeypatch.setattr(descheduler, "_budgets", synced)
-    monkeypatch.setattr(descheduler._store, "load", load)
-    monkeypatch.setattr(descheduler, "round", round_)
-    # A round of 60 s, and looks 10 s apart, a hundred times as fast.
-    slept = asyncio.sleep
-    monkeypatch.setattr(of_program, "FILL_S", 10.0)
-    monkeypatch.setattr(asyncio, "sleep", lambda s: slept(s / 100))
-    running = asyncio.create_task(descheduler._rounds())
-    await asyncio.wait_for(over.wait(), PATIENCE_S)
-    running.cancel()
-    assert rounds == [False, *[True] * looks, False]
 
 
 async def test_what_changes_meanwhile_changes_no_decision_and_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,6 @@ def make_config(rng: random.Random) -> dict[str, Any]:
         "perHour": 0 if chance(rng, 0.05) else rng.choice((3, 100)),
         "perWorkload": rng.choice((1, 2, "10%", "50%")),
         "unavailablePerWorkload": rng.choice((1, 2, "10%", "50%")),
-        "minChancePercent": rng.choice((0, 50, 80)),
     }
     protection = {
         "barePods": chance(rng, 0.3),
@@ -344,9 +343,10 @@ def check_landings(world: World, decision: RoundDecision) -> None:
     for one in world.view.pods.by_key.values():
         if one.node and one.phase not in {"Succeeded", "Failed"}:
             requested[one.node].update(one.requests)
+    arriving: dict[str, Counter[str]] = defaultdict(Counter)
     for move in decision.plan.moves:
         if not move.target:
-            assert not world.plain["policy"]["nodeFit"] or world.plain["limits"]["minChancePercent"] == 0
+            assert not world.plain["policy"]["nodeFit"]
             continue
         one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node
@@ -356,9 +356,11 @@ def check_landings(world: World, decision: RoundDecision) -> None:
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():
             assert not amount or requested[move.target][resource] <= target.allocatable[resource]
-        for resource, share in move.target_after.items():
-            state = next(s for s in decision.plan.nodes if s.node == move.target)
-            assert share <= state.high.get(resource, 100.0) + 1e-6 or not move.used.get(resource)
+        arriving[move.target].update(msgspec.to_builtins(move.used))
+        state = next(s for s in decision.plan.nodes if s.node == move.target)
+        for resource, amount in arriving[move.target].items():
+            more = 100 * amount / target.allocatable[resource]
+            assert resource not in state.high or state.share[resource] + more <= state.high[resource] + 1e-6
 
 
 def check_budgets(world: World, decision: RoundDecision) -> None:

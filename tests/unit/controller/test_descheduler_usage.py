@@ -20,7 +20,7 @@ from controller.descheduler.sources import UsageReader
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
-from tests.unit.controller.descheduling import GI, NOW_S, UsageBatch, UsageReading, UsageSmoother
+from tests.unit.controller.descheduling import GI, NOW_S, UsageBatch, UsageReading, UsageStore
 
 BANDWIDTH = "network.aware.com/bandwidth"
 
@@ -29,7 +29,7 @@ def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = 
     return UsageReading(name, resource, value, at_s)
 
 
-def fold(book: UsageSmoother, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
+def fold(book: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
     return {str(k): v for k, v in book.update(UsageBatch(nodes=readings), {"n", "m"}, (), now).items()}
 
 
@@ -46,44 +46,21 @@ def fold(book: UsageSmoother, *readings: UsageReading, now: float = NOW_S) -> di
     ],
 )
 def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
-    book = UsageSmoother(30, 180)
+    book = UsageStore(180)
     assert fold(book, reading(100), bad) == {why: 1}
     assert book.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
 def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
-    book = UsageSmoother(30, 180)
+    book = UsageStore(180)
     pods = (UsageReading("default/a", "cpu", 1.0, NOW_S), UsageReading("default/gone", "cpu", 1.0, NOW_S))
     assert book.update(UsageBatch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
     assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
 
-@pytest.mark.parametrize(
-    ("half_life_s", "readings", "value"),
-    [
-        (30, [(200, 30)], 150),
-        (30, [(200, 30), (200, 90)], 187.5),
-        # The same sample read again counts once.
-        (30, [(200, 30)] * 10, 150),
-        (0, [(200, 1)], 200),
-        # After a gap longer than the expiry.
-        (30, [(10, 200)], 10),
-    ],
-)
-def test_a_change_shows_by_half_after_the_half_life(
-    half_life_s: float, readings: list[tuple[float, float]], value: float
-) -> None:
-    """Readings after one of 100: value, and seconds later."""
-    book, now = UsageSmoother(half_life_s, 180), NOW_S + readings[-1][1]
-    fold(book, reading(100))
-    for amount, later_s in readings:
-        fold(book, reading(amount, NOW_S + later_s), now=NOW_S + later_s)
-    assert book.view(now).nodes["n"]["cpu"] == pytest.approx(value)
-
-
 def test_usage_is_gone_at_its_expiry_and_with_its_node() -> None:
     for expiry_s in (90, 180):
-        book = UsageSmoother(30, expiry_s)
+        book = UsageStore(expiry_s)
         fold(book, reading(100), reading(50, name="m"))
         assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}, "m": {"cpu": 50}}
         late = book.view(NOW_S + expiry_s + 1)
@@ -203,7 +180,7 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
     assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
-    book = UsageSmoother(30, 180)
+    book = UsageStore(180)
     assert book.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
 
 
