@@ -38,7 +38,7 @@ class Bandwidth(Command):
         if options.kind == "node":
             # Requests on a node come from pods of every namespace.
             session.namespace = None
-        found = build_bandwidth(await session.snapshot(bandwidth=True, verdicts=True))
+        found = build_bandwidth(await session.snapshot(bandwidth=True))
         return BandwidthView(pods=found.pods) if options.kind == "pod" else BandwidthView(nodes=found.nodes)
 
     def show(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -46,10 +46,6 @@ class Bandwidth(Command):
         if options.kind == "node":
             return _nodes(answer.nodes)
         return _pods(answer.pods) if answer.pods else Text("no pod asks for bandwidth", style=FAINT)
-
-    def is_bad(self, answer: BandwidthView) -> bool:
-        """A node is overcommitted, or a limit does not hold."""
-        return any(n.overcommitted for n in answer.nodes) or any(p.problem or p.unenforced for p in answer.pods)
 
 
 def _nodes(nodes: Iterable[NodeBandwidthView]) -> RenderableType:

@@ -53,5 +53,5 @@ class Command(ABC):
         """Runs after the answer was shown, for as long as it must stay open; ends at once by default."""
 
     def is_bad(self, answer: Any) -> bool:  # noqa: ARG002
-        """Whether ``--exit-code`` should say that something is wrong."""
+        """Whether there are findings, for commands with ``--exit-code``."""
         return False

@@ -17,7 +17,7 @@ from controller.convert.documents import Document
 from controller.convert.spellings import Change, convert
 
 
-class Converted(msgspec.Struct, frozen=True):
+class ConversionResult(msgspec.Struct, frozen=True):
     """The objects as they should be, and what was changed."""
 
     objects: list[Document]
@@ -30,9 +30,9 @@ class Convert(Command):
     name = "convert"
     examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
     description = (
-        "Reads YAML or JSON and prints it with every AppGroup and NetworkTopology in the spelling that the API server "
-        "accepts; other objects pass untouched. What was changed is listed on standard error; with --exit-code the command "
-        "ends with 3 when anything was. No cluster is asked: kubectl netaware convert -f old.yaml | kubectl apply -f -"
+        "Reads YAML or JSON and prints it with AppGroups and NetworkTopologies of KEP-260 in the spelling that the API server "
+        "accepts; other objects pass untouched. What was changed is listed on standard error. Needs no cluster: "
+        "kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
     online = False
     prints_documents = True
@@ -48,20 +48,16 @@ class Convert(Command):
             help="what to convert; - is standard input",
         )
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Converted:
+    async def ask(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         """Read and convert."""
         documents = await asyncio.to_thread(read_files, options.filename)
         objects, changes = convert(documents)
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
-        return Converted(objects, changes)
+        return ConversionResult(objects, changes)
 
-    def show(self, answer: Converted, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def show(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """YAML documents, ready for kubectl."""
         return yaml.safe_dump_all(answer.objects, sort_keys=False, allow_unicode=True, width=120)
-
-    def is_bad(self, answer: Converted) -> bool:
-        """Something had to be changed."""
-        return bool(answer.changes)
 
 
 def read_files(names: list[str]) -> list[Any]:

@@ -111,10 +111,6 @@ class Deschedule(Command):
         parts += [Text(f"{_summary(answer)}", style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
         return Group(*parts)
 
-    def is_bad(self, answer: Preview) -> bool:
-        """A hot node cannot be relieved."""
-        return any(node.stuck for node in answer.plan.nodes)
-
 
 async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     """Decide one round by the function of the live loop, without evictions.
@@ -125,7 +121,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     """
     settings, now = config.compiled(), session.clock()
     snapshot, budgets, history, batch = await asyncio.gather(
-        session.snapshot(groups=True, measurements=False),
+        session.snapshot(groups=True),
         session.client.list(BUDGETS, Budget),
         _history(session),
         UsageReader(config.usage, session.client).read(),

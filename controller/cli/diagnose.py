@@ -46,11 +46,11 @@ class Diagnose(Command):
         """Arguments of this command."""
         parser.add_argument("kind", nargs="?", choices=("pod",), help="about one pod (default: all findings)")
         parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
+        parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Diagnosis:
         """Read everything and diagnose it."""
         pod = await session.pod(options.name) if options.name else None
-        await session.ask_controllers()
         facts = await read_facts_of(session, pod)
         found = diagnose(facts)
         if pod is None:

@@ -57,7 +57,7 @@ class Explain(Command):
         """Read the pod, its group, and the state that rules need."""
         pod = await session.pod(options.name)
         session.namespace = None
-        snapshot = await session.snapshot(groups=True, agents=True, control_plane=True)
+        snapshot = await session.snapshot(everything=True)
         inputs, _ = await read_inputs(session, snapshot)
         key, state = pod.metadata.key, inputs.state
         # The pod itself is to be explained as if it were not there yet.
@@ -86,12 +86,6 @@ class Explain(Command):
             if more > 0:
                 parts.append(Text(f"and {more} more; -o json has all", style=FAINT))
         return Group(*parts)
-
-    def is_bad(self, answer: Explained) -> bool:
-        """The pod violates a dependency where it is, or no place would take it."""
-        lines = answer.now.candidates
-        here = [line for line in lines if line.chosen]
-        return any(line.violated for line in here) or bool(lines and not any(line.takes_pod for line in lines))
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:

@@ -73,10 +73,6 @@ class GraphOf(Command):
             parts += [*([Text()] if parts else []), _headline(group), Text(), _table(group), *_remarks(group)]
         return Group(*parts)
 
-    def is_bad(self, answer: list[GroupView]) -> bool:
-        """A dependency is violated, or a group's spec is faulty."""
-        return any(group.violated or group.faults for group in answer)
-
 
 def _headline(group: GroupView) -> Text:
     text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import UNMEASURED, note_unused
+from controller.cli.shared import note_unused
 from controller.cli.style import BAD, STRONG, age, grid, milliseconds
-from controller.diagnosis.model import PairView, View
+from controller.diagnosis.model import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
+
+UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
+"""What a cost rests on that is no measurement of its own, or none of late."""
 
 
 class LatencyView(View, frozen=True):
@@ -67,7 +71,3 @@ class Latency(Command):
         flags = ", ".join(answer.there.quality_flags)
         head = Text(f"{answer.there.origin} to {answer.there.destination}", style=STRONG)
         return Group(head, Text(), table, *([Text(f"newest sample not trusted: {flags}", style=BAD)] if flags else []))
-
-    def is_bad(self, answer: LatencyView) -> bool:
-        """There is no measurement, an old one, or one that is not trusted."""
-        return answer.there.basis in UNMEASURED or bool(answer.there.quality_flags)

@@ -21,13 +21,13 @@ examples:
   kubectl netaware status                           is it working, on one screen
   kubectl netaware explain pod NAME -n shop         why it is there, or where it could go
   kubectl netaware graph online-boutique -n shop    an AppGroup, and what each dependency costs
-  kubectl netaware costs --percentile p90           the zones as a heat map, in milliseconds
+  kubectl netaware costs --percentile p90           round trips between zones, in milliseconds
 
 exit codes:
-  0    answered (also when what was found is bad news, unless --exit-code is given)
+  0    answered
   1    no answer: the cluster cannot be reached, refused, or has no such object
   2    wrong usage or configuration
-  3    with --exit-code: answered, and something is wrong
+  3    status and diagnose with --exit-code: there are findings
   130  interrupted
 
 environment:
@@ -45,12 +45,17 @@ _DEFAULTS: Mapping[str, Any] = {
     "prometheus": "",
     "netaware_namespace": HOME_NAMESPACE,
     "timeout": 15.0,
-    "exit_code": False,
 }
 
 
+def parse(commands: Sequence[Command | Summary], argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; shared flags may stand before or after the subcommand."""
+    # With defaults of its own the subcommand's parser would overwrite what stood before it.
+    return build_parser(commands).parse_args(argv, argparse.Namespace(**_DEFAULTS))
+
+
 def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentParser:
-    """The grammar, without the arguments of those commands that are only summaries. Run `fill_defaults` on what it parsed."""
+    """The grammar, without the arguments of those commands that are only summaries."""
     shared = _shared()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
@@ -61,7 +66,7 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     for command in commands:
         aliases = [alias for alias, name in ALIASES.items() if name == command.name]
         if isinstance(command, Summary):
@@ -87,16 +92,6 @@ def _epilog(command: Command) -> str:
     return "\n".join(["examples:", *lines])
 
 
-def fill_defaults(options: argparse.Namespace) -> None:
-    """Set every shared flag that was given neither before nor after the subcommand.
-
-    With ordinary defaults the subcommand's would overwrite what stood before it.
-    """
-    for name, value in _DEFAULTS.items():
-        if not hasattr(options, name):
-            setattr(options, name, value)
-
-
 def _shared() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     group = shared.add_argument_group("cluster")
@@ -111,5 +106,4 @@ def _shared() -> argparse.ArgumentParser:
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit for the API server (default: 15)")
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
-    group.add_argument("--exit-code", action="store_true", help="exit 3 when something is wrong")
     return shared

@@ -121,10 +121,6 @@ class Propose(Command):
             parts.append(Text(_left_out(answer.left_out), style=FAINT))
         return Group(*parts)
 
-    def is_bad(self, answer: Proposed) -> bool:
-        """An AppGroup differs from real traffic."""
-        return bool(answer.drift)
-
 
 async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapshot) -> Gain:
     """Plan the group for the cluster as it is.

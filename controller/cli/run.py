@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, SUMMARIES
-from controller.cli.parser import build_parser, fill_defaults
+from controller.cli.parser import parse
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.text import printable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from controller.cli.output import Screen
     from controller.cli.session import Session
 
-EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_FINDINGS, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
 SILENCE_S = 2.0
 """After this time a note says what the command waits for."""
@@ -31,12 +31,7 @@ def run(argv: Sequence[str]) -> int:
     """Parse, ask, print; return the exit code."""
     # Importing a command takes most of a second, so only those are imported that arguments may mean.
     words = {ALIASES.get(word, word) for word in argv}
-    parser = build_parser([summary.load() if summary.name in words else summary for summary in SUMMARIES])
-    options = parser.parse_args(argv)
-    fill_defaults(options)
-    if options.command is None:
-        parser.print_help()
-        return EXIT_USAGE
+    options = parse([s.load() if s.name in words else s for s in SUMMARIES], argv or ["--help"])
     named = ALIASES.get(options.command, options.command)
     logs.set_up(level="error")
     command = next(summary for summary in SUMMARIES if summary.name == named).load()
@@ -70,7 +65,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
         _print_notes(screen, session)
         sys.stdout.flush()
         await command.stay(session, answer, options)
-        return EXIT_PROBLEM if options.exit_code and command.is_bad(answer) else EXIT_ANSWERED
+        return EXIT_FINDINGS if command.is_bad(answer) and options.exit_code else EXIT_ANSWERED
 
 
 async def _ask(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> object:
@@ -108,7 +103,6 @@ async def _connect(command: Command, options: argparse.Namespace, stack: AsyncEx
         prometheus,
         namespace,
         options.netaware_namespace,
-        context=cluster.context,
         server=cluster.server,
         stack=stack,
     )

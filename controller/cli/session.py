@@ -74,10 +74,9 @@ class Session:
         prometheus: None unless one was named.
         namespace: where to look for the user's objects; None for everywhere.
         home: the namespace that netaware itself lives in.
-        context: of the kubeconfig, empty in a cluster; server: the API server's address.
+        server: the API server's address.
         notes: what could not be read and why, by kind; for stderr.
         remarks: further notes for stderr.
-        complaints: what the controller's replicas say is wrong with themselves, once they were asked.
         stack: for resources to close when the command ends.
     """
 
@@ -85,55 +84,44 @@ class Session:
     prometheus: PrometheusClient | None
     namespace: str | None
     home: str
-    context: str = ""
     server: str = ""
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def snapshot(
-        self,
-        *,
-        groups: bool = False,
-        bandwidth: bool = False,
-        agents: bool = False,
-        verdicts: bool = False,
-        control_plane: bool = False,
-        measurements: bool = True,
+        self, *, groups: bool = False, bandwidth: bool = False, everything: bool = False
     ) -> ClusterSnapshot:
         """Read the controller's configuration, nodes, topologies, results and plans, and on request more.
 
         Args:
             groups: AppGroups and their pods, and the namespaces, whose labels say which groups may have their pods.
-            bandwidth: every pod of the namespace, since any may ask for bandwidth.
-            agents: pods of the agent's DaemonSet.
-            verdicts: what Prometheus knows of limits; empty without one.
-            control_plane: the state of our own programs, which a diagnosis needs.
-            measurements: results and plans; those who need costs alone spare asking for what the controller itself may not get.
+            bandwidth: every pod of the namespace, since any may ask for bandwidth, and what Prometheus knows of limits.
+            everything: also agents' pods and the state of our own programs, as a diagnosis needs it.
 
         Raises:
             KubekitError: the nodes cannot be read; nothing can be shown without them.
         """
+        groups, bandwidth = groups or everything, bandwidth or everything
         config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
             self.configuration(),
             self.client.list(NODES, Node),
-            self.list_objects(NAMESPACES, Object, None, wanted=groups),
-            self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology, None),
-            self._plans(wanted=measurements),
-            self.list_objects(SERVICES, Service, None, wanted=groups),
+            self.list_objects(NAMESPACES, Object, wanted=groups),
+            self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
+            self._plans(),
+            self.list_objects(SERVICES, Service, wanted=groups),
         )
-        zones, base = len(build_zone_map(nodes).zones), RESULTS_NAME
-        names = results_of_agents(self.home, base, zones, plans)
+        zones = len(build_zone_map(nodes).zones)
+        names = results_of_agents(self.home, RESULTS_NAME, zones, plans)
         names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._app_groups(wanted=groups),
             self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
-            self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
-            self._results(names if measurements else ()),
-            self._verdicts(wanted=verdicts),
+            self._pods(self.home, AGENT_POD_SELECTOR, wanted=everything),
+            self._results(names),
+            self._verdicts(wanted=bandwidth),
         )
         return ClusterSnapshot(
             now_s=self.clock(),
@@ -152,7 +140,7 @@ class Session:
             scheduler=config.scheduler,
             verdicts=read,
             prices=config.traffic.prices.table(),
-            control_plane=await self._control_plane() if control_plane else None,
+            control_plane=await self._control_plane() if everything else None,
         )
 
     async def configuration(self) -> ControllerConfiguration:
@@ -198,45 +186,35 @@ class Session:
             msg = f"there is no pod {name!r} in namespace {namespace}"
             raise NotFoundError(msg) from error
 
-    async def ask_controllers(self) -> None:
-        """Note what the controller's replicas say is wrong with themselves, such as the age of a store.
-
-        They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
-        """
-        self.complaints.clear()
-        pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
-        # Together: each of those that hang would be waited for in turn.
-        for remark, complaints in await asyncio.gather(*(self._ask_controller(pod) for pod in pods)):
-            self.remarks += [remark] if remark else []
-            self.complaints += complaints
-
-    async def _ask_controller(self, pod: Object) -> tuple[str, list[str]]:
-        """A note, and the problems that a controller replica reports."""
-        name = pod.metadata.name
-        try:
-            # Without a port the API server takes the first one of the pod, which is that of page, metrics and health.
-            path = PODS.path(self.home, name, "proxy") + "/readyz"
-            await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
-        except UnreachableError:
-            return f"{name}: no answer from /readyz", []
-        except ApiError as error:
-            # The pod's own answer, not the API server's, which comes as a Status with a reason.
-            if error.status == 503 and not error.reason:
-                return "", [f"{name}: {line}" for line in error.message.splitlines()]
-        return "", []
-
     async def _control_plane(self) -> ControlPlaneStatus:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
+        pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
+        # Together: each of those that hang would be waited for in turn.
+        complaints = await asyncio.gather(*(self._ask_controller(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.home,
             installed=not note or "not allowed" in note,
             topologies_known=not note,
-            complaints=self.complaints,
+            complaints=[line for lines in complaints for line in lines],
         )
         if not status.lease_known:
             self.notes["Lease"] = "not allowed to read it"
         return status
+
+    async def _ask_controller(self, name: str) -> list[str]:
+        """What a controller replica says is wrong with itself, such as the age of a store: its /readyz through the API server."""
+        try:
+            # Without a port the API server takes the first one of the pod, which is that of page, metrics and health.
+            path = PODS.path(self.home, name, "proxy") + "/readyz"
+            await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
+        except UnreachableError:
+            self.remarks.append(f"{name}: no answer from /readyz")
+        except ApiError as error:
+            # The pod's own answer, not the API server's, which comes as a Status with a reason.
+            if error.status == 503 and not error.reason:
+                return [f"{name}: {line}" for line in error.message.splitlines()]
+        return []
 
     def require(self, resource: Resource) -> None:
         """Raise NotFoundError when objects of a kind, which the answer is about, could not be read."""
@@ -247,13 +225,10 @@ class Session:
 
     async def controllers(self, namespace: str) -> list[Controller]:
         """Deployments and StatefulSets of a namespace."""
-        found = await asyncio.gather(
-            self.list_objects(DEPLOYMENTS, Controller, namespace),
-            self.list_objects(STATEFUL_SETS, Controller, namespace),
-        )
-        kinds = DEPLOYMENTS.kind, STATEFUL_SETS.kind
         return [
-            msgspec.structs.replace(item, kind=kind) for kind, items in zip(kinds, found, strict=True) for item in items
+            msgspec.structs.replace(found, kind=resource.kind)
+            for resource in (DEPLOYMENTS, STATEFUL_SETS)
+            for found in await self.list_objects(resource, Controller, namespace)
         ]
 
     async def unfinished_pods(self) -> list[PodInfo]:
@@ -303,9 +278,9 @@ class Session:
             self.notes[resource.plural] = why
         return found
 
-    async def _plans(self, *, wanted: bool) -> list[ZonePlan]:
+    async def _plans(self) -> list[ZonePlan]:
         plans = []
-        for found in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR, wanted=wanted):
+        for found in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR):
             try:
                 plans.append(decode_plan(found.data).plan)
             except PlanRefusedError as error:
@@ -314,21 +289,20 @@ class Session:
 
     async def _results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
         """The results ConfigMaps, read by name, because the user may not be allowed to list ConfigMaps."""
-        names = tuple(dict.fromkeys(names))
-        read = dict(zip(names, await asyncio.gather(*(self._result(name) for name in names)), strict=True))
-        first_denied = {name.namespace: name for name in reversed(names) if read[name] is None}
-        for name in first_denied.values():
-            self.notes[f"ConfigMap {name}"] = "not allowed to read it"
-        return {str(name): data for name, data in read.items() if data}
+        unique = tuple(dict.fromkeys(names))
+        found = await asyncio.gather(*(self._result(name) for name in unique))
+        return {str(name): data for name, data in zip(unique, found, strict=True) if data}
 
-    async def _result(self, name: ObjectName) -> dict[str, str] | None:
-        """One ConfigMap's data; empty if it does not exist, None if it cannot be read."""
+    async def _result(self, name: ObjectName) -> dict[str, str]:
+        """One ConfigMap's data; empty if it does not exist, or with a note if it may not be read."""
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError as error:
             if not (error.forbidden or error.not_found):
                 raise
-            return None if error.forbidden else {}
+            if error.forbidden:
+                self.notes.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
+            return {}
 
     async def _verdicts(self, *, wanted: bool) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = defaultdict(dict)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from controller.cli.session import Session
 from controller.cluster.pods import GroupPod
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader
-from controller.diagnosis.model import NetworkView, PairBasis
+from controller.diagnosis.model import NetworkView
 from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.state import State
-
-UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
-"""What a cost rests on that is no measurement of its own, or none of late."""
 
 
 def note_unused(session: Session, network: NetworkView) -> None:
@@ -32,7 +29,7 @@ async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
         KubekitError: the nodes cannot be read.
     """
     session.namespace = None
-    snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, verdicts=True, control_plane=True)
+    snapshot = await session.snapshot(everything=True)
     return read_facts(snapshot, pod)
 
 

@@ -83,8 +83,7 @@ class Simulate(Command):
         "Reads an AppGroup from a file, with its Deployments and StatefulSets if they are in it, and plans it for the cluster "
         "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
         "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
-        "requests. Nothing is created. With --exit-code the command ends with 3 when ours would violate a dependency or not "
-        "fit. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
+        "requests. Nothing is created. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
         "appgroups,networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
         "and no cluster is asked."
     )
@@ -150,12 +149,6 @@ class Simulate(Command):
         costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
         head = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
         return Group(head, Text(), _placements(answer), Text(), _sums(answer))
-
-    def is_bad(self, answer: Simulation | OfflinePlan) -> bool:
-        """Even our placement violates a dependency, or does not fit."""
-        if isinstance(answer, OfflinePlan):
-            return bool(answer.violations or answer.unplaced)
-        return bool(answer.network_aware.violations or answer.network_aware.unplaced)
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> Simulation:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.table import Table as Lines
+from rich.table import Table
 from rich.text import Text
 
 from controller.cli.command import Command
@@ -25,7 +25,7 @@ class ShowStatus(Command):
     name = "status"
     examples = (
         ("status", "is it working, on one screen"),
-        ("status --exit-code -o json", "for a script: exit code 3 when something is wrong"),
+        ("status --exit-code -o json", "for a script: exit code 3 when there are findings"),
         ("status --prometheus http://localhost:9090", "with limits that are not enforced"),
     )
     description = (
@@ -34,29 +34,33 @@ class ShowStatus(Command):
         "AppGroups and pods of all namespaces count, unless -n is given."
     )
 
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
+
     async def ask(self, session: Session, options: argparse.Namespace) -> Overview:
         """Read everything."""
         if not options.namespace:
             session.namespace = None
-        await session.ask_controllers()
-        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, verdicts=True, control_plane=True)
+        snapshot = await session.snapshot(everything=True)
         answer = build(snapshot, namespace=session.namespace)
         note_unused(session, answer.network)
         return answer
 
     def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The screen."""
-        lines = Lines.grid(padding=(0, 2, 0, 0))
+        findings = describe(answer.findings, answer.at)
+        if any(finding.code == "not-installed" for finding in answer.findings):
+            return Group(*findings)
+        lines = Table.grid(padding=(0, 2, 0, 0))
         lines.add_column(style=STRONG, no_wrap=True)
         lines.add_column(overflow="fold")
         for name, text in _lines(answer):
             lines.add_row(name, text)
-        if any(finding.code == "not-installed" for finding in answer.findings):
-            return Group(*describe(answer.findings, answer.at))
-        return Group(lines, Text(), *(describe(answer.findings, answer.at) or [Text("✓ nothing is wrong", style=GOOD)]))
+        return Group(lines, Text(), *(findings or [Text("✓ nothing is wrong", style=GOOD)]))
 
     def is_bad(self, answer: Overview) -> bool:
-        """There is a finding that is more than a remark."""
+        """Whether a finding is worse than info."""
         return any(finding.severity != "info" for finding in answer.findings)
 
 

@@ -1,21 +1,18 @@
 """Colours, tables and numbers in a terminal. Each colour comes with a sign, for colour-blind readers and logs.
 
-Blues are amounts (darker is more); orange is wrong; dim is secondary. The blues are ColorBrewer's sequential Blues and the
-orange is from the Okabe-Ito palette: both remain distinguishable for every common kind of colour blindness.
+Orange is wrong, green is good; both are from the Okabe-Ito palette, which remains distinguishable for every common kind of
+colour blindness.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
 from controller.appgroups.status import DependencyState
 
-RAMP = ("#eff3ff", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
-_DARK_FROM = 4
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
 SIGNS: Mapping[DependencyState, tuple[str, str]] = {
     "met": ("✓", GOOD),
@@ -40,26 +37,6 @@ def grid(*columns: str, right: Iterable[str] = ()) -> Table:
         # Names may be folded in a narrow terminal; a number that is cut in two is no number.
         table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     return table
-
-
-def steps(values: Iterable[float]) -> tuple[float, ...]:
-    """Upper ends of a class for each blue, of equal width on a logarithmic scale, since latencies spread over decades."""
-    known = [v for v in values if v > 0]
-    if not known:
-        return ()
-    low, high = math.log(min(known)), math.log(max(known))
-    if high - low < 1e-9:
-        return (max(known),)
-    ends = tuple(math.exp(low + (high - low) * (i + 1) / len(RAMP)) for i in range(len(RAMP) - 1))
-    return (*ends, max(known))
-
-
-def heat(value: float, ends: Sequence[float]) -> str:
-    """Style of a cell: its class's blue behind it, and a readable colour on it."""
-    index = next((i for i, end in enumerate(ends) if value <= end * (1 + 1e-9)), len(ends) - 1)
-    # Fewer classes than blues spread over the whole ramp.
-    shade = round(index * (len(RAMP) - 1) / max(len(ends) - 1, 1)) if len(ends) > 1 else 1
-    return f"{'#ffffff' if shade >= _DARK_FROM else '#10243e'} on {RAMP[shade]}"
 
 
 def number(value: float | None) -> str:

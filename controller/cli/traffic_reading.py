@@ -77,7 +77,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
     source = await choose_source(session.prometheus, chosen)
-    snapshot, pods = await asyncio.gather(session.snapshot(groups=True, measurements=False), session.unfinished_pods())
+    snapshot, pods = await asyncio.gather(session.snapshot(groups=True), session.unfinished_pods())
     workloads = Workloads.from_objects(pods, build_zone_map(snapshot.nodes).locations)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s)

@@ -81,7 +81,7 @@ async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
     sending = asyncio.ensure_future(recorder.run())
 
     async def look() -> ClusterSnapshot:
-        return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, control_plane=True)
+        return await Session(client, None, None, namespace).snapshot(everything=True)
 
     reporter = EventReporter(look, recorder)
     try:

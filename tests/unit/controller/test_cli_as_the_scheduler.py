@@ -125,7 +125,7 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
         (view,) = await GraphOf().ask(session, asked(GraphOf()))
         simulated = await simulate(session, file)
         explained = await Explain().ask(session, asked(Explain(), "pod", "a-n1"))
-        proposed = _costs(await session.snapshot(measurements=False), "x")(("west", "z1"), ("west", "z2"))
+        proposed = _costs(await session.snapshot(), "x")(("west", "z1"), ("west", "z2"))
     assert proposed == 7
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]

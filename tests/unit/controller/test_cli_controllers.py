@@ -16,6 +16,8 @@ async def answer(request: web.Request) -> web.Response:
     if request.path == PODS:
         names = ("old", "fine", "gone")
         return web.json_response({"items": [{"metadata": {"name": f"controller-{name}"}} for name in names]})
+    if not request.path.startswith(PODS):
+        return web.json_response({"metadata": {}, "items": []})
     if request.path == f"{PODS}/controller-old/proxy/readyz":
         return web.Response(status=503, text="age: store of nodes is 130 s old (503)\n")
     if request.path == f"{PODS}/controller-fine/proxy/readyz":
@@ -24,18 +26,18 @@ async def answer(request: web.Request) -> web.Response:
     return web.json_response(status, status=503)
 
 
-async def asked(handler: Handler) -> Session:
-    """A session that has asked the replicas, of an API server that answers like this."""
+async def asked(handler: Handler) -> tuple[Session, tuple[str, ...]]:
+    """A session that has asked the replicas, of an API server that answers like this, and what these say."""
     async with connected(handler) as client:
         session = Session(client, None, None, "netaware-system")
-        await session.ask_controllers()
-    return session
+        status = (await session.snapshot(everything=True)).control_plane
+    assert status is not None
+    return session, status.complaints
 
 
 async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
-    session = await asked(answer)
-    assert session.complaints == ["controller-old: age: store of nodes is 130 s old (503)"]
-    assert session.notes == {}
+    _, complaints = await asked(answer)
+    assert complaints == ("controller-old: age: store of nodes is 130 s old (503)",)
 
 
 async def test_replicas_are_asked_at_once_since_each_that_hangs_is_waited_for() -> None:
@@ -44,12 +46,12 @@ async def test_replicas_are_asked_at_once_since_each_that_hangs_is_waited_for() 
     both_asked = asyncio.Event()
 
     async def together(request: web.Request) -> web.StreamResponse:
-        if request.path != PODS:
+        if request.path.endswith("/readyz"):
             seen.add(request.path)
             if len(seen) == 2:
                 both_asked.set()
             await both_asked.wait()
         return await answer(request)
 
-    session = await asked(together)
-    assert (session.remarks, len(session.complaints)) == ([], 1)
+    session, complaints = await asked(together)
+    assert (session.remarks, len(complaints)) == ([], 1)

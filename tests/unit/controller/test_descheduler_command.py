@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from controller.cli.deschedule import Deschedule, Preview, states_of
-from controller.cli.parser import build_parser, fill_defaults
+from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.descheduler.conditions import CONDITIONS
 from kubekit.client import Client
@@ -33,9 +33,7 @@ def answer() -> Preview:
 
 
 def options(*argv: str) -> argparse.Namespace:
-    parsed = build_parser([COMMAND]).parse_args(["deschedule", *argv])
-    fill_defaults(parsed)
-    return parsed
+    return parse([COMMAND], ["deschedule", *argv])
 
 
 def shown(preview: Preview) -> str:
@@ -70,11 +68,6 @@ def test_every_condition_is_shown_in_order_with_the_pods_that_it_keeps() -> None
     ]
     assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
     assert ["disruption-budget", "1"] in rows
-
-
-def test_a_node_that_stays_hot_is_a_problem_for_exit_code() -> None:
-    assert COMMAND.is_bad(answer())
-    assert not COMMAND.is_bad(Preview(once(snapshot([node("n")], [], {"n": amounts(1, 1)}), settings()).plan))
 
 
 async def test_without_dry_run_it_refuses() -> None:

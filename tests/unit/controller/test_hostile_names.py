@@ -264,9 +264,7 @@ class Cluster(World):
 
     async def read(self) -> None:
         client = cast("Client", Hostile(self, may_list_all=True))
-        whole = await Session(client, None, None, HOME).snapshot(
-            groups=True, bandwidth=True, agents=True, control_plane=True
-        )
+        whole = await Session(client, None, None, HOME).snapshot(everything=True)
         self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:

@@ -54,7 +54,7 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     group = made("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
     async with cluster(HEAD, *nodes, *more, *objects, group) as session:
         workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
-        snapshot, graph = await session.snapshot(groups=True, measurements=False), TrafficGraph(tuple(calls), ())
+        snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
         (proposal,) = propose(graph, workloads, snapshot.groups, "shop", lambda *_: None)
         return proposal, await gain_of(session, proposal, snapshot)
 

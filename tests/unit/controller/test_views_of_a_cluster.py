@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.cli.bandwidth import Bandwidth
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import NetworkTopology
@@ -227,9 +226,7 @@ def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_h
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
-    assert Bandwidth().is_bad(msgspec.structs.replace(build(snapshot).bandwidth, nodes=(none_left,))), (
-        "a node that offers nothing any more"
-    )
+    assert none_left.overcommitted, "a node that offers nothing any more"
 
 
 # --- findings --------------------------------------------------------------------------------------------------------
