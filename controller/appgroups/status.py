@@ -27,8 +27,7 @@ from kubekit.conditions import condition, find_condition, merge
 from kubekit.text import command
 from kubekit.wire import Condition, format_time, parse_time
 
-ORDERED, COMPLETE, COSTS_MET, SPEC_VALID = "Ordered", "Complete", "CostsMet", "SpecValid"
-ADMITTED = "Admitted"
+COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
 ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
 """Written here, computed by `controller.scheduler.balance`."""
 SHOWN = 3
@@ -222,29 +221,16 @@ _Statement = tuple[bool | None, str, str]
 
 
 def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
-    """The four conditions, without times."""
+    """The conditions that follow from spec, pods and costs, without times."""
     statements: dict[str, _Statement] = {
-        ORDERED: _ordered(group, facts),
         COMPLETE: _complete(group, facts),
         COSTS_MET: _costs_met(facts),
-        SPEC_VALID: _spec_valid(facts),
+        SPEC_VALID: _spec_valid(group, facts),
     }
     return [
         condition(type_, holds=holds, reason=reason, message=message, generation=group.metadata.generation)
         for type_, (holds, reason, message) in statements.items()
     ]
-
-
-def _ordered(group: AppGroup, facts: GroupFacts) -> _Statement:
-    algorithm = group.spec.topology_sorting_algorithm
-    if facts.order.cycles:
-        selectors = facts.graph.selectors
-        paths = "; ".join(" -> ".join(selectors[i] for i in cycle) for cycle in facts.order.cycles[:SHOWN])
-        return False, "Cycle", f"dependencies form a cycle: {paths}; its members stand together in the order"
-    if algorithm not in ALGORITHMS:
-        message = f"algorithm {algorithm!r} is not known, {FALLBACK} was taken; write one of {', '.join(ALGORITHMS)}"
-        return False, "UnknownAlgorithm", message
-    return True, "Ordered", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
 
 
 def _complete(group: AppGroup, facts: GroupFacts) -> _Statement:
@@ -289,9 +275,23 @@ def _place(location: Location) -> str:
     return location.zone or location.region or "a node without zone"
 
 
-def _spec_valid(facts: GroupFacts) -> _Statement:
-    faults = facts.graph.faults
-    if not faults:
-        return True, "Valid", "every dependency leads to a workload of the group"
-    more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    return False, faults[0].problem, "; ".join(fault.detail for fault in faults[:SHOWN]) + more
+def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
+    problems = spec_problems(group, facts.graph, facts.order)
+    if not problems:
+        algorithm = group.spec.topology_sorting_algorithm
+        return True, "Valid", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
+    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return False, problems[0][0], "; ".join(detail for _, detail in problems[:SHOWN]) + more
+
+
+def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:
+    """Each thing that is wrong with a spec: a reason, and what to do in a sentence."""
+    problems: list[tuple[str, str]] = [(fault.problem, fault.detail) for fault in graph.faults]
+    for cycle in ordered.cycles:
+        path = " -> ".join(graph.selectors[i] for i in cycle)
+        problems.append(("Cycle", f"dependencies form a cycle ({path}), so their order is arbitrary"))
+    algorithm = group.spec.topology_sorting_algorithm
+    if algorithm not in ALGORITHMS:
+        message = f"algorithm {algorithm!r} is not known, {FALLBACK} is used; write one of {', '.join(ALGORITHMS)}"
+        problems.append(("UnknownAlgorithm", message))
+    return problems

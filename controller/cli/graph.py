@@ -132,7 +132,7 @@ def _where(pods: Sequence[PodView]) -> Text:
 
 def _remarks(group: GroupView) -> Iterator[RenderableType]:
     remarks = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    good = {"Ordered": "True", "Complete": "True", "CostsMet": "True", BALANCED: "True"}
+    good = {"Complete": "True", "CostsMet": "True", BALANCED: "True"}
     remarks += [
         Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
         for c in group.conditions

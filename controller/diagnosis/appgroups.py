@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from controller.appgroups.order import ALGORITHMS, order
-from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command
+from controller.appgroups.order import order
+from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_problems
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
@@ -43,22 +43,12 @@ def find_groups(facts: Facts, unreachable: Collection[str]) -> Iterator[Finding]
 
 
 def _spec(group: AppGroup) -> Iterator[Finding]:
-    meta = group.metadata
-    edit = (_edit(group),)
-    graph = build_graph(group.spec)
-    for fault in graph.faults:
-        summary = f"AppGroup {meta.key}: {fault.detail}"
-        yield Finding(f"spec-{fault.problem}", "warning", summary, affects=(meta.key,), fix=edit)
-    algorithm = group.spec.topology_sorting_algorithm
-    for cycle in order(graph.children, algorithm).cycles:
-        names = " → ".join(graph.selectors[i] for i in cycle)
-        summary = f"AppGroup {meta.key}: dependencies form a cycle ({names}), so their order is arbitrary"
-        yield Finding(
-            "dependency-cycle", "warning", summary, affects=(meta.key,), fix=edit, alert="NetawareAppGroupCycle"
-        )
-    if algorithm and algorithm not in ALGORITHMS:
-        summary = f"AppGroup {meta.key}: algorithm {algorithm!r} is not known; write one of {', '.join(ALGORITHMS)}"
-        yield Finding("spec-UnknownAlgorithm", "warning", summary, affects=(meta.key,), fix=edit)
+    key, graph = group.metadata.key, build_graph(group.spec)
+    ordered = order(graph.children, group.spec.topology_sorting_algorithm)
+    for reason, detail in spec_problems(group, graph, ordered):
+        code, alert = ("dependency-cycle", "NetawareAppGroupCycle") if reason == "Cycle" else (f"spec-{reason}", "")
+        summary, fix = f"AppGroup {key}: {detail}", (_edit(group),)
+        yield Finding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 
 def _edit(group: AppGroup) -> str:

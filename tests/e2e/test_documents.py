@@ -64,7 +64,7 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
         (looked,) = blocks("first-appgroup", "4. Check")
         said = await reader.does(looked)
         assert "nothing is wrong" in said
-        for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
+        for condition in ("Complete", "CostsMet", "SpecValid", "Planned"):
             assert condition in said
 
         (pod,) = blocks("troubleshooting", "Why is my pod pending?")
