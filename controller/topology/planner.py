@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client import Counter as CounterMetric
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.pod_info import PodInfo
@@ -66,6 +64,7 @@ class ProbePlanner:
 
     Attributes:
         interval_s: length of a round of the current plan.
+        zone_count: number of zones with nodes; 0 before the first plan.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class ProbePlanner:
         self._queue = WorkQueue()
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
-        self._nodes_in = Counter(n.metadata.label(ZONE_LABEL) for n in caches.nodes if n.metadata.label(ZONE_LABEL))
+        self.zone_count = 0
         self._expected: dict[str, float] | None = None
         self._links = Gauge(
             "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
@@ -96,7 +95,7 @@ class ProbePlanner:
             ["reason"],
             registry=registry,
         )
-        self._writes = CounterMetric(
+        self._writes = Counter(
             "netaware_probe_plan_writes",
             "Plan objects written or deleted, results keys removed.",
             ["what"],
@@ -111,21 +110,7 @@ class ProbePlanner:
         """Names of the ConfigMaps that our agents write."""
         return results_of_agents(self._namespace, RESULTS_NAME, self.zone_count, self._plans.values())
 
-    @property
-    def zone_count(self) -> int:
-        """Number of zones with nodes."""
-        return len(self._nodes_in)
-
-    def _count_zone(self, node: Node | None, step: int) -> None:
-        zone = node.metadata.label(ZONE_LABEL) if node is not None else ""
-        if zone:
-            self._nodes_in[zone] += step
-            if self._nodes_in[zone] <= 0:
-                del self._nodes_in[zone]
-
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
-        self._count_zone(old, -1)
-        self._count_zone(new, 1)
         if not same_facts(old, new):
             self._queue.add_after(PLAN, DEBOUNCE_S)
 
@@ -152,7 +137,9 @@ class ProbePlanner:
         objects = self._plan_objects()
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
         # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
-        previous, plan, keys = await asyncio.to_thread(self._evaluate, objects, nodes, pods, self._wall())
+        previous, plan, keys, self.zone_count = await asyncio.to_thread(
+            self._evaluate, objects, nodes, pods, self._wall()
+        )
         self._expect(keys)
         changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
@@ -192,12 +179,13 @@ class ProbePlanner:
         nodes: Sequence[Node],
         pods: Sequence[PodInfo],
         wall_s: float,
-    ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str]]:
-        """The previous plans, the new one, and the keys of both, because a former leader planned the previous one."""
-        previous = _decode(objects)
-        agents = agent_pods_by_node(pods)
-        plan = plan_pairs((facts_of(node, agents) for node in nodes), self._config.probing, previous, wall_s)
-        return previous, plan, planned_keys((*previous.values(), *plan.zones.values())).keys()
+    ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
+        """The previous plans, the new one, the keys of both (a former leader planned the previous one), and how many zones have nodes."""
+        previous, agents = _decode(objects), agent_pods_by_node(pods)
+        facts = [facts_of(node, agents) for node in nodes]
+        plan = plan_pairs(facts, self._config.probing, previous, wall_s)
+        keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
+        return previous, plan, keys, len({fact.zone for fact in facts} - {""})
 
     def _expect(self, keys: Collection[str]) -> None:
         """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
