@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -104,14 +103,9 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     )
 
 
-def in_order(zones: Mapping[str, str]) -> list[str]:
-    """Zones by region and name, numbers in names as numbers; those without a region last."""
-    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], _natural(zone)))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """``z2`` before ``z10``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+def _in_order(zones: Mapping[str, str]) -> list[str]:
+    """Zones by region and name; those without a region last."""
+    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
 
 
 def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
@@ -122,7 +116,7 @@ def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]
     agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
-        for zone in in_order(zone_map.zones)
+        for zone in _in_order(zone_map.zones)
     )
 
 
@@ -138,7 +132,7 @@ def _pairs(
     """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
     old = set(group_pairs(decision.table, decision.policy, round_s).stale)
     chosen = _representatives(decision.results.samples.values(), decision.state)
-    names = in_order(zone_map.zones)
+    names = _in_order(zone_map.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)
