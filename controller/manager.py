@@ -20,7 +20,9 @@ from controller.cluster.caches import Caches
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
+from controller.page.access import Access
 from controller.page.server import Page
+from controller.page.sources import Sources
 from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.traffic.reconciler import TrafficController
@@ -142,15 +144,10 @@ class Manager:
             namespace=config.namespace,
             results_name=RESULTS_NAME,
         )
-        self._page = Page(
-            self.caches,
-            config.page,
-            namespace=config.namespace,
-            policy=config.topology.policy(),
-            scheduler=config.scheduler,
-            client=client,
-        )
-        self._event_reporter = EventReporter(lambda: self._page.sources.read_snapshot(time.time()), self._recorder)
+        policy, scheduler = config.topology.policy(), config.scheduler
+        sources = Sources(self.caches, client, config.namespace, policy=policy, scheduler=scheduler)
+        self._page = Page(config.page, sources, Access(client, config.namespace))
+        self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
@@ -179,7 +176,6 @@ class Manager:
             **self.caches.tasks(),
             **self._scheduling.stores(),
             "http": server.serve(),
-            "page": self._page.run(),
             "events": self._recorder.run(),
             "memory": self._settle(),
             "loop": self._loop.run(),

@@ -103,7 +103,6 @@ async def _shoot(tab: Tab, folder: Path, views: Sequence[str], widths: Sequence[
             for view in views:
                 await tab.evaluate(f"showTab({view!r})")
                 await tab.evaluate("choosePair(state.index.get('z3'), state.index.get('z1'))")
-                await tab.wait_for("!painting")
                 path = folder / f"page-{view}-{scheme}{'-narrow' if width == NARROW else ''}.png"
                 await tab.screenshot(path, whole=True)
                 if width == WIDE and path.stat().st_size > LARGEST_BYTES:

@@ -27,8 +27,6 @@ TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenRe
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
 FRESH_S = 10.0
 """A decision is cached for this time."""
-STALE_S = 300.0
-"""``allowed`` is used for this time while the API server does not answer, since the page shows what is wrong with it."""
 MAX_CACHED, MAX_REQUESTS, MAX_TOKEN_BYTES = 256, 4, 16 << 10
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -92,8 +90,7 @@ class Access:
                 answer = await self._review(token)
         except KubekitError as error:
             log.change("reviews", type(error).__name__, "cannot ask who may see the page", error=error)
-            at, before = self._decisions.get(key, (float("-inf"), "unavailable"))
-            return before if before == "allowed" and self._clock() - at < STALE_S else "unavailable"
+            return "unavailable"
         log.change("reviews", "answered", "asks the API server who may see the page")
         self._decisions.pop(key, None)
         self._decisions[key] = (self._clock(), answer)

@@ -15,21 +15,17 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import hdrs, web
 
-from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import Access
 from controller.page.config import PageConfig
 from controller.page.document import document, safe_headers, security_policy
 from controller.page.model import encode
 from controller.page.sources import Sources
-from controller.scheduler.config import SchedulerConfig
 from controller.views.overview import build
 from kubekit import logs
-from kubekit.client import Client
 from kubekit.runtime import run_best_effort
 from kubekit.text import escape_controls
 from netperf.contract import PAGE_DATA
-from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
 
@@ -46,35 +42,19 @@ class Data(NamedTuple):
 
 
 class Page:
-    """``add_routes`` before the server runs; ``run`` beside it, on every replica, leader or not.
+    """``add_routes`` before the server runs, on every replica, leader or not.
 
     Args:
-        caches: the manager's stores.
         config: settings.
-        namespace: the one that netaware lives in.
-        policy: the controller's default cost policy.
-        scheduler: the scheduler's configuration: costs to show, the gates' limits, the schedulers' names.
-        client: reads the state of our own programs, and checks tokens of the page.
+        sources: snapshots.
+        access: who may see the page, where the settings ask for it.
         clock: wall clock, unix seconds.
-
-    Attributes:
-        sources: snapshots, also for other readers than the page.
     """
 
     def __init__(
-        self,
-        caches: Caches,
-        config: PageConfig,
-        *,
-        namespace: str,
-        policy: CostPolicy,
-        scheduler: SchedulerConfig,
-        client: Client,
-        clock: Callable[[], float] = time.time,
+        self, config: PageConfig, sources: Sources, access: Access, clock: Callable[[], float] = time.time
     ) -> None:
-        self._config, self._clock = config, clock
-        self._access = Access(client, namespace) if config.auth == "token" else None
-        self.sources = Sources(caches, client, namespace, policy=policy, scheduler=scheduler)
+        self._config, self._sources, self._access, self._clock = config, sources, access, clock
         self._data: Data | None = None
         self._fresh_until = float("-inf")
         self._computing = asyncio.Lock()
@@ -83,11 +63,7 @@ class Page:
         """The document, and its data as JSON."""
         if self._config.enabled:
             for path, handler in (("/", self._document), (PAGE_DATA, self._overview)):
-                app.router.add_get(path, handler if self._access is None else self._access.authorize(handler))
-
-    async def run(self) -> None:
-        """Read the state of our own programs while the page has viewers; until cancelled."""
-        await self.sources.run()
+                app.router.add_get(path, self._access.authorize(handler) if self._config.auth == "token" else handler)
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
@@ -120,7 +96,7 @@ class Page:
             return self._data
 
     async def _refresh(self) -> None:
-        snapshot = await self.sources.snapshot(self._clock())
+        snapshot = await self._sources.snapshot(self._clock())
         began = time.monotonic()
         # In a thread, so that the loop goes on answering health checks.
         self._data = await asyncio.to_thread(_compute, snapshot, self._data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -20,8 +21,7 @@ from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
 
-READING_INTERVAL_S = 10.0
-FIRST_READING_TIMEOUT_S = 5.0
+READING_INTERVAL_S, READING_TIMEOUT_S = 10.0, 5.0
 
 
 class Sources:
@@ -46,58 +46,18 @@ class Sources:
     ) -> None:
         self._caches, self._namespace = caches, namespace
         self._client, self._policy, self._scheduler = client, policy, scheduler
-        self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._status: ControlPlaneStatus | None = None
-
-    async def run(self) -> None:
-        """Read the state of our own programs again and again while snapshots are asked for, until cancelled."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            self._status = await self.read_status()
-            self._known.set()
-            await asyncio.sleep(READING_INTERVAL_S)
-            if not self._wanted.is_set():
-                self._known.clear()
+        self._status_until = float("-inf")
 
     async def snapshot(self, now_s: float) -> ClusterSnapshot:
-        """The present snapshot for a viewer; objects that cannot be read within seconds are missing."""
-        self._wanted.set()
+        """The present snapshot; the state of our own programs may be some seconds old, or missing if it cannot be read in time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_READING_TIMEOUT_S):
-                await self._known.wait()
-                await self._caches.pods.ready.wait()
-        return self._snapshot(now_s, await self._plans(), self._status)
-
-    async def read_snapshot(self, now_s: float) -> ClusterSnapshot:
-        """The present snapshot, also without viewers."""
-        return self._snapshot(now_s, await self._plans(), await self.read_status())
-
-    async def read_status(self) -> ControlPlaneStatus:
-        """The state of our own programs now."""
-        topologies, problems = self._caches.topologies, self._caches.problems()
-        status = await read_control_plane(
-            self._client,
-            self._namespace,
-            installed=topologies.synced.is_set() or not topologies.ready.is_set(),
-            complaints=(f"not listed yet: {problems}",) if problems else (),
-        )
-        # A controller without leader election has no Lease, and it is the one that serves the page.
-        return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
-
-    def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
-        home, zones = self._namespace, len(self._caches.plans)
-        named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
-        names = map(str, (*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
-        return {name: found.data or {} for name in names if (found := self._caches.results.get(name)) is not None}
-
-    async def _plans(self) -> tuple[ZonePlan, ...]:
-        """The current plans. Those of a hundred zones take a tenth of a second to decode, so in a thread."""
-        return await asyncio.to_thread(_decode, tuple(self._caches.plans))
-
-    def _snapshot(
-        self, now_s: float, plans: tuple[ZonePlan, ...], status: ControlPlaneStatus | None
-    ) -> ClusterSnapshot:
+            async with asyncio.timeout(READING_TIMEOUT_S):
+                if time.monotonic() >= self._status_until:
+                    self._status = await self._read_status()
+                    self._status_until = time.monotonic() + READING_INTERVAL_S
+        # The plans of a hundred zones take a tenth of a second to decode.
+        plans = await asyncio.to_thread(_decode, tuple(self._caches.plans))
         caches = self._caches
         return ClusterSnapshot(
             now_s=now_s,
@@ -114,8 +74,26 @@ class Sources:
             services=tuple(caches.services),
             policy=self._policy,
             scheduler=self._scheduler,
-            control_plane=status,
+            control_plane=self._status,
         )
+
+    async def _read_status(self) -> ControlPlaneStatus:
+        """The state of our own programs now."""
+        topologies, problems = self._caches.topologies, self._caches.problems()
+        status = await read_control_plane(
+            self._client,
+            self._namespace,
+            installed=topologies.synced.is_set() or not topologies.ready.is_set(),
+            complaints=(f"not listed yet: {problems}",) if problems else (),
+        )
+        # A controller without leader election has no Lease, and it is the one that serves the page.
+        return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
+
+    def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
+        home, zones = self._namespace, len(self._caches.plans)
+        named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
+        names = map(str, (*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
+        return {name: found.data or {} for name in names if (found := self._caches.results.get(name)) is not None}
 
 
 def _decode(objects: Iterable[ConfigMap]) -> tuple[ZonePlan, ...]:

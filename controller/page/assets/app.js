@@ -2,10 +2,8 @@
 
 const TABS = ["now", "matrix", "groups"];
 const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups };
-const SHOWN_IN = { findings: "now", groups: "groups", network: "matrix", matrix: "matrix" };
-let shownTab = "matrix";
-let dirty = new Set();
-let painting = false;
+const SHOWN = { now: "findings", groups: "groups" };
+let shownTab = "now";
 
 function accept(page) {
   const old = state.page;
@@ -16,23 +14,10 @@ function accept(page) {
   // Positions move when zones come and go; what was selected stays selected by name.
   [state.from, state.to] = chosen.map((name) => state.index.get(name) ?? -1);
   clockOffset = page.at - Date.now() / 1000;
-  // The matrix is large, and finds by itself which cells look different.
-  const changed = (name) => name === "matrix" || !old || JSON.stringify(old[name]) !== JSON.stringify(page[name]);
-  repaint(Object.keys(SHOWN_IN).filter(changed).map((name) => SHOWN_IN[name]));
-  // An address names things that are only there once the first data are.
-  if (!old) follow(location.hash);
-}
-
-// At most once per frame, and only what is seen; other tabs are drawn when they are opened.
-function repaint(tabs) {
-  for (const tab of tabs) dirty.add(tab);
-  if (painting) return;
-  painting = true;
-  requestAnimationFrame(() => {
-    painting = false;
-    drawSummary();
-    if (dirty.delete(shownTab)) DRAW[shownTab]();
-  });
+  drawSummary();
+  // Drawing again would lose what is selected. The matrix is large, and finds by itself which cells look different.
+  const shown = SHOWN[shownTab];
+  if (!old || !shown || JSON.stringify(old[shown]) !== JSON.stringify(page[shown])) DRAW[shownTab]();
 }
 
 function drawSummary() {
@@ -84,9 +69,8 @@ function showTab(name, focus) {
     byId(`panel-${tab}`).hidden = !chosen;
     if (chosen && focus) button.focus();
   }
-  if (state.page) drawProblems();
-  if (location.hash.slice(1).split("/")[0] !== name) keepPlace(name);
-  if (state.page) { dirty.add(name); repaint([]); }
+  history.replaceState(null, "", `#${name}`);
+  if (state.page) { drawProblems(); DRAW[name](); }
 }
 
 function setLive(kind, text) {
@@ -117,20 +101,6 @@ async function poll() {
   nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-// An address that can be passed on: #groups, or #matrix/z1/z3.
-function address(view, ...names) { return `#${[view, ...names.map(encodeURIComponent)].join("/")}`; }
-function keepPlace(view, ...names) { history.replaceState(null, "", address(view, ...names)); }
-
-function follow(text) {
-  const [view, ...names] = text.replace(/^#/, "").split("/");
-  if (!TABS.includes(view)) return false;
-  let ends = [];
-  try { ends = names.map(decodeURIComponent).map((name) => state.index.get(name) ?? -1); } catch { /* half an escape: somebody cut the address */ }
-  showTab(view, false);
-  if (view === "matrix" && ends.length === 2 && !ends.includes(-1)) choosePair(...ends);
-  return true;
-}
-
 function start() {
   startMatrix();
   for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => showTab(tab));
@@ -139,8 +109,8 @@ function start() {
     if (step) { event.preventDefault(); showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true); }
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
-  if (!follow(location.hash)) showTab("now");
-  addEventListener("hashchange", () => follow(location.hash));
+  const wanted = location.hash.slice(1);
+  showTab(TABS.includes(wanted) ? wanted : "now");
   // Ages grow without any message.
   setInterval(() => { if (state.page && !document.hidden) { drawSummary(); if (shownTab === "matrix") drawPairDetail(); } }, 5000);
   poll();

@@ -79,7 +79,6 @@ const MEASURES = {
   p50: { name: "p50", unit: "p50 round trip, ms", of: (m, k) => (m.p50[k] === null ? null : m.p50[k] / 1000) },
   p90: { name: "p90", unit: "p90 round trip, ms", of: (m, k) => (m.p90[k] === null ? null : m.p90[k] / 1000) },
   p99: { name: "p99", unit: "p99 round trip, ms", of: (m, k) => (m.p99[k] === null ? null : m.p99[k] / 1000) },
-  age: { name: "Age", unit: "age of the sample, s", of: (m, k) => (m.at[k] === null ? null : Math.max(0, since(m.at[k]))) },
 };
 
 // Upper ends of seven classes of equal width on a logarithmic scale, since latencies spread over decades.

@@ -125,19 +125,12 @@ function placement(workload) {
 
 const EDGE_STATES = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
 
-// A pair leads to what its cost rests on.
-function worstPair(edge) {
-  if (!edge.origin) return "–";
-  if (edge.origin === edge.destination) return edge.origin;
-  return h("a", { class: "link", href: address("matrix", edge.origin, edge.destination) }, `${edge.origin} → ${edge.destination}`);
-}
-
 function edgeTable(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` }, h("table", {},
     h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "State"))),
     h("tbody", {}, ...group.edges.map((edge) => {
       const [sign, style, text] = EDGE_STATES[edge.state];
-      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, worstPair(edge)),
+      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`),
         h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
         h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));
     }))));

@@ -43,7 +43,6 @@ function choosePair(from, to) {
   const chosen = cellIndex(from, to);
   matrix.cells.forEach((cell, k) => cell.toggleAttribute("data-chosen", k === chosen));
   drawPairDetail();
-  if (chosen >= 0) keepPlace("matrix", state.names[from], state.names[to]);
 }
 
 function drawPairDetail() {

@@ -14,7 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.page import server
+from controller.page.access import Access
 from controller.page.config import PageConfig
+from controller.page.sources import Sources
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import Client
 from kubekit.http import Server
@@ -30,18 +32,11 @@ ServePage = Callable[..., Awaitable[str]]
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     caches = Caches(client, namespace)
-    policy, scheduler = CostPolicy(), SchedulerConfig()
-    page = server.Page(
-        caches,
-        config,
-        namespace=namespace,
-        policy=policy,
-        scheduler=scheduler,
-        client=client,
-    )
+    sources = Sources(caches, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
+    page = server.Page(config, sources, Access(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
-    tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), page.run())]
+    tasks = [asyncio.ensure_future(work) for work in caches.tasks().values()]
     try:
         async with http.running() as address:
             await asyncio.wait_for(caches.settle(), 20)

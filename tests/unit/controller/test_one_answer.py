@@ -213,7 +213,7 @@ class World:
             policy=CostPolicy(),
             scheduler=self.config,
         )
-        return await sources.read_snapshot(0.0)
+        return await sources.snapshot(0.0)
 
     async def view(self, key: str) -> Any:
         snapshot = await self.page()

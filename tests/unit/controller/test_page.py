@@ -1,17 +1,31 @@
-"""What the browser gets: columns in the order of the zones, and rows that need attention."""
+"""What the browser gets: the document, and its data, whose columns are in the order of the zones."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
+from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.page import server
+from controller.page.access import Access
+from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
 from controller.page.model import encode
+from controller.page.sources import Sources
+from controller.scheduler.config import SchedulerConfig
+from controller.views.model import Overview
 from controller.views.overview import build
+from kubekit.client import Client
+from kubekit.errors import UnreachableError
+from netperf.policy import CostPolicy
 from tests.unit.controller.made_up import make_snapshot
 
 
@@ -69,3 +83,40 @@ def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
     assert policy["frame-ancestors"] == "'none'"
     # An inline handler or style attribute would be blocked by it.
     assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", document().decode().partition("<script>")[0])
+
+
+class Deaf:
+    """In the place of a client: there is no API server."""
+
+    async def get(self, *_: object, **__: object) -> None:
+        raise UnreachableError("deaf")
+
+    list = get
+
+
+async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = asyncio.Event()
+
+    def confused(snapshot: ClusterSnapshot) -> Overview:
+        if broken.is_set():
+            raise IndexError
+        return build(snapshot)
+
+    monkeypatch.setattr(server, "build", confused)
+    monkeypatch.setattr(server, "REFRESH_S", 0.0)
+    monkeypatch.setattr(server, "LEAST_REST", 0.0)
+    client = cast("Client", Deaf())
+    sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
+    page = server.Page(PageConfig(auth="none"), sources, Access(client, "netaware"))
+    app = web.Application()
+    page.add_routes(app)
+    async with TestClient(TestServer(app)) as browser:
+        policy = "default-src 'none'; frame-ancestors 'none'"
+        broken.set()
+        assert (await browser.get("/api/v1/overview")).status == 503
+        broken.clear()
+        answer = await browser.get("/api/v1/overview")
+        assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
+        broken.set()
+        again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
+        assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
