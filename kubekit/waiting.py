@@ -18,6 +18,12 @@ from kubekit.errors import KubekitError
 YIELD_EVERY_S = 0.005
 
 
+def backoff_s(failures: int, first_s: float, cap_s: float) -> float:
+    """The delay after so many failures in a row: ``first_s`` after the first, doubled after each further one, at most ``cap_s``."""
+    # The exponent is bounded, because 2.0 ** 1024 overflows.
+    return min(cap_s, first_s * 2.0 ** min(max(failures - 1, 0), 64))
+
+
 @dataclass(slots=True)
 class Backoff:
     """Delays that double from ``base_s`` to ``cap_s``, each shortened by up to half at random.
@@ -36,9 +42,7 @@ class Backoff:
     def next(self) -> float:
         """Count one failure and return how long to wait, in seconds."""
         self.failures += 1
-        # The exponent is bounded, because 2.0 ** 1100 overflows after a long outage.
-        full = min(self.cap_s, self.base_s * 2.0 ** min(self.failures - 1, 32))
-        return full * self.rng.uniform(0.5, 1.0)
+        return backoff_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Forget the failures: the next delay is the first again."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth.state import Action, LimitEgress, LimitIngress
+from kubekit.waiting import backoff_s
 
 FIRST_WAIT_S = 5.0
 MAX_WAIT_S = 300.0
@@ -68,7 +69,7 @@ class RepairBackoff:
         record.tries += 1
         if done and isinstance(action, LimitIngress | LimitEgress):
             record.set_at_s.append(now_s)
-        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(record.tries - 1, 10))
+        wait_s = backoff_s(record.tries, FIRST_WAIT_S, MAX_WAIT_S)
         record.tried_at_s, record.due_s = now_s, now_s + wait_s
         return wait_s
 

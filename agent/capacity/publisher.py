@@ -20,7 +20,7 @@ from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
-from kubekit.waiting import Backoff, wait_for
+from kubekit.waiting import Backoff, backoff_s, wait_for
 from kubekit.wire import NODES
 from netperf.contract import AGENT
 
@@ -62,10 +62,10 @@ class CompetingWriter:
             return ""
         self.written_bps = None  # Count each replacement once.
         self._replaced_s.append(now_s)
-        repeats = len(self._replaced_s) - DISPUTED_AFTER
-        if repeats < 0:
+        repeats = len(self._replaced_s) - DISPUTED_AFTER + 1
+        if repeats < 1:
             return ""
-        self._wait_until_s = now_s + min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(repeats, 10))
+        self._wait_until_s = now_s + backoff_s(repeats, FIRST_WAIT_S, MAX_WAIT_S)
         return self._reason
 
     @property

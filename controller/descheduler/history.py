@@ -14,6 +14,7 @@ from controller.descheduler.round_plan import Move
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
+from kubekit.waiting import backoff_s
 from kubekit.wire import CONFIGMAPS, DECODE_ERRORS, ConfigMap, Object
 from netperf.contract import PART_OF
 
@@ -157,9 +158,8 @@ def back_off(
     """Back off from a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
     before = history.backoffs.get(key)
     failures = (before.failures if before else 0) + 1
-    # The exponent is bounded, because 2.0 ** 1100 overflows.
-    wait_s = min(most_s, first_s * 2.0 ** min(failures - 1, 32))
-    return set_backoff(history, key, BackOff(now + wait_s, failures, reason[:MAX_REASON]))
+    until_s = now + backoff_s(failures, first_s, most_s)
+    return set_backoff(history, key, BackOff(until_s, failures, reason[:MAX_REASON]))
 
 
 def set_backoff(history: History, key: str, backoff: BackOff) -> History:

@@ -35,6 +35,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit import logs
 from kubekit.conditions import condition
 from kubekit.text import listed
+from kubekit.waiting import backoff_s
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
@@ -164,7 +165,7 @@ class GroupPlans:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
         now = self._clock()
         failed_at, times = self._failed.get(group, (0.0, 0))
-        if times and now < failed_at + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S):
+        if times and now < failed_at + backoff_s(times, FIRST_PAUSE_S, LONGEST_PAUSE_S):
             return PlanState()
         cached = self._cached.get(group)
         rest_s = cached.made_at + SHARE * cached.took_s - now if cached is not None else 0.0

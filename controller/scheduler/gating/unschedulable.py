@@ -19,6 +19,7 @@ from controller.scheduler.gating.patches import PodPatch, mode_of, retry_patch
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
+from kubekit.waiting import backoff_s
 
 OUR_WORDS = "Workload dependencies"
 """In every reason that the extender refuses a node for."""
@@ -135,7 +136,7 @@ class StuckPods:
         if not moved and not changed and not narrowed:
             return None, None
         last, times = self._tried.get(key, (float("-inf"), 0))
-        left_s = last + min(RETRY_EVERY_S * 2 ** max(times - _FREE_TRIES, 0), _LONGEST_RETRY_S) - now
+        left_s = last + backoff_s(times + 1 - _FREE_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
         if left_s > 0:
             return None, left_s
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
@@ -174,7 +175,7 @@ class StuckPods:
         """Replace a pod for which there is another place, with exponential back-off per owner."""
         owner = class_of(pod)
         last, times = self._replaced.get(owner, (float("-inf"), 0))
-        left_s = last + min(REPLACE_AFTER_S * 2**times, _LONGEST_BACKOFF_S) - now
+        left_s = last + backoff_s(times + 1, REPLACE_AFTER_S, _LONGEST_BACKOFF_S) - now
         if left_s > 0:
             return None, left_s
         self._replaced.pop(owner, None)

@@ -12,7 +12,7 @@ import pytest
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
+from controller.scheduler.gating.group_plans import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit.wire import Node
@@ -217,6 +217,11 @@ async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> Non
     plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
     assert (plan_state.plan, plan_state.pending) == (None, False)
     world.now += FIRST_PAUSE_S
+    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+    for _ in range(1100):  # 2.0 ** 1024 overflows.
+        await world.plans.make("d/g1")
+    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+    world.now += LONGEST_PAUSE_S
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     world.failure = None
     await world.plans.make("d/g1")

@@ -98,6 +98,7 @@ def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
     assert look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S - 1, ZONE_B) == []
     assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S, ZONE_B)] == [True]
     assert look(stuck, pod, REPLACE_AFTER_S + 5 * REPLACE_AFTER_S, ZONE_B) == []
+    assert all(look(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
 
 def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
@@ -113,14 +114,15 @@ def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
 def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
     config = SchedulerConfig()
     stuck, state, tries = StuckPods(config), State(config, "netaware-system"), 0
-    for second in range(3600):
+    for second in [*range(3600), *range(3600, 120_000, 100)]:  # 2.0 ** 1024 overflows.
         target = Target("a", "r", f"n{second}")
         actions, _ = stuck.plan([stuck_pod()], Plan({"d/p": target}), state, float(second))
         for action in actions:
             assert isinstance(action, Retry)
             stuck.on_retried(action, float(second))
         tries += len(actions)
-    assert 10 < tries < 90
+        assert second != 3599 or 10 < tries < 90
+    assert tries > 1100
 
 
 def test_a_retry_is_due_until_it_is_written() -> None:
