@@ -157,7 +157,7 @@ async def _history(session: Session) -> History:
     except ApiError as error:
         if not error.forbidden:
             raise
-        session.notes["history"] = "not allowed to read it, so back-off and the hourly budget are not counted"
+        session.notes["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
         return History()
 
 

@@ -24,8 +24,8 @@ class MoveCondition(NamedTuple):
         name: short, fit for a metric.
         requires: one sentence, for people.
         refusal: why it does not hold for a candidate; empty when it does.
-        strategies: that ask it.
-        scope: what else it keeps when it does not hold: other pods of the ``node``, or of the ``round``.
+        strategies: that check it.
+        scope: what a failure stops: this pod, all pods of its node, or the round.
     """
 
     name: str
@@ -73,11 +73,6 @@ def _owner(round_: Round, candidate: Candidate) -> str:
     return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
 
 
-def _bare(round_: Round, candidate: Candidate) -> str:
-    allowed = round_.settings.protection.bare_pods
-    return "no controller would replace it" if candidate.pod.bare and not allowed else ""
-
-
 def _volume(round_: Round, candidate: Candidate) -> str:
     claims = candidate.pod.claims
     if not claims or round_.settings.protection.volume_claims:
@@ -88,11 +83,6 @@ def _volume(round_: Round, candidate: Candidate) -> str:
 def _local_storage(round_: Round, candidate: Candidate) -> str:
     allowed = round_.settings.protection.local_storage
     return "it has an emptyDir or hostPath volume" if candidate.pod.local_storage and not allowed else ""
-
-
-def _priority(round_: Round, candidate: Candidate) -> str:
-    below, priority = round_.settings.protection.priority_below, candidate.pod.priority
-    return f"priority {priority} is not below {below}" if priority >= below else ""
 
 
 def _age(round_: Round, candidate: Candidate) -> str:
@@ -128,11 +118,6 @@ def _usage(_: Round, candidate: Candidate) -> str:
 def _round_limit(round_: Round, _: Candidate) -> str:
     limit = round_.settings.limits.per_round
     return f"limit of {limit} evictions per round" if round_.total >= limit else ""
-
-
-def _hour_limit(round_: Round, _: Candidate) -> str:
-    limit = round_.settings.limits.per_hour
-    return f"budget of {limit} evictions per hour" if round_.last_hour >= limit else ""
 
 
 def _node_limit(round_: Round, candidate: Candidate) -> str:
@@ -212,11 +197,11 @@ REASON_CONDITIONS = (
 POD_CONDITIONS = (
     MoveCondition("protected", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.barred),
-    MoveCondition("bare", "A controller replaces it, or `protection.barePods` is set.", _bare),
+    MoveCondition("bare", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
+              lambda _, c: "no controller would replace it" if c.pod.bare else ""),
     MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
     MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume),
     MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage),
-    MoveCondition("priority", "Its priority is below `protection.priorityBelow`.", _priority),
     MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
     MoveCondition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
     MoveCondition("age", "It is older than `protection.minPodAgeS`.", _age),
@@ -228,7 +213,6 @@ MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
-    MoveCondition("hour-limit", "`limits.perHour` is not reached.", _hour_limit, scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
     MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
               lambda _, c: c.finder.free_capacity(c), LOAD, "node"),

@@ -17,13 +17,13 @@ from netperf.contract import BANDWIDTH
 
 
 class Queries(Section, frozen=True):
-    """Expressions by purpose; series carry the labels ``node``, or ``namespace`` and ``pod``. An empty expression is not asked.
+    """PromQL queries; series carry the labels ``node``, or ``namespace`` and ``pod``. An empty expression is not asked.
 
     Attributes:
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
         node_bandwidth: bits per second in the busier direction, per node.
-        pod_cpu, pod_memory, pod_bandwidth: the same per pod
+        pod_cpu, pod_memory, pod_bandwidth: the same per pod.
     """
 
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
@@ -46,7 +46,7 @@ class Queries(Section, frozen=True):
 
 FIELD = "descheduler"
 Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
-Count = Annotated[int, Range(0, YEAR_S)]
+Count = Annotated[int, Range(0, 1_000_000)]
 Time = Annotated[float, Range(0, YEAR_S)]
 """Seconds, up to a year."""
 _SHARE = re.compile(r"([0-9]{1,3})%\Z")
@@ -58,7 +58,7 @@ class PrometheusConfig(Section, frozen=True):
     Attributes:
         url: base address; empty for no Prometheus.
         token_file: file with a bearer token; empty for none.
-        queries: expressions by purpose.
+        queries: in PromQL.
     """
 
     url: str = ""
@@ -84,7 +84,6 @@ class LimitsConfig(Section, frozen=True):
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
         per_namespace: the same of a namespace.
         per_round: the same of the cluster.
-        per_hour: evictions in any 60 minutes.
         per_workload: moves of a workload within workloadBackoffS: a number, or a share of its pods, at least one.
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved.
         workload_backoff_s: see perWorkload; also the back-off of a pod that the planner would not move.
@@ -98,7 +97,6 @@ class LimitsConfig(Section, frozen=True):
     per_node: Count = 2
     per_namespace: Count = 10
     per_round: Count = 20
-    per_hour: Count = 100
     per_workload: int | str = "10%"
     unavailable_per_workload: int | str = "10%"
     workload_backoff_s: Time = 300.0
@@ -117,18 +115,14 @@ class ProtectionConfig(Section, frozen=True):
     """Pods that are never evicted, beside mirror, DaemonSet, critical and annotated ones.
 
     Attributes:
-        bare_pods: whether pods without a controller, which are not replaced, may go.
         local_storage: whether pods with emptyDir or hostPath volumes, whose data is lost, may go.
-        priority_below: only pods with a priority below this go.
         volume_claims: whether pods with PersistentVolumeClaims may go.
         owner_kinds: kinds of workloads whose pods may go. A Job would count an eviction against its backoffLimit.
         min_replicas: pods of workloads with fewer replicas stay.
         min_pod_age_s: younger pods stay.
     """
 
-    bare_pods: bool = False
     local_storage: bool = False
-    priority_below: Annotated[int, Range(-(2**31), 2_000_000_000)] = 2_000_000_000
     volume_claims: bool = False
     owner_kinds: tuple[str, ...] = ("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")
     min_replicas: Annotated[int, Range(1, 1_000_000)] = 2
@@ -136,10 +130,10 @@ class ProtectionConfig(Section, frozen=True):
 
 
 class MisplacementConfig(Section, frozen=True):
-    """Moving pods of AppGroups for the network's sake.
+    """NetworkMisplacement and ZoneSurvival.
 
     Attributes:
-        enabled: whether pods are moved for the network's sake.
+        enabled: whether both run.
         margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
             dependencies.
         hold_s: how long the gain must last before the move.
@@ -227,7 +221,7 @@ class Settings:
 
     @property
     def expiry_s(self) -> float:
-        """After how long usage is not known any more, seconds; without LowNodeLoad its default."""
+        """Age at which usage expires, seconds; without LowNodeLoad its default."""
         args = LowNodeLoadArgs() if self.load is None else self.load.args
         return args.node_metric_expiration_seconds
 

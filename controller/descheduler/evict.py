@@ -58,22 +58,15 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Result:
     namespace, _, name = move.pod.partition("/")
     try:
         await client.evict(namespace, name, move.uid, dry_run=dry_run)
-    except ApiError as error:
-        return result_of(error)
     except (UnreachableError, MalformedObjectError) as error:
         return Result("unknown", str(error))
+    except ApiError as error:
+        # 429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy.
+        if error.status == 429 and DISRUPTION_CAUSE in error.causes:
+            return Result("disruption-budget", error.message)
+        if error.status in {429, 503}:
+            return Result("throttled", error.message)
+        if error.status in {404, 409}:  # deleted, or another pod has its name
+            return Result("gone", error.message)
+        return Result("forbidden" if error.forbidden else "refused", error.message)
     return Result("dry-run" if dry_run else "evicted")
-
-
-def result_of(error: ApiError) -> Result:
-    """The result for an error answer of the eviction subresource.
-
-    429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy and wants us to wait.
-    """
-    if error.status == 429 and DISRUPTION_CAUSE in error.causes:
-        return Result("disruption-budget", error.message)
-    if error.status in {429, 503}:
-        return Result("throttled", error.message)
-    if error.status in {404, 409}:  # deleted, or another pod has its name
-        return Result("gone", error.message)
-    return Result("forbidden" if error.forbidden else "refused", error.message)

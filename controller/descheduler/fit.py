@@ -1,6 +1,6 @@
 """Whether the scheduler would let a pod onto a node: its constraints, requests, and other pods.
 
-What a round plans is reserved as it goes: a pod that is to arrive takes room, and counts for those that come after it.
+Planned moves reserve requests on their targets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import PODS_RESOURCE, PORT_PREFIX, add, lacking
+from controller.cluster.requests import add, lacking
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
 from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
+from controller.scheduler.placement.unplaced import describe_lack
 
 _REASONS = {
     RuleKind.SPREAD: "topology spread",
@@ -28,11 +29,11 @@ _REASONS = {
 
 
 def describe_misfits(reasons: Mapping[str, int]) -> str:
-    """Refusals counted as kube-scheduler does: ``0/3 nodes fit: 2 taint x, 1 cpu request``."""
+    """Refusals counted, in the manner of kube-scheduler: ``0/3 nodes are available: 2 taint x, 1 insufficient cpu``."""
     if not reasons:
         return "there is no other node"
     parts = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
-    return f"0/{sum(reasons.values())} nodes fit: {parts}"
+    return f"0/{sum(reasons.values())} nodes are available: {parts}"
 
 
 def asked_of(pod: PodInfo) -> GroupPod:
@@ -40,8 +41,8 @@ def asked_of(pod: PodInfo) -> GroupPod:
     return pod.asked if pod.wire is None else as_asked(pod.wire)
 
 
-class Fit:
-    """Answers for one round.
+class FitChecker:
+    """Whether pods fit nodes, with the planned moves of the round counted.
 
     Args:
         snapshot: the cluster.
@@ -59,7 +60,7 @@ class Fit:
         bound = (pod for pod in snapshot.pods.by_key.values() if pod.constraints.repels and pod.node)
         self._repelling = [pod for pod in bound if not pod.is_finished]
 
-    def constraints_of(self, pod: PodInfo) -> Constraints:
+    def _constraints_of(self, pod: PodInfo) -> Constraints:
         """The pod's constraints without those that our gates added."""
         if pod.wire is None or not pod.wire.metadata.annotation(NARROWED_ANNOTATION):
             return pod.constraints
@@ -69,21 +70,20 @@ class Fit:
 
     def static_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why the pod may not run on the node, regardless of other pods; empty if it may."""
-        key = (constraints := self.constraints_of(pod), node.name)
+        constraints = self._constraints_of(pod)
+        key = constraints, node.name
         if key not in self._static:
-            self._static[key] = constraints.refusal(node.name, node.labels, node.taints)
+            self._static[key] = constraints.refusal(node.name, node.labels, node.taints, closing=node.closing)
         if self._static[key] or not pod.claims:
             return self._static[key]
         volumes = self._snapshot.volumes.demands(pod.namespace, pod.claims)
         return constraints.refusal(node.name, node.labels, node.taints, volumes=volumes)
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
-        """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
+        """The resource, port or other pods that prevent it, with planned moves counted; empty if nothing does."""
         lacks = lacking(pod.asks, node.allocatable, self._requested_on(node.name))
-        if lacks.startswith(PORT_PREFIX):
-            return "host port"
         if lacks:
-            return "too many pods" if lacks == PODS_RESOURCE else f"{lacks} request"
+            return describe_lack(lacks)
         if self._repelling or pod.constraints.depends_on_other_pods:
             return self._refusal_by_other_pods(pod)[self._number_of[node.name]]
         return ""
@@ -95,7 +95,7 @@ class Fit:
         """
         if node not in self._requested:
             total: dict[str, int] = {}
-            for pod in self._snapshot.pods.on_node(node).values():
+            for pod in self._snapshot.pods.where("node", node).values():
                 if not pod.is_finished:
                     add(total, pod.asks)
             self._requested[node] = total
@@ -127,18 +127,18 @@ class Fit:
 
     def _rules(self, pod: PodInfo) -> Iterable[Rule]:
         """Rules that bind the pod. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
-        around = self._around(pod)
+        around = self._relevant_pods(pod)
         for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
             bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
             rules = PodTopologyConstraints([asked_of(pod)], self._hosts, bound).rules()
             yield from (rule for rule in rules if rule.kind in kinds)
 
-    def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
+    def _relevant_pods(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""
         pods, found = self._snapshot.pods, {p.key: p for p in self._repelling}
         if pod.constraints.depends_on_other_pods:
             asks = msgspec.json.encode(pod.constraints.spec.affinity)
-            found |= pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
+            found |= pods.by_key if b"namespace" in asks else pods.where("namespace", pod.namespace)
         found |= {key: p for key, (p, node) in self._planned.items() if node}
         found.pop(pod.key, None)
         placed = ((p, self._planned[key][1] if key in self._planned else p.node) for key, p in found.items())
@@ -146,22 +146,22 @@ class Fit:
 
 
 def refused_by(rule: Rule) -> Bools:
-    """[host] whether a replica of class 0 may not go there."""
+    """[host] whether the only pod of the rules, which is class 0, may not go there."""
     role, domain_of = rule.roles.get(0, 0), rule.domain_of
-    nowhere: Bools = domain_of < 0
+    no_domain: Bools = domain_of < 0
+    none: Bools = np.zeros(len(domain_of), np.bool_)
     if not len(rule.bound):
-        return nowhere if rule.kind is not RuleKind.ANTI_AFFINITY else np.zeros(len(domain_of), np.bool_)
+        return none if rule.kind is RuleKind.ANTI_AFFINITY else no_domain
     bound, owned = rule.bound[domain_of], rule.owned[domain_of]
     if rule.kind is RuleKind.ANTI_AFFINITY:
-        met = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
-        refused: Bools = ~nowhere & met
-        return refused
-    if not role & OWNER:
-        return np.zeros(len(domain_of), np.bool_)
-    if rule.kind is RuleKind.SPREAD:
+        conflict = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
+        refused: Bools = ~no_domain & conflict
+    elif not role & OWNER:
+        refused = none
+    elif rule.kind is RuleKind.SPREAD:
         least = 0 if rule.short or not rule.eligible.any() else int(rule.bound[rule.eligible].min())
-        spread: Bools = nowhere | (bound + bool(role & COUNTED) - least > rule.skew)
-        return spread
-    first = not rule.bound.any() and role & COUNTED
-    near: Bools = nowhere | ((bound == 0) & (not first))
-    return near
+        refused = no_domain | (bound + bool(role & COUNTED) - least > rule.skew)
+    else:
+        is_first_replica = not rule.bound.any() and role & COUNTED
+        refused = no_domain | ((bound == 0) & (not is_first_replica))
+    return refused

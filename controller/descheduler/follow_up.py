@@ -140,7 +140,7 @@ def _is_replaced(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 def _new_pods(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> list[PodInfo]:
     """Pods of the workload that were not there when the move was made: told by uids, since clocks of machines differ."""
-    pods = snapshot.pods.of_workload(pending.move.workload).values()
+    pods = snapshot.pods.where("workload", pending.move.workload).values()
     known = {mark_of(pending.move.uid), *pending.known}
     return [p for p in pods if p.is_active and p.uid not in claimed and mark_of(p.uid) not in known]
 

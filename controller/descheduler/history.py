@@ -31,7 +31,7 @@ Outcome = Literal[
     "not-evicted",
     "refused",
 ]
-HOUR_S, DAY_S = 3600.0, 86_400.0
+DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS = 4000
 """At most 200 bytes each, in a ConfigMap of at most 1 MiB."""
@@ -123,9 +123,9 @@ class History(Stored, frozen=True):
         found = self.backoffs.get(key)
         return found if found is not None and found.until_s > now else None
 
-    def evictions_since(self, start_s: float, workload: str = "") -> int:
-        """Number of evictions after ``start_s``, of one workload or of all."""
-        return sum(1 for e in self.evictions if e.at_s > start_s and workload in ("", e.workload))
+    def evictions_since(self, start_s: float, workload: str) -> int:
+        """Number of evictions of a workload after ``start_s``."""
+        return sum(1 for e in self.evictions if e.at_s > start_s and e.workload == workload)
 
 
 _decode_history = msgspec.json.Decoder(History).decode
@@ -183,8 +183,7 @@ def forget_old(history: History, limits: LimitsConfig, now: float) -> History:
         key: found for key, found in history.backoffs.items() if found.until_s + keep_s(key, found) > now
     }
     results = tuple(entry for entry in history.results if now - entry.at_s <= DAY_S)
-    keep_evictions_s = max(limits.workload_backoff_s, HOUR_S)
-    evictions = tuple(entry for entry in history.evictions if now - entry.at_s < keep_evictions_s)
+    evictions = tuple(entry for entry in history.evictions if now - entry.at_s < limits.workload_backoff_s)
     kept = msgspec.structs.replace(history, evictions=evictions, backoffs=dict(backoffs), results=results)
     return history if kept == history else kept
 

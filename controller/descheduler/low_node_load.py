@@ -21,7 +21,6 @@ from controller.descheduler.node_load import (
     NodeLoad,
     classify,
     describe_overload,
-    next_victim,
     update_detectors,
     usage_of,
 )
@@ -31,7 +30,7 @@ from controller.descheduler.usage import RESOURCES, Amounts, above, percents, we
 from netperf.contract import HOT_TAINT
 
 LEAST_RELIEF = 0.02
-"""Of what has to leave a node, the share that a pod must take along."""
+"""Least share of the excess that one pod must remove: a pod of a millicore relieves no node, however low its priority."""
 
 
 class LoadRound(MoveStrategy):
@@ -111,8 +110,8 @@ class LoadRound(MoveStrategy):
     def _relieve(self, load: NodeLoad, waits: str) -> None:
         """Plan moves off one node."""
         base, stays = self._base, Counter[str]()
-        victims: dict[str, Candidate] = {}
-        for pod in base.snapshot.pods.on_node(load.name).values():
+        victims: list[Candidate] = []
+        for pod in base.snapshot.pods.where("node", load.name).values():
             if not pod.is_active or not pod.running:
                 continue
             candidate = Candidate(pod, "LowNodeLoad", self, usage_of(pod, base.snapshot, load.used), load, waits)
@@ -122,20 +121,19 @@ class LoadRound(MoveStrategy):
                 return
             refusal = check(base, candidate, POD_CONDITIONS)
             if refusal is None:
-                victims[pod.key] = candidate
+                victims.append(candidate)
             else:
                 stays[refusal.condition.name] += 1
         used = dict(load.used)
         while exceeded := above(percents(used, load.node.allocatable), load.high):
-            choice = ((v.pod, v.used) for v in victims.values())
-            victim = next_victim(choice, load, used, exceeded, least_relief=LEAST_RELIEF)
+            victim = next_victim(victims, load, used, exceeded)
             if victim is None:
                 self._set_stuck(load, _describe_nobody(stays))
                 return
-            candidate = victims.pop(victim[0].key)
-            refusal = check(base, candidate, MOVE_CONDITIONS)
+            victims.remove(victim)
+            refusal = check(base, victim, MOVE_CONDITIONS)
             if refusal is None:
-                used = self._add(candidate, load, used, exceeded)
+                used = self._add(victim, load, used, exceeded)
             elif refusal.condition.scope == "pod":
                 stays[refusal.condition.name] += 1
             else:
@@ -225,6 +223,34 @@ class LoadRound(MoveStrategy):
             insort(targets, target, key=self._order)
 
 
+def next_victim(
+    victims: Iterable[Candidate], load: NodeLoad, used: Amounts, exceeded: Iterable[str]
+) -> Candidate | None:
+    """The best victim for what is still exceeded.
+
+    In order: lower priority; lower QoS class; lower eviction cost; those whose move alone suffices, the one that uses least
+    first, so that no more is moved than needed; then those that use more; then younger ones; then by name.
+
+    Args:
+        victims: pods that may go.
+        load: of the hot node.
+        used: what is in use on it, after the moves planned so far.
+        exceeded: resources still above their threshold.
+    """
+    weights = {r: load.pool.weights.get(r, 1) for r in exceeded}
+    surplus = {r: used[r] - load.limit(r) for r in weights}
+
+    def rank(victim: Candidate) -> tuple[object, ...]:
+        pod, uses = victim.pod, victim.used
+        share = sum(weight * uses.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
+        suffices = all(uses.get(r, 0.0) >= surplus[r] for r in weights)
+        by_use = share if suffices else -share
+        return (pod.priority, pod.qos, pod.cost, not suffices, by_use, -pod.created_s, pod.key)
+
+    worth = (v for v in victims if any(v.used.get(r, 0.0) >= LEAST_RELIEF * surplus[r] for r in weights))
+    return min(worth, key=rank, default=None)
+
+
 def nodes_to_taint(
     states: Iterable[NodeState], detectors: Mapping[str, Detector], nodes: Mapping[str, Host]
 ) -> frozenset[str]:
@@ -247,7 +273,7 @@ def nodes_to_taint(
         for state in states
         if (state.node in detectors and detectors[state.node].hot)
         or is_above(state, 0.5)
-        # What is not known is no reason to let pods come.
+        # Keep the taint while usage is unknown.
         or (has_it(state.node) and (state.kind == "unknown" or is_above(state, 0.0)))
     )
 

@@ -84,11 +84,11 @@ class MisplacementRound(MoveStrategy):
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
         """Pods of each AppGroup that exists, by its key."""
         by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for name, pods in self._base.snapshot.pods.groups.items():
-            for key, pod in pods.items():
-                group = self._network.group_of(pod.namespace, name)
-                if group and pod.is_active:
-                    by_key[group][key] = pod
+        for key, pod in self._base.snapshot.pods.by_key.items():
+            name = pod.labels.get(APPGROUP_LABEL, "")
+            group = self._network.group_of(pod.namespace, name) if name and pod.is_active else ""
+            if group:
+                by_key[group][key] = pod
         for group in sorted(by_key):
             yield dict(sorted(by_key[group].items()))
 

@@ -12,7 +12,7 @@ from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decide import RoundDecision
 from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
-from controller.descheduler.history import HOUR_S, History, Outcome
+from controller.descheduler.history import History, Outcome
 from controller.descheduler.node_load import Class
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
@@ -151,8 +151,6 @@ class DeschedulerMetrics:
         self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round could not relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
         self._backed_off = gauge("backed_off", "Workloads and replicas that are not moved for a while.", "kind")
-        self._spent = gauge("hourly_budget_spent", "Evictions of the last hour.")
-        self._limit = gauge("hourly_budget", "Evictions allowed in an hour.")
 
     def count_from_zero(self) -> None:
         """Begin all counts of rare things at zero: increase() does not see the first of a series that begins with it."""
@@ -181,8 +179,6 @@ class DeschedulerMetrics:
         kinds = Counts("workload" if "/" in key else "replica" for key in history.backoffs if history.backoff(key, now))
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
-        self._spent.set(history.evictions_since(now - HOUR_S))
-        self._limit.set(settings.limits.per_hour)
         breaker = EvictionBreaker(history, settings.limits, now)
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
@@ -195,5 +191,5 @@ class DeschedulerMetrics:
         """Take back what only the leader knows."""
         for labelled in (self._nodes, self._skipped, self._stopped, self._backed_off):
             labelled.clear()
-        for plain in (self._hot, self._stuck, self._spent):
+        for plain in (self._hot, self._stuck):
             plain.set(0)

@@ -13,8 +13,8 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.config import LimitsConfig, Settings, Strategy
-from controller.descheduler.fit import Fit
-from controller.descheduler.history import DAY_S, HOUR_S, History, PendingMove, mark_of
+from controller.descheduler.fit import FitChecker
+from controller.descheduler.history import DAY_S, History, PendingMove, mark_of
 from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.round_plan import MAX_SKIPS, Skip
 from controller.descheduler.snapshot import LoadSnapshot, PdbState
@@ -30,7 +30,7 @@ def workload_of(pod: PodInfo) -> str:
 
 
 class EvictionBreaker:
-    """Stops a strategy of whose moves in a day too few helped.
+    """Stops a strategy if too few of its moves in 24 h helped.
 
     Args:
         history: results of moves.
@@ -141,7 +141,7 @@ class Round:
         self.snapshot, self.history, self.settings, self.now = snapshot, history, settings, now
         self.breaker = EvictionBreaker(history, settings.limits, now)
         self.budgets = DisruptionBudgets(snapshot.budgets)
-        self.fit = Fit(snapshot)
+        self.fit = FitChecker(snapshot)
         self.moves: dict[str, tuple[Candidate, PendingMove]] = {}
         self.skips: list[Skip] = []
         self.skipped: Counter[str] = Counter()
@@ -159,7 +159,6 @@ class Round:
         self.by_group = Counter(move.group for move in awaited if move.group)
         self.by_workload: Counter[str] = Counter()
         self.total = len(awaited)
-        self.last_hour = history.evictions_since(now - HOUR_S)
         self.replacements = {mark_of(p.landed_uid) for p in history.pending if p.landed_uid}
         self._sizes: dict[str, tuple[int, int]] = {}
 
@@ -167,8 +166,8 @@ class Round:
         """Pods of its workload, awaited replacements among them, and how many of those that are there are not ready."""
         workload = workload_of(pod)
         if workload not in self._sizes:
-            pods = self.snapshot.pods.of_workload(pod.workload).values() if pod.workload else (pod,)
-            present = [p for p in pods if p.is_active]
+            pods = self.snapshot.pods.where("workload", pod.workload) or {pod.key: pod}
+            present = [p for p in pods.values() if p.is_active]
             self._sizes[workload] = len(present) + self.awaited[workload], sum(not p.ready for p in present)
         return self._sizes[workload]
 
@@ -191,10 +190,11 @@ class Round:
         self.by_workload[move.workload] += 1
         self.by_group[move.group] += 1
         self.total += 1
-        self.last_hour += 1
         self.budgets.reserve(pod)
         self.expect(candidate)
-        known = (mark_of(p.uid) for p in self.snapshot.pods.of_workload(pod.workload).values() if p.uid != pod.uid)
+        known = (
+            mark_of(p.uid) for p in self.snapshot.pods.where("workload", pod.workload).values() if p.uid != pod.uid
+        )
         self.moves[pod.uid] = candidate, msgspec.structs.replace(pending, known=tuple(sorted(known)))
 
     def expect(self, candidate: Candidate) -> None:

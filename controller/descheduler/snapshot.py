@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
@@ -20,50 +19,24 @@ from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, Selector, from_object
 from kubekit.wire import Object, Resource, Wire
 
-_EMPTY: Mapping[str, PodInfo] = {}
+Field = Literal["node", "namespace", "workload"]
 
 
 class PodIndex:
-    """Pods by key, node, namespace, workload and AppGroup; indexes are built on demand."""
+    """Pods by key; indexes by field are built on demand."""
 
     def __init__(self, pods: Mapping[str, PodInfo]) -> None:
         self.by_key = pods
+        self._indexes: dict[Field, Mapping[str, Mapping[str, PodInfo]]] = {}
 
-    def on_node(self, node: str) -> Mapping[str, PodInfo]:
-        """Pods bound to a node, by key; finished ones included."""
-        return self._by_node.get(node, _EMPTY)
-
-    def in_namespace(self, namespace: str) -> Mapping[str, PodInfo]:
-        """All pods of a namespace."""
-        return self._by_namespace.get(namespace, _EMPTY)
-
-    def of_workload(self, workload: str) -> Mapping[str, PodInfo]:
-        """Pods that one controller made."""
-        return self._by_workload.get(workload, _EMPTY)
-
-    @cached_property
-    def groups(self) -> Mapping[str, Mapping[str, PodInfo]]:
-        """AppGroup name -> its pods."""
-        return self._index(lambda pod: pod.labels.get(APPGROUP_LABEL, ""))
-
-    @cached_property
-    def _by_node(self) -> Mapping[str, Mapping[str, PodInfo]]:
-        return self._index(lambda pod: pod.node)
-
-    @cached_property
-    def _by_namespace(self) -> Mapping[str, Mapping[str, PodInfo]]:
-        return self._index(lambda pod: pod.namespace)
-
-    @cached_property
-    def _by_workload(self) -> Mapping[str, Mapping[str, PodInfo]]:
-        return self._index(lambda pod: pod.workload)
-
-    def _index(self, value_of: Callable[[PodInfo], str]) -> Mapping[str, Mapping[str, PodInfo]]:
-        found: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for key, pod in self.by_key.items():
-            if value := value_of(pod):
-                found[value][key] = pod
-        return found
+    def where(self, field: Field, value: str) -> Mapping[str, PodInfo]:
+        """Pods with this value, by key; finished ones included, none for an empty value."""
+        if field not in self._indexes:
+            found: dict[str, dict[str, PodInfo]] = defaultdict(dict)
+            for key, pod in self.by_key.items():
+                found[getattr(pod, field)][key] = pod
+            self._indexes[field] = found | {"": {}}
+        return self._indexes[field].get(value, {})
 
 
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")

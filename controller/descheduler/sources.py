@@ -19,8 +19,9 @@ from netperf.contract import BANDWIDTH
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
 URL_FIELD = "descheduler.usage.prometheus.url"
+TOKEN_FIELD = "descheduler.usage.prometheus.tokenFile"
 TIMEOUT_S = 20.0
-"""For one read of all usage."""
+"""For one read of the metrics API, or one query of Prometheus."""
 
 
 class _NodeMetrics(Object, frozen=True):
@@ -78,8 +79,8 @@ class UsageReader:
         q, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
         try:
             token = await asyncio.to_thread(lambda: Path(path).read_text().strip() if path else "")
-        except OSError as error:
-            return UsageBatch(faults=(f"usage.prometheus.tokenFile: {error}",))
+        except (OSError, UnicodeDecodeError) as error:
+            return UsageBatch(faults=(f"{TOKEN_FIELD}: {error}",))
         faults: list[str] = []
         expressions = {
             CPU: (q.node_cpu, q.pod_cpu),

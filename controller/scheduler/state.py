@@ -102,7 +102,7 @@ class State:
             cost_index=self.cost_index.copy(),
             _pods=defaultdict(dict, {group: _copied(pods) for group, pods in self._pods.items()}),
             _placed=self._placed.copy(),
-            _weighed=self._scored.copy(),
+            _scored=self._scored.copy(),
             services=self.services.copy(),
             _models=defaultdict(dict, {key: models.copy() for key, models in self._models.items()}),
         )

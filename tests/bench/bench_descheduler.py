@@ -28,9 +28,7 @@ from tests.support.descheduled import World
 
 NOW_S = 1_800_000_000.0
 HOT_SHARE, IDLE_SHARE = 0.05, 0.3
-UNLIMITED = dict.fromkeys(
-    ("perNode", "perNamespace", "perRound", "perHour", "perWorkload", "unavailablePerWorkload"), 10**6
-)
+UNLIMITED = dict.fromkeys(("perNode", "perNamespace", "perRound", "perWorkload", "unavailablePerWorkload"), 10**6)
 
 
 def measure() -> Figures:

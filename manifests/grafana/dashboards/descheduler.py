@@ -19,7 +19,7 @@ DESCHEDULER = Dashboard(
                     "Nodes over a high threshold for long enough to act.",
                     Query("sum(netaware_descheduler_hot_nodes)"),
                     bad_above=0,
-                    width=6,
+                    width=8,
                 ),
                 number(
                     "Stuck nodes",
@@ -27,24 +27,14 @@ DESCHEDULER = Dashboard(
                     "Hot nodes that the newest round could not relieve as needed.",
                     Query("sum(netaware_descheduler_stuck_nodes)"),
                     bad_above=0,
-                    width=6,
-                ),
-                number(
-                    "Budget of this hour",
-                    "percentunit",
-                    "Evictions of the last hour over those allowed; at 100 % nothing more moves.",
-                    Query(
-                        "sum(netaware_descheduler_hourly_budget_spent) / (sum(netaware_descheduler_hourly_budget) > 0)"
-                    ),
-                    bad_above=0.99,
-                    width=6,
+                    width=8,
                 ),
                 number(
                     "Workloads backed off",
                     "short",
                     "Workloads left alone for a while because moving them did not help.",
                     Query('sum(netaware_descheduler_backed_off{kind="workload"})'),
-                    width=6,
+                    width=8,
                 ),
             ],
         ),

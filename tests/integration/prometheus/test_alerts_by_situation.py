@@ -92,8 +92,6 @@ LEADER_SERIES = {
     'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': NEVER,
     'netaware_appgroup_cycles{appgroup="web/shop"}': NEVER,
     'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': NEVER,
-    "netaware_descheduler_hourly_budget": "20x60",
-    "netaware_descheduler_hourly_budget_spent": NEVER,
 }
 EXTENDER_SERIES = {
     'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': COUNTS,
@@ -233,7 +231,6 @@ OTHERS: Mapping[str, Series] = {
         'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': "0x60",
         'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="1"}': COUNTS,
     },
-    "NetawareDeschedulerBudgetSpent": {"netaware_descheduler_hourly_budget_spent": "0x4 20x55"},
     "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': COUNTS},
     "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{strategy="LowNodeLoad"}': BEGINS},
 }

@@ -15,7 +15,7 @@ from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes
-from controller.descheduler.fit import Fit
+from controller.descheduler.fit import FitChecker
 from controller.descheduler.snapshot import take_snapshot
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
@@ -125,6 +125,6 @@ class Planners(World):
         """Where the descheduler would let the replacement of an evicted pod go."""
         inputs = PlanInputs(self.state, self.node_cache, self.volumes)
         snapshot = take_snapshot(inputs, {info.key: info for info in self._read()}, [])
-        fit, info = Fit(snapshot), PodReader().read(pod)
+        fit, info = FitChecker(snapshot), PodReader().read(pod)
         nodes = snapshot.nodes.values()
         return [n.name for n in nodes if not (fit.static_refusal(n, info) or fit.dynamic_refusal(n, info))]

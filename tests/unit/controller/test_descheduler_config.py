@@ -161,7 +161,6 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
     found = section(policy=document, intervalS=5).compiled()
     assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
     assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
-    assert not found.protection.bare_pods, "evictFailedBarePods is about pods that have failed, not about running ones"
     assert found.dry_run
     assert found.interval_s == 60
     assert found.load is not None

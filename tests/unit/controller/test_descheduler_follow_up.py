@@ -176,7 +176,7 @@ def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_back_o
         "replica": BackOff(NOW_S - 60, 1),
     }
     old = {"a/Deployment/long-ago": BackOff(NOW_S - 8 * 86_400, 2), "old-replica": BackOff(NOW_S - 7300, 1)}
-    memory = History(evictions=(Eviction(NOW_S - 3601, "a"), Eviction(NOW_S - 3599, "b")), backoffs=over | old)
+    memory = History(evictions=(Eviction(NOW_S - 301, "a"), Eviction(NOW_S - 299, "b")), backoffs=over | old)
     kept = forget_old(memory, LIMITS, NOW_S)
     assert [entry.workload for entry in kept.evictions] == ["b"]
     assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]

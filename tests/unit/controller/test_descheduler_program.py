@@ -157,6 +157,9 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
     world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
     assert "web-0" in moved(before)
+    world.network.take_pod("default/db-1", world.pods["default/db-1"].wire, None)
+    world.network.score("default", "shop", "web")
+    assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
     group = msgspec.structs.replace(world.network.groups["default/shop"], metadata=ObjectMeta(name="x", namespace="y"))
     world.network.take_group("y/x", None, group)
     world.network.take_group("default/shop", None, None)
