@@ -1,6 +1,6 @@
 """The controller's configuration file: strict YAML, checked before anything starts.
 
-Each package owns the struct of its section; this module puts them together and reads the file. Flags lie over the file.
+Each package owns the struct of its section; this module puts them together and reads the file. Flags override the file.
 """
 
 from __future__ import annotations
@@ -80,30 +80,16 @@ def load_config(path: str | None) -> ControllerConfiguration:
     Raises:
         ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; names it.
     """
-    if path is None:
-        config = ControllerConfiguration()
-        config.validate()
-        return config
-    return check_document(load_yaml(path, "--config"), path)
+    return ControllerConfiguration() if path is None else _check(load_yaml(path, "--config"), path)
 
 
 def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Check a configuration that was read from ``where``, an object in the cluster.
-
-    Raises:
-        ConfigError: a field is unknown, of the wrong type or out of range; names it.
-    """
-    return check_document(parse_yaml(text, "--config", where), where)
+    """Check a configuration that was read from ``where``, an object in the cluster; raises as `load_config`."""
+    return _check(parse_yaml(text, "--config", where), where)
 
 
-def check_document(document: Any, where: str) -> ControllerConfiguration:
-    """Check a configuration that a YAML reader returned.
-
-    Raises:
-        ConfigError: a field is unknown, of the wrong type or out of range; names it.
-    """
-    if document is None:
-        document = {}
+def _check(document: Any, where: str) -> ControllerConfiguration:
+    document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError("--config", f"{where} holds no mapping", "see docs/configuration.md for an example")
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):

@@ -12,13 +12,12 @@ from kubekit.settings import Range, Section, join
 
 
 class NetworkOverheadConfig(Section, frozen=True):
-    """Arguments of NetworkOverhead (docs/contracts, section 4). Where the NetworkTopology has no weight of `weights_name`,
-    NetperfCosts counts.
+    """Arguments of NetworkOverhead (docs/contracts.md, section 4).
 
     Attributes:
         namespaces: of AppGroups and NetworkTopologies, in order; the first hit counts.
         weights_name: weight of the NetworkTopology to use; NetperfCosts if it has none of this name.
-        network_topology_name: its name.
+        network_topology_name: name of the NetworkTopology.
         score_dependents: also count placed pods that depend on the pod. Not upstream's.
         weight: factor of this score in the extender's answer.
     """

@@ -1,12 +1,11 @@
 """Metrics of costs, computed from the last decision at each scrape.
 
-Cardinality: a handful of series per topology, eight per directed pair of zones, and one for each node that others contradict (50 at most).
+Cardinality: a handful of series per topology, and some for each directed pair of zones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,9 +16,6 @@ from controller.topology.decision import TopologyDecision
 from controller.topology.status import count_bases
 from kubekit import quantity
 from netperf.latencies import ZonePair
-
-SHOWN_OUTLIERS = 50
-
 
 Values = Iterator[tuple[tuple[str, ...], float]]
 """Further labels, and the value."""
@@ -33,14 +29,6 @@ def _costs(decision: TopologyDecision) -> Values:
 def _latencies(decision: TopologyDecision) -> Values:
     reached = ((pair, entry) for pair, entry in decision.table.zones.items() if entry.basis != "unreachable")
     return (((*pair, entry.basis), entry.latency_us / 1e6) for pair, entry in reached)
-
-
-def _errors(decision: TopologyDecision) -> Values:
-    return ((pair, e.error_us / 1e6) for pair, e in decision.table.zones.items() if e.basis != "unreachable")
-
-
-def _outliers(decision: TopologyDecision) -> Values:
-    return (((node,), off_us / 1e6) for node, off_us in islice(decision.table.outliers_us.items(), SHOWN_OUTLIERS))
 
 
 def _ages(decision: TopologyDecision) -> Values:
@@ -78,13 +66,6 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
         "Latency that was priced, smoothed, penalties included.",
         (*_ZONES, "basis"),
         _latencies,
-    ),
-    ("netaware_zone_latency_error_seconds", "Error bar of the priced latency.", _ZONES, _errors),
-    (
-        "netaware_outlier_node_offset_seconds",
-        "Error of the readings of an outlier node.",
-        ("node",),
-        _outliers,
     ),
     ("netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", _ZONES, _ages),
     ("netaware_zone_pairs", "Directed pairs of zones, by the basis of their cost.", ("basis",), _pairs),

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from controller.cluster.caches import Caches, OwnWrites
@@ -33,30 +32,6 @@ PLAN = "plan"
 REPLAN_S = 60.0
 DEBOUNCE_S = 1.0
 """Least time between plans, because nodes change in bursts."""
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """Changes of plan objects: data by name to write, names to delete."""
-
-    write: dict[str, ZonePlan]
-    delete: tuple[str, ...]
-
-
-def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapping[str, ConfigMap]) -> Changes:
-    """Changes of plan objects that the plan needs.
-
-    Args:
-        plan: the new plan.
-        previous: readable plans by zone.
-        objects: all plan objects by name.
-    """
-    write = {
-        name: wanted
-        for zone, wanted in plan.zones.items()
-        if (name := plan_object_name(zone)) not in objects or previous.get(zone) != wanted
-    }
-    wanted_names = {plan_object_name(zone) for zone in plan.zones}
-    return Changes(write, tuple(sorted(objects.keys() - wanted_names)))
 
 
 class ProbePlanner:
@@ -141,16 +116,18 @@ class ProbePlanner:
             self._evaluate, objects, nodes, pods, self._wall()
         )
         self._expect(keys)
-        changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
-        for name, zone_plan in changes.write.items():
+        wanted = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
+        for name, zone_plan in wanted.items():
+            if name in objects and previous.get(zone_plan.zone) == zone_plan:
+                continue
             try:
                 await self._write(name, zone_plan, objects.get(name))
             except TooLargeError as error:  # The other zones' plans are written nevertheless.
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
-        for name in changes.delete:
+        for name in sorted(objects.keys() - wanted.keys()):
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
         self._plans, self.interval_s = plan.zones, plan.interval_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -105,7 +106,7 @@ def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operat
             return []
     elif not any(level.origin_list for level in weight.topology_list):
         return []
-    value = _plain(weight)
+    value = _without_null(msgspec.to_builtins(weight))
     if weights is None:
         return [patches.add(patches.pointer("spec", "weights"), [value])]
     if weight.name in names:
@@ -113,27 +114,8 @@ def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operat
     return [patches.add(patches.pointer("spec", "weights", "-"), value)]
 
 
-def _plain(weight: WeightInfo) -> dict[str, object]:
-    """The weight as JSON, without absent quantities, because the CRD does not allow null."""
-    return {
-        "name": weight.name,
-        "topologyList": [
-            {
-                "topologyKey": level.topology_key,
-                "originList": [
-                    {"origin": origin.origin, "costList": [_plain_entry(entry) for entry in origin.cost_list]}
-                    for origin in level.origin_list
-                ],
-            }
-            for level in weight.topology_list
-        ],
-    }
-
-
-def _plain_entry(entry: CostInfo) -> dict[str, object]:
-    plain: dict[str, object] = {"destination": entry.destination, "networkCost": entry.network_cost}
-    if entry.bandwidth_capacity is not None:
-        plain["bandwidthCapacity"] = entry.bandwidth_capacity
-    if entry.bandwidth_allocated is not None:
-        plain["bandwidthAllocated"] = entry.bandwidth_allocated
-    return plain
+def _without_null(value: Any) -> Any:
+    """Plain data without absent fields, because the CRD does not allow null."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return [_without_null(item) for item in value] if isinstance(value, list) else value

@@ -178,7 +178,6 @@ SHOWN: Mapping[str, Series] = {
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
     "a costPolicy that makes no sense": {},
     "results that nobody asked for": {REFUSED: "0x4 3x55"},
-    "one node behind a wrong route": {'netaware_outlier_node_offset_seconds{topology="s/nt", node="n2"}': "0.008x60"},
     "old measurements": {basis("stale"): "0x4 2x55", basis("measured"): "1x4 0x55"},
     "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
     "dependencies that cost too much": {

@@ -9,14 +9,12 @@ import pytest
 
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.zones import AgentPods, agent_pods_by_node, build_zone_map, facts_of, same_facts, same_place
-from controller.topology.planner import plan_changes
 from kubekit.addresses import read_address
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
-from kubekit.wire import NODES, ConfigMap, Node
-from netperf.pairs import PlanOptions, ProbeNode, eligible, plan_pairs
-from netperf.plans import ZonePlan, encode_plan, plan_object_name
+from kubekit.wire import NODES, Node
+from netperf.pairs import eligible
 from netperf.sample import Place
 from tests.unit.controller.descheduling import PodInfo, read
 
@@ -133,38 +131,6 @@ def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> P
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
     pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
     assert {name: pods.ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
-
-
-def facts(*names: str) -> list[ProbeNode]:
-    return [ProbeNode(name=n, address=f"10.0.0.{i + 1}", zone=n[:2]) for i, n in enumerate(names)]
-
-
-def objects(plans: dict[str, ZonePlan]) -> dict[str, ConfigMap]:
-    return {
-        plan_object_name(z): msgspec.convert(
-            {"metadata": {"name": plan_object_name(z)}, "data": encode_plan(p)}, ConfigMap
-        )
-        for z, p in plans.items()
-    }
-
-
-def test_a_plan_that_was_written_is_not_written_again_and_only_the_zones_that_changed_are() -> None:
-    options = PlanOptions()
-    first = plan_pairs(facts("z1a", "z2a", "z2b", "z3a"), options, None, 1000.0)
-    assert set(plan_changes(first, {}, {}).write) == set(objects(first.zones))
-    assert plan_changes(first, first.zones, objects(first.zones)).write == {}
-    again = plan_pairs(facts("z1a", "z2a", "z2b", "z3a"), options, first.zones, 1001.0)
-    assert plan_changes(again, first.zones, objects(first.zones)).write == {}
-    without = plan_pairs(facts("z1a", "z2a", "z2b"), options, first.zones, 1002.0)
-    changes = plan_changes(without, first.zones, objects(first.zones))
-    assert changes.delete == (plan_object_name("z3"),)
-
-
-def test_a_plan_object_that_somebody_deleted_is_written_again() -> None:
-    plan = plan_pairs(facts("z1a", "z2a"), PlanOptions(), None, 1000.0)
-    left = objects(plan.zones)
-    del left[plan_object_name("z1")]
-    assert set(plan_changes(plan, plan.zones, left).write) == {plan_object_name("z1")}
 
 
 class OldStore(Reflector[Node]):
