@@ -6,6 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
@@ -49,29 +52,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     # Imported late, so that a wrong flag is reported at once.
-    with _left_out("psutil"):  # 1 MB, which pyroute2 imports if it is installed, for a command of its own
-        from agent import cli, program
+    with _small_pyroute2():
+        from agent import program
 
-    if parsed.command == "capacity":
-        return run_program(lambda: cli.show_capacity(config, as_json=parsed.json))
-    if parsed.command == "bandwidth":
-        return run_program(lambda: cli.show_bandwidth(config, as_json=parsed.json))
+    if parsed.command != "run":
+        from agent import cli
+
+        show = cli.show_capacity if parsed.command == "capacity" else cli.show_bandwidth
+        return run_program(lambda: show(config, as_json=parsed.json))
     if parsed.cleanup:
         return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))
 
 
 @contextmanager
-def _left_out(module: str) -> Iterator[None]:
-    """Make imports do without an optional module meanwhile; it can be imported later."""
-    if module in sys.modules:
+def _small_pyroute2() -> Iterator[None]:
+    """Import of pyroute2 only the modules that are asked for, which saves 5 MB of memory.
+
+    The package itself imports a module for each netlink protocol, psutil for a command of its own, and unittest.mock for a class
+    that only its own tests use.
+    """
+    unused = {"psutil": None, "unittest": SimpleNamespace(mock=SimpleNamespace(Mock=object))}
+    spec = find_spec("pyroute2")
+    if spec is None or unused.keys() & sys.modules.keys():
         yield
         return
-    sys.modules[module] = None  # type: ignore[assignment] # as if it were not installed
+    sys.modules["pyroute2"] = module_from_spec(spec)  # has the path of its modules, and is not executed
+    sys.modules.update(cast("dict[str, ModuleType]", unused))
     try:
         yield
     finally:
-        del sys.modules[module]
+        for name in unused:
+            del sys.modules[name]
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from pyroute2 import AsyncNlEthtool
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic.ethtool import AsyncNlEthtool
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
