@@ -1,4 +1,4 @@
-"""``agent run``: all parts of the agent in one task group, so that the end of one ends all."""
+"""``agent run``: runs all parts of the agent in one task group; if one ends, all are cancelled."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_A
 
 log = logs.get("agent")
 
+Tasks = dict[str, Coroutine[Any, Any, None]]
+"""Tasks to run, by name."""
+
 
 async def run_agent(config: AgentConfig) -> None:
     """Run until cancelled.
@@ -45,48 +48,22 @@ async def run_agent(config: AgentConfig) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which is not used
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    checks = Checks()
-    view = NodeView()
     async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
-        server = Server(config.listen, checks=checks, registry=registry)
+        checks, view, kernel = Checks(), NodeView(), KernelEvents()
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node.subscribe(view.on_change)
-        recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
-        kernel = KernelEvents()
-        links = LinkReader(config.sys, config.proc)
-
-        async def find_hardware() -> HardwareCapacity:
-            return find_capacity(await links.read())
-
-        instance_type = firmware_type(read_machine(config.sys, config.proc))
-        publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
-        kernel.on_links(publisher.note_link_change)
-        utilization = UplinkUtilization(
-            config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry
-        )
-        tasks: dict[str, Coroutine[Any, Any, None]] = {
-            "node": node.run(),
-            "events": recorder.run(),
-            "capacity": publisher.run(),
-            "kernel-events": kernel.run(),
-            "uplink-utilization": utilization.run(),
-        }
-        registry.register(InformerMetrics(lambda: {"node": node}))
+        publisher, tasks = _capacity_tasks(client, view, config, kernel, registry)
+        tasks |= {"node": node.run(), "kernel-events": kernel.run()}
+        stores: dict[str, Reflector[Any]] = {"node": node}
+        if config.bandwidth != "off" or config.traffic != "off":
+            pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+            stores["pods"] = pods
+            tasks |= {"pods": pods.run()} | _pod_tasks(client, pods, view, config, kernel=kernel, registry=registry)
+        registry.register(InformerMetrics(lambda: stores))
         checks.ready |= {
-            "age": lambda: stale([node]),
+            "age": lambda: stale(stores.values()),
             "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
         }
-        # One store of the node's pods for all packages; empty if none reads it.
-        pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-        if config.bandwidth != "off" or config.traffic != "off":
-            tasks["pods"] = pods.run()
-        # Packages are imported only if enabled, to save memory.
-        if config.bandwidth != "off":
-            from agent.bandwidth.manager import BandwidthManager
-
-            limits = BandwidthManager(client, config, recorder, registry, pods)
-            kernel.on_shaping(limits.note_kernel_change)
-            tasks |= limits.tasks()
         if config.probing:
             from agent.probing.manager import ProbingManager
 
@@ -94,14 +71,51 @@ async def run_agent(config: AgentConfig) -> None:
             checks.ready["probing"] = lambda: probing.problem
             checks.warnings["probing"] = lambda: probing.warning
             tasks |= probing.tasks()
-        if config.traffic != "off":
-            from agent.traffic.manager import TrafficManager
-
-            traffic = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
-            tasks |= traffic.tasks()
         log.info("agent starts", node=config.node, version=installed_version(), server=cluster.server)
-        async with server.running():
+        async with Server(config.listen, checks=checks, registry=registry).running():
             await runtime.supervise(tasks)
+
+
+def _capacity_tasks(
+    client: Client, view: NodeView, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
+) -> tuple[Publisher, Tasks]:
+    """The publisher of the node's capacity, and its tasks."""
+    links = LinkReader(config.sys, config.proc)
+
+    async def find_hardware() -> HardwareCapacity:
+        return find_capacity(await links.read())
+
+    instance_type = firmware_type(read_machine(config.sys, config.proc))
+    publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
+    kernel.on_links(publisher.note_link_change)
+    utilization = UplinkUtilization(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
+    return publisher, {"capacity": publisher.run(), "uplink-utilization": utilization.run()}
+
+
+def _pod_tasks(
+    client: Client,
+    pods: Reflector[Pod],
+    view: NodeView,
+    config: AgentConfig,
+    *,
+    kernel: KernelEvents,
+    registry: CollectorRegistry,
+) -> Tasks:
+    """Tasks of what reads the node's pods. Packages are imported only if enabled, to save memory."""
+    tasks: Tasks = {}
+    if config.bandwidth != "off":
+        from agent.bandwidth.manager import BandwidthManager
+
+        recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
+        limits = BandwidthManager(client, config, recorder, registry, pods)
+        kernel.on_shaping(limits.note_kernel_change)
+        tasks |= {"events": recorder.run(), **limits.tasks()}
+    if config.traffic != "off":
+        from agent.traffic.manager import TrafficManager
+
+        traffic = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
+        tasks |= traffic.tasks()
+    return tasks
 
 
 async def clean_up(config: AgentConfig, *, stay: bool) -> None:
@@ -109,32 +123,31 @@ async def clean_up(config: AgentConfig, *, stay: bool) -> None:
 
     Args:
         config: of the agent.
-        stay: serve health, idle and ready, until cancelled: a pod that ends is not ready, and its DaemonSet's rollout waits
-            for it before it comes to the next nodes.
+        stay: then serve /readyz until cancelled, because a rollout waits for ready pods.
 
     Raises:
         ConfigError: the cluster's configuration cannot be used.
         KubekitError: the API server refused or did not answer.
     """
     async with Client(load_cluster(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
-        await _take_back(client, config)
+        await _remove_own_writes(client, config)
     if stay:
         async with Server(config.listen, checks=Checks(), registry=CollectorRegistry()).running():
             log.info("idle until this pod is deleted", node=config.node)
             await asyncio.Event().wait()
 
 
-async def _take_back(client: Client, config: AgentConfig) -> None:
+async def _remove_own_writes(client: Client, config: AgentConfig) -> None:
     try:
         node = await client.get(NODES, config.node, OwnNode)
     except ApiError as error:
-        if error.not_found:
-            log.info("no such node, nothing to remove", node=config.node)
-            return
-        raise
-    writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
-    await execute_writes(client, config.node, writes)
-    log.info("removed what it wrote on the node" if writes else "nothing to remove", node=config.node)
+        if not error.not_found:
+            raise
+        log.info("no such node", node=config.node)
+    else:
+        writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
+        await execute_writes(client, config.node, writes)
+        log.info("removed what it wrote on the node" if writes else "nothing to remove", node=config.node)
     if config.bandwidth == "enforce":
         from agent.bandwidth.manager import remove_limits
 

@@ -15,6 +15,7 @@ import time
 from asyncio.subprocess import DEVNULL
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from subprocess import SubprocessError
 
 from kubekit import logs
@@ -84,11 +85,9 @@ class Netserver:
                     with self._listen() as listener:
                         await self._accept(listener)
                 except SubprocessError:
-                    self.failure = (
-                        f"cannot take root's rights from {self._binary}: CAP_SETUID and CAP_SETGID are needed"
-                    )
+                    self.failure = f"cannot drop privileges for {self._binary}: CAP_SETUID and CAP_SETGID are needed"
                 except OSError as error:
-                    self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror}"
+                    self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror or 'netserver -V does not end'}"
                 finally:
                     self._ready.clear()
                 log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", why=self.failure)
@@ -100,9 +99,13 @@ class Netserver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_binary(self) -> None:
-        """Start netserver once, so that a node that cannot is not ready, rather than failing each run."""
+        """Run ``netserver -V``, so that readiness fails instead of each run."""
         process = await child.start_confined(self._binary, "-V", stdin=DEVNULL, limits=RUN_LIMITS)
-        await process.wait()
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                await process.wait()
+        finally:
+            await child.stop(process)
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
@@ -124,30 +127,34 @@ class Netserver:
                 oldest.cancel()
             task = loop.create_task(self._admit(connection), name="netserver-admit")
             self._pending[task] = str(peer[0])
-            task.add_done_callback(lambda done: self._pending.pop(done, None))
+            task.add_done_callback(partial(self._forget, connection))
+
+    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        """Close a connection, also that of a task that was cancelled before it began."""
+        self._pending.pop(task, None)
+        connection.close()
 
     async def _admit(self, connection: socket.socket) -> None:
         """Read the first request, and start a process if it has the passphrase."""
-        with connection:
-            try:
-                async with asyncio.timeout(REQUEST_DEADLINE_S):
-                    request = await _read_exactly(connection, REQUEST_BYTES)
-            except (OSError, TimeoutError):
-                return
-            if len(request) < REQUEST_BYTES:
-                return  # a TCP ping
-            if not self._authenticates(request):
-                log.change("rejected", "rejecting", "netperf peer without a valid passphrase")
-                return
-            if len(self._runs) >= MAX_RUNS:
-                log.change("runs", "full", "more runs at once than any plan asks for", most=MAX_RUNS)
-                return
-            # The process shares the open file description, and netserver expects calls that block.
-            connection.setblocking(True)  # noqa: FBT003
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
-            self._runs.add(task)
-            task.add_done_callback(self._runs.discard)
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                request = await _read_exactly(connection, REQUEST_BYTES)
+        except (OSError, TimeoutError):
+            return
+        if len(request) < REQUEST_BYTES:
+            return  # a TCP ping
+        if not self._authenticates(request):
+            log.change("rejected", "rejecting", "netperf peer without a valid passphrase")
+            return
+        if len(self._runs) >= MAX_RUNS:
+            log.change("runs", "full", "more runs at once than any plan asks for", most=MAX_RUNS)
+            return
+        # The process shares the open file description, and netserver expects calls that block.
+        connection.setblocking(True)  # noqa: FBT003
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
 
     def _authenticates(self, request: bytes) -> bool:
         expected = derive_passphrase(self._secret, epoch_at(self._wall_clock())).encode() + b"\0"

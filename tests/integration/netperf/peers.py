@@ -7,7 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import cast
 
@@ -48,13 +48,12 @@ async def misbehaving(port: int, how: str, address: str = ADDRESS) -> AsyncItera
     release = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if how == "hangs":
-            await release.wait()
-        else:
-            await reader.read(64)
-        if how == "resets":
-            writer.transport.abort()
-        writer.close()
+        try:
+            await (release.wait() if how == "hangs" else reader.read(64))
+            if how == "resets":
+                writer.transport.abort()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, address, port)
     try:
@@ -67,33 +66,28 @@ async def misbehaving(port: int, how: str, address: str = ADDRESS) -> AsyncItera
 @asynccontextmanager
 async def tcp_relay(port: int, delay_s: float = 0.0) -> AsyncIterator[None]:
     """Takes connections at `RELAY_ADDRESS` and passes them on to `ADDRESS`, each chunk late by ``delay_s``: a slow path."""
-    tasks: set[asyncio.Task[None]] = set()
+    opened: set[asyncio.StreamWriter] = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with suppress(OSError):
             while data := await reader.read(65536):
                 await asyncio.sleep(delay_s)
                 writer.write(data)
-        except OSError:
-            pass
-        finally:
-            writer.close()
+        writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.add(writer)
         far_reader, far_writer = await asyncio.open_connection(ADDRESS, port)
-        for pair in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(pass_on(*pair))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        opened.add(far_writer)
+        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
 
     server = await asyncio.start_server(serve, RELAY_ADDRESS, port)
     try:
         yield
     finally:
         server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in opened:  # which ends the tasks that read from them
+            writer.close()
 
 
 class _UdpRelay(asyncio.DatagramProtocol):
