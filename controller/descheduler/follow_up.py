@@ -87,8 +87,9 @@ def follow_up(
             # A running back-off holds, regardless of earlier moves of the workload.
             backoffs = {key: found for key, found in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
-        wait_s = history.backoffs[workload].until_s - now if outcome in INEFFECTIVE else 0.0
-        ended.append(EndedMove(pending, outcome, wait_s))
+        # Of too many, the back-off is forgotten already.
+        running = history.backoff(workload, now) if outcome in INEFFECTIVE else None
+        ended.append(EndedMove(pending, outcome, running.until_s - now if running else 0.0))
     return forget_old(history, limits, now), ended
 
 

@@ -166,6 +166,9 @@ def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
     assert len(memory.backoffs) == MAX_BACKOFFS
     assert "default/Deployment/w4" not in memory.backoffs
     assert len(msgspec.json.encode(memory)) < 1 << 19
+    replicas_first = History(backoffs={f"replica{i}": BackOff(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
+    memory, outcomes = judged(world(replica("new", "hot")), 10, memory=replicas_first)
+    assert (outcomes, len(memory.backoffs)) == (["returned"], MAX_BACKOFFS)
 
 
 def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_back_off() -> None:
