@@ -1,4 +1,4 @@
-"""The webhook's TLS server; reloads its certificate within a minute."""
+"""The webhook's TLS server; checks its certificate files every 30 s."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
     Raises:
         ConfigError: the address cannot be bound, or the certificate cannot be read.
     """
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(tls, certificate_dir)
+    tls = _load(certificate_dir)
     registry = CollectorRegistry()
     server = Server(listen, registry=registry, tls=tls)
     reviews = Counter(
@@ -55,7 +53,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
             raise web.HTTPRequestTimeout from error
         except DECODE_ERRORS as error:
             reviews.labels("malformed").inc()
-            raise web.HTTPBadRequest(text=f"no AdmissionReview of a pod: {error}") from error
+            raise web.HTTPBadRequest(text=f"not an AdmissionReview of a Pod: {error}") from error
         reviews.labels("answered").inc()
         return web.Response(body=body, content_type="application/json")
 
@@ -63,16 +61,22 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
     await supervise({"http": server.serve(), "certificate": _follow(tls, certificate_dir)})
 
 
-def _load(tls: ssl.SSLContext, folder: Path) -> None:
+def _load(folder: Path) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     except (OSError, ssl.SSLError) as error:
         fix = "make it with: python -m controller webhook-certificate | kubectl apply --server-side -f -"
         raise ConfigError("--certificate-dir", f"{folder}: cannot read tls.crt and tls.key: {error}", fix) from error
+    return tls
 
 
 async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
     """Load the certificate again when it changed; handshakes from then on use it."""
+    # A context of its own: a pair that does not fit would leave the one that serves with a certificate and no key.
+    current = tls
+    tls.sni_callback = lambda connection, _name, _context: setattr(connection, "context", current)
     known = _stamp(folder)
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -80,9 +84,11 @@ async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
         if stamp == known:
             continue
         try:
-            _load(tls, folder)
+            current = _load(folder)
         except ConfigError as error:
-            log.change("certificate", str(error), "the new certificate is no good, the one before stays", error=error)
+            log.change(
+                "certificate", str(error), "cannot load the new certificate, the previous one stays", error=error
+            )
             continue
         known = stamp
         log.change("certificate", "", "the certificate was replaced")

@@ -1,15 +1,23 @@
-"""What the webhook answers: the gate where one is due, and never a refusal."""
+"""The webhook adds the gate where one is due, never refuses, and serves a certificate with its key."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
+import shutil
+import ssl
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from controller.webhook import program
 from controller.webhook.gate import answer
+from lab.certificates import Authority, KeyPair
+from lab.controlplane import free_ports
 
 LABELS = {"appgroup.diktyo.x-k8s.io": "shop"}
 OURS = {"name": "netaware.io/topological-order"}
@@ -54,3 +62,39 @@ def test_other_pods_are_left_alone(labels: dict[str, str] | None, spec: dict[str
 def test_what_is_no_review_is_said_to_be_none(body: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         answer(body)
+
+
+async def test_a_certificate_is_replaced_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, served = Authority(tmp_path / "pki", "tests"), tmp_path / "served"
+    first, second = (authority.issue(name, name, hosts=("127.0.0.1",)) for name in ("first", "second"))
+    client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), free_ports(1)
+
+    async def handshake() -> bytes:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return certificate
+
+    async def serves(pair: KeyPair) -> None:
+        wanted = ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    if await handshake() == wanted:
+                        return
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(program, "RELOAD_S", 0.01)
+    served.mkdir()
+    shutil.copy(first.certificate, served / "tls.crt")
+    shutil.copy(first.key, served / "tls.key")
+    webhook = asyncio.create_task(program.run_webhook(served, listen=f"127.0.0.1:{port}"))
+    await serves(first)
+    shutil.copy(second.certificate, served / "tls.crt")
+    await asyncio.sleep(0.2)
+    await serves(first)
+    shutil.copy(second.key, served / "tls.key")
+    await serves(second)
+    webhook.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await webhook
