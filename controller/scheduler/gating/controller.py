@@ -210,7 +210,7 @@ class GatingController:
 
     def _wake_all(self) -> None:
         self._burst = None
-        # Pods of a group that is gone, or no longer admitted, belong to another one, so its reservations end.
+        # Reservations of a group that is gone, or whose pods are no longer admitted, end.
         for group in {*self._pods.waiting_groups(), *self.plans.holding()}:
             self._wake(group)
 

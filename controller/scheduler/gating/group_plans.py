@@ -137,6 +137,7 @@ class GroupPlans:
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; requests one if there is none."""
         if group not in self._state.groups:
+            self.drop(group, pods)
             return PlanState()
         cached = self._cached.get(group)
         if cached is None:
@@ -173,7 +174,7 @@ class GroupPlans:
         return PlanState(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
-        """Drop the plan of a group without waiting pods; hosts stay reserved for pods that are not counted there yet."""
+        """Drop the plan of a group that is gone or has no waiting pods; hosts stay reserved for pods that are not counted there yet."""
         self._cached.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.pop(group, None)

@@ -132,6 +132,17 @@ async def test_room_on_a_host_that_refused_is_asked_for_again_when_its_promise_t
     assert world.plans.assumed.refused([refused]) == {}
 
 
+async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
+    world = World(1, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 3)
+    await world.plans.make("d/g1")
+    assert world.plans.assumed.reserved_by_others("d/g2")
+    world.state.take_group("d/g1", world.state.groups["d/g1"], None)
+    world.plans.get_or_request("d/g1", world.of("d/g1"))
+    assert world.plans.assumed.reserved_by_others("d/g2") == {}
+
+
 async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
     world = World(1, 4)
     world.add_group("d/g1", 1)
