@@ -1,11 +1,10 @@
-"""Runs kubectl for `page`: forwards a port, and creates tokens, with kubectl's log-in."""
+"""Runs kubectl for `page`: forwards a port, and creates a token, with kubectl's log-in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -14,10 +13,7 @@ from kubekit.errors import KubekitError
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE
 
 READY_TIMEOUT_S, END_TIMEOUT_S = 15.0, 5.0
-TOKEN_LIFE_S = 600
-"""The shortest that the API server issues."""
-_TOKEN_FLAGS = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFE_S}s")
-RENEW_AFTER_S, RETRY_AFTER_S = 360.0, 30.0
+TOKEN_LIFE = "8h"
 _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
@@ -40,7 +36,14 @@ async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port
         KubectlError: kubectl ends, or forwards nothing in time.
     """
     # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
-    process = await _start(kubectl, "--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}")
+    process = await asyncio.create_subprocess_exec(
+        *kubectl,
+        *("--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
     assert process.stdout is not None
     try:
         local = await _port_of(process.stdout)
@@ -53,41 +56,18 @@ async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port
         await _end(process)
 
 
-class PageToken:
-    """Short-lived tokens of the page's ServiceAccount.
-
-    Attributes:
-        refused: why there is no token; empty if there is one.
-    """
-
-    def __init__(self, kubectl: Sequence[str], namespace: str) -> None:
-        self._command = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT)
-        self._token, self._renew_at, self.refused = "", float("-inf"), ""
-        self._lock = asyncio.Lock()
-
-    async def get(self) -> str:
-        """The token; empty without one, and then the page says whether it needs one."""
-        async with self._lock:
-            if time.monotonic() >= self._renew_at:
-                process = await _start(self._command, *_TOKEN_FLAGS, stderr=asyncio.subprocess.PIPE)
-                output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
-                well = process.returncode == 0
-                self._token, self.refused = (output, "") if well else (self._token, errors.rpartition("\n")[2])
-                self._renew_at = time.monotonic() + (RENEW_AFTER_S if well else RETRY_AFTER_S)
-            return self._token
-
-
-async def _start(
-    kubectl: Sequence[str], *arguments: str, stderr: int = asyncio.subprocess.STDOUT
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str, str]:
+    """A token of the page's ServiceAccount, and why there is none; one of them is empty."""
+    process = await asyncio.create_subprocess_exec(
         *kubectl,
-        *arguments,
+        *("--namespace", namespace, "create", "token", PAGE_ACCOUNT),
+        *(f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFE}"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        start_new_session=True,
+        stderr=asyncio.subprocess.PIPE,
     )
+    output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
+    return ("", errors.rpartition("\n")[2] or "kubectl failed") if process.returncode else (output, "")
 
 
 async def _port_of(output: asyncio.StreamReader) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -33,11 +33,11 @@ class LocalProxy:
 
     Args:
         session: asks the controller.
-        token: returns the page's token; empty for none. It never reaches the browser.
+        token: the page's; empty for none. It never reaches the browser.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, token: Callable[[], Awaitable[str]]) -> None:
-        self._session, self._token = session, token
+    def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
+        self._session, self._headers = session, {PAGE_TOKEN_HEADER: token} if token else {}
         self._key, self._cookie, self._port = secrets.token_urlsafe(24), secrets.token_urlsafe(24), 0
 
     @asynccontextmanager
@@ -57,12 +57,8 @@ class LocalProxy:
 
     async def refusal(self) -> str:
         """Why the page refuses the login; empty if it does not."""
-        async with self._session.get("/", headers=await self._headers({})) as answer:
+        async with self._session.get("/", headers=self._headers) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
-
-    async def _headers(self, headers: dict[str, str]) -> dict[str, str]:
-        token = await self._token()
-        return {**headers, PAGE_TOKEN_HEADER: token} if token else headers
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         # Cookies ignore ports, so the name has the port: proxies of one machine must not overwrite each other's.
@@ -76,12 +72,10 @@ class LocalProxy:
             return web.Response(
                 status=403, text="run `kubectl netaware page` and open the address that it prints, once\n"
             )
-        headers = await self._headers(
-            {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-        )
+        asked = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async with self._session.get(request.path, headers=headers) as given:
+                async with self._session.get(request.path, headers=asked | self._headers) as given:
                     told = {name: given.headers[name] for name in _ANSWER_HEADERS if name in given.headers}
                     return web.Response(status=given.status, headers=told, body=await given.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.kubectl import READY_TIMEOUT_S, KubectlError, PageToken, PortForward, port_forward
+from controller.cli.kubectl import READY_TIMEOUT_S, KubectlError, create_page_token, port_forward
 from controller.cli.local_proxy import LocalProxy
 from controller.cli.session import Session
 from controller.cli.style import FAINT, STRONG
@@ -54,25 +54,21 @@ class OpenPage(Command):
         kubectl = shutil.which("kubectl")
         if kubectl is None:
             raise KubectlError("there is no kubectl on PATH, whose port-forward leads to the page")
-        command = [kubectl, *flags_of(options)]
-        forward = await session.stack.enter_async_context(
-            port_forward(command, session.home, f"deployment/{CONTROLLER}", "metrics")
-        )
-        return await self._serve(session, forward, PageToken(command, session.home))
-
-    async def _serve(self, session: Session, forward: PortForward, token: PageToken) -> Opened:
+        flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
+        command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
+        target, enter = f"deployment/{CONTROLLER}", session.stack.enter_async_context
+        forward = await enter(port_forward(command, session.home, target, "metrics"))
+        token, why = await create_page_token(command, session.home)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
-        asking = await session.stack.enter_async_context(aiohttp.ClientSession(forward.url, timeout=timeout))
-        proxy = LocalProxy(asking, token.get)
+        proxy = LocalProxy(await enter(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
         try:
             refused = await proxy.refusal()
         except (aiohttp.ClientError, OSError) as error:
             raise KubectlError(str(error) or type(error).__name__) from error
         if refused:
-            why = f"; no token to be had: {token.refused}" if token.refused else ""
-            raise KubectlError(f"the page requires a token: {refused}{why}")
+            raise KubectlError(f"the page requires a token: {refused}{f'; no token to be had: {why}' if why else ''}")
         self._ended = forward.ended
-        return Opened(await session.stack.enter_async_context(proxy.running()))
+        return Opened(await enter(proxy.running()))
 
     def show(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The address on a line of its own."""
@@ -89,12 +85,6 @@ class OpenPage(Command):
             await asyncio.to_thread(webbrowser.open, answer.address)
         await self._ended
         raise KubectlError("the connection to the controller has ended; run the command again")
-
-
-def flags_of(options: argparse.Namespace) -> list[str]:
-    """Flags that make kubectl use the same cluster. Pure."""
-    given = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
-    return [f"{flag}={value}" for flag, value in given if value]
 
 
 def has_screen() -> bool:

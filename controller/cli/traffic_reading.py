@@ -13,7 +13,7 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import Place
 from controller.traffic.proposals import CostOf
-from controller.traffic.sources import SOURCES, Source, choose_source, known_window, read_flows
+from controller.traffic.sources import SOURCES, Source, read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
@@ -66,8 +66,7 @@ def _window_s(text: str) -> int:
 
 
 async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
-    """Read traffic of the last ``asked_s`` seconds, or as much of it as there is, and the cluster; ``chosen`` is the source's name, empty
-    for what Prometheus has.
+    """Read traffic as `read_flows` does, and the cluster.
 
     Raises:
         ConfigError: no Prometheus was named, or it has no traffic.
@@ -76,11 +75,10 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     if session.prometheus is None:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
-    source = await choose_source(session.prometheus, chosen)
-    snapshot, pods = await asyncio.gather(session.snapshot(groups=True), session.unfinished_pods())
+    (source, window_s, flows), snapshot, pods = await asyncio.gather(
+        read_flows(session.prometheus, chosen, asked_s), session.snapshot(groups=True), session.unfinished_pods()
+    )
     workloads = Workloads.from_objects(pods, build_zone_map(snapshot.nodes).locations)
-    window_s = await known_window(session.prometheus, source, asked_s)
-    flows = await read_flows(session.prometheus, source, window_s)
     known, unknown = workloads.resolve(flows)
     if unknown:
         first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN])

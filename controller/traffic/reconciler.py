@@ -26,7 +26,7 @@ from controller.traffic.flows import Flow
 from controller.traffic.graph import ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
-from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.sources import NoTrafficError, read_flows
 from controller.traffic.weights import Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
 from kubekit import logs
@@ -148,46 +148,38 @@ class TrafficController:
 
     async def _look(self, prometheus: PrometheusClient) -> None:
         try:
-            source = await choose_source(prometheus, self._config.source)
-            window_s = await known_window(prometheus, source, self._config.window_s)
+            reading = await read_flows(prometheus, self._config.source, self._config.window_s)
             places = build_zone_map(self._caches.nodes).locations
             pods = list(self._caches.pods)
             # In threads, because at 10,000 workloads this takes seconds, while the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, places)
-            flows = await read_flows(prometheus, source, window_s)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)
             self._note_failure()
             return
         self._sure, self._failures = True, 0
-        log.change("prometheus", "", "traffic is known again", source=source.name)
+        log.change("prometheus", "", "traffic is known again", source=reading.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
-        self._seen = await asyncio.to_thread(compare, flows, workloads, groups, self._prices, membership)
+        self._seen = seen = await asyncio.to_thread(compare, reading.flows, workloads, groups, self._prices, membership)
         self._read_at = time.time()
-        for group in groups:
-            key = group.metadata.key
-            self._log_drift(key, self._seen.drift[key], is_seen=bool(self._seen.weights[key]))
-            if self._config.keep_weights:
-                await self._keep(group, self._seen.weights[key])
+        # Of a group without any traffic nothing is said.
+        self._set_conditions({key: describe(drift) for key, drift in seen.drift.items() if drift or seen.weights[key]})
+        if self._config.keep_weights:
+            for group in groups:
+                await self._keep(group, seen.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
         """Count a failed reading; after some in a row the conditions become Unknown. A restart of Prometheus changes nothing."""
         self._failures += 1
         if self._failures == MOST_FAILURES:
             self._sure, self._seen = True, None
-            for key in self._conditions:
-                self._notify(key)
-            self._conditions = {}
+            self._set_conditions({})
 
-    def _log_drift(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
-        said = describe(drift) if drift or is_seen else None
-        if said is None:
-            # None of its workloads was seen; that is reported only if they were seen before.
-            if self._conditions.pop(key, None) is not None:
+    def _set_conditions(self, conditions: dict[str, tuple[str, str]]) -> None:
+        before, self._conditions = self._conditions, conditions
+        for key in before | conditions:
+            if before.get(key) != conditions.get(key):
                 self._notify(key)
-        elif self._conditions.get(key) != said:
-            self._conditions[key] = said
-            self._notify(key)
 
     async def _keep(self, group: AppGroup, weights: Weights) -> None:
         key = group.metadata.key
@@ -197,13 +189,9 @@ class TrafficController:
         patch = {"metadata": {"annotations": {MEASURED_WEIGHTS_ANNOTATION: text}}}
         try:
             await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
-        except ApiError as error:
-            fix = "apply the component measured-weights" if error.status == 403 else ""
-            log.change(
-                f"weights/{key}", str(error.status), "cannot keep measured weights", group=key, error=error, fix=fix
-            )
         except KubekitError as error:
-            log.change(f"weights/{key}", str(error), "cannot keep measured weights", group=key, error=error)
+            fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.forbidden else ""
+            log.change(f"weights/{key}", str(error), "cannot keep measured weights", group=key, error=error, fix=fix)
         else:
             log.change(f"weights/{key}", "", "measured weights are kept again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))

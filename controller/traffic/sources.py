@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.traffic.flows import Flow, WorkloadId
@@ -145,13 +146,33 @@ class NoTrafficError(ConfigError):
     """Prometheus has no source of traffic, or not the requested one."""
 
 
-async def choose_source(prometheus: PrometheusClient, name: str = "") -> Source:
-    """The source of that name, or the first that is there. Bytes of two are never added: they count the same.
+class Reading(NamedTuple):
+    """Flows in a fixed order, the source that they are from, and over how many seconds."""
+
+    source: Source
+    window_s: int
+    flows: list[Flow]
+
+
+async def read_flows(prometheus: PrometheusClient, name: str, window_s: int) -> Reading:
+    """Traffic of the last ``window_s`` seconds, or as much of it as there is.
+
+    Args:
+        prometheus: has the metrics.
+        name: of the source; empty for the first that is there. Bytes of two are never added: they count the same.
+        window_s: range of rates.
 
     Raises:
-        NoTrafficError: there is none; says which metrics were looked for.
-        PrometheusError: Prometheus gives no answer.
+        NoTrafficError: there is no source; says which metrics were looked for.
+        PrometheusError: Prometheus gives no answer, or too large a one for its limits.
     """
+    source = await _choose_source(prometheus, name)
+    least_s = await _least_rate_s(prometheus, source)
+    window_s = await _known_window_s(prometheus, source, max(window_s, least_s), least_s)
+    return Reading(source, window_s, await _sum_flows(prometheus, source, window_s, least_s))
+
+
+async def _choose_source(prometheus: PrometheusClient, name: str) -> Source:
     wanted = [source for source in SOURCES if name in {"", source.name}]
     for source in wanted:
         if await prometheus.query(source.presence):
@@ -170,17 +191,13 @@ async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
     return source.least_rate_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
 
 
-async def known_window(prometheus: PrometheusClient, source: Source, window_s: int) -> int:
+async def _known_window_s(prometheus: PrometheusClient, source: Source, window_s: int, least_s: int) -> int:
     """Seconds of the last ``window_s`` for which Prometheus has this source, and at least what a rate needs.
 
     A rate over a time that it has only the end of is too low by the part that is missing, and nothing shows it: bills of an hour
     were a sixth ten minutes after the source was installed. What is missing in between is no matter, since counters go on.
-
-    Raises:
-        PrometheusError: Prometheus gives no answer.
     """
-    least_s = await _least_rate_s(prometheus, source)
-    asked_s = window_s = max(window_s, least_s)
+    asked_s = window_s
     while True:
         step_s = max(asked_s // _STEPS, _FINEST_STEP_S)
         expression = f"time() - min_over_time((time() * ({source.presence}))[{asked_s}s:{step_s}s])"
@@ -198,17 +215,12 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
         asked_s = round(known_s) + step_s
 
 
-async def read_flows(prometheus: PrometheusClient, source: Source, window_s: int) -> list[Flow]:
-    """Flows over the last ``window_s`` seconds, in a fixed order.
-
-    Raises:
-        PrometheusError: Prometheus gives no answer, or too large a one for its limits.
-    """
+async def _sum_flows(prometheus: PrometheusClient, source: Source, window_s: int, least_s: int) -> list[Flow]:
     sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     owners = await _read_owners(prometheus, source, window_s)
     for counter in source.counters:
         means = await prometheus.query(source.rate(counter, window_s))
-        peaks = await _read_peaks(prometheus, source, counter, window_s) if means else {}
+        peaks = await _read_peaks(prometheus, source, counter, window_s, least_s) if means else {}
         for series in means:
             mean = series.value
             if not 0 < mean < math.inf:
@@ -227,12 +239,12 @@ async def read_flows(prometheus: PrometheusClient, source: Source, window_s: int
 
 
 async def _read_peaks(
-    prometheus: PrometheusClient, source: Source, counter: str, window_s: int
+    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, least_s: int
 ) -> dict[frozenset[tuple[str, str]], float]:
     """95th percentiles by labels; none where a subquery over many series is too much for Prometheus."""
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
-    range_s = max(2 * step_s, await _least_rate_s(prometheus, source))
-    expression = f"quantile_over_time(0.95, ({source.rate(counter, range_s)})[{window_s}s:{step_s}s])"
+    rate = source.rate(counter, max(2 * step_s, least_s))
+    expression = f"quantile_over_time(0.95, ({rate})[{window_s}s:{step_s}s])"
     try:
         return {_identity(series): series.value for series in await prometheus.query(expression)}
     except PrometheusError:

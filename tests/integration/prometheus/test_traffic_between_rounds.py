@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.traffic.conntrack import Entry
 from agent.traffic.edges import Workload
 from agent.traffic.manager import TrafficCollector
-from controller.traffic.sources import choose_source, known_window, read_flows
+from controller.traffic.sources import read_flows
 from netperf.contract import TRAFFIC_SHARE
 from tests.support.prometheus_past import prometheus_of
 
@@ -69,9 +69,7 @@ async def test_rates_over_three_minutes_are_right_however_far_apart_rounds_are(
 ) -> None:
     lines = scraped(tmp_path, int(time.time()) - PAST_S, round_s)
     async with prometheus_of(prometheus_programs, tmp_path, lines) as client:
-        source = await choose_source(client)
-        window_s = await known_window(client, source, WINDOW_S)
+        _, window_s, (found,) = await read_flows(client, "", WINDOW_S)
         assert window_s == (WINDOW_S if round_s < 60 else 280)
-        (found,) = await read_flows(client, source, window_s)
     assert (found.client.name, found.server.name) == ("web", "cart")
     assert (found.bytes_per_s, found.peak_bytes_per_s) == pytest.approx((UP + DOWN, UP + DOWN), rel=0.01)

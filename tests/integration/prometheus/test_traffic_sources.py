@@ -18,7 +18,7 @@ from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.proposals import propose
-from controller.traffic.sources import SOURCES, NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.sources import SOURCES, NoTrafficError, read_flows
 from controller.traffic.workloads import Workloads
 from lab.controlplane import LOOPBACK, free_ports
 from tests.support.prometheus_past import PAST_S, Made, prometheus
@@ -100,10 +100,9 @@ BOUTIQUE = cluster("frontend", "cart", "redis", "catalog")
 async def graph_from(
     client: PrometheusClient, workloads: Workloads, source: str = ""
 ) -> tuple[TrafficGraph, dict[str, float]]:
-    chosen = await choose_source(client, source)
+    chosen, _, found = await read_flows(client, source, WINDOW_S)
     assert source in {"", chosen.name}
-    window_s = await known_window(client, chosen, WINDOW_S)
-    flows, unknown = workloads.resolve(await read_flows(client, chosen, window_s))
+    flows, unknown = workloads.resolve(found)
     return build_traffic_graph(flows), unknown
 
 
@@ -132,7 +131,7 @@ async def test_a_source_is_found_by_what_prometheus_has(
 ) -> None:
     stranger: Made = ("tcp_write_bytes_total", {"job": "somebody-else"}, 1.0)
     async with prometheus(prometheus_programs, tmp_path, [*SERIES[name](), stranger]) as client:
-        assert (await choose_source(client)).name == name
+        assert (await read_flows(client, "", WINDOW_S)).source.name == name
 
 
 async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping
         (proposal,) = propose(graph, workloads, [], "shop", lambda _, __: None)
         assert {d.server for d in proposal.dependencies} >= {"shop/cart", "shop/logs"}
         with pytest.raises(NoTrafficError, match="netaware_traffic_bytes_total"):
-            await choose_source(client, "conntrack")
+            await read_flows(client, "conntrack", WINDOW_S)
 
 
 async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
@@ -187,7 +186,7 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     (port,) = free_ports(1)
     async with PrometheusClient(f"http://{LOOPBACK}:{port}") as away:
         with pytest.raises(PrometheusError, match=str(port)):
-            await choose_source(away)
+            await read_flows(away, "", WINDOW_S)
 
     async def never(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -197,4 +196,4 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     app.router.add_route("*", "/{path:.*}", never)
     async with TestServer(app) as server, PrometheusClient(str(server.make_url("")), timeout_s=0.2) as slow:
         with pytest.raises(PrometheusError, match="no answer in"):
-            await choose_source(slow)
+            await read_flows(slow, "", WINDOW_S)

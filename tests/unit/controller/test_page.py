@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import re
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.cli.kubectl import KubectlError, port_forward
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
@@ -120,3 +122,18 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
         broken.set()
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
+
+
+async def test_what_kubectl_says_last_is_the_reason() -> None:
+    script = "import sys; print('warning: old'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(KubectlError, match='error: pods "c" is forbidden'):
+        async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics"):
+            pytest.fail("nothing was forwarded")
+
+
+async def test_the_end_of_kubectl_is_seen() -> None:
+    script = "print('Forwarding from 127.0.0.1:43121 -> 9851')"
+    async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics") as forward:
+        assert forward.url == "http://127.0.0.1:43121"
+        async with asyncio.timeout(30):
+            await forward.ended

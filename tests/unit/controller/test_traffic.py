@@ -22,7 +22,7 @@ from controller.traffic.graph import build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.reconciler import Seen, compare, describe, is_worth_writing
-from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.sources import NoTrafficError, read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
@@ -132,7 +132,7 @@ def agents(server: str, **more: str) -> dict[str, str]:
 
 async def read_from(prometheus: Answers) -> list[Flow]:
     """What the first source that answers tells of an hour."""
-    return await read_flows(prometheus, await choose_source(prometheus), 3600)
+    return (await read_flows(prometheus, "", 3600)).flows
 
 
 async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
@@ -186,7 +186,7 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
 
 async def test_no_source_is_an_error_that_names_what_was_looked_for() -> None:
     with pytest.raises(NoTrafficError, match=r"istio_request_bytes_sum.*install one of the projects"):
-        await choose_source(Answers({"up": []}))
+        await read_flows(Answers({"up": []}), "", 3600)
 
 
 def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
@@ -398,13 +398,11 @@ def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
 
 async def test_a_window_is_as_long_as_prometheus_knows_the_source_and_as_a_rate_needs() -> None:
     prometheus = Answers({"istio_request_bytes_sum": [(istio("a", "b"), 100.0)]})
-    source = await choose_source(prometheus)
-    assert await known_window(prometheus, source, 3600) == 3600
-    for known_s, window_s in ((3590.0, 3600), (1800.0, 1830), (0.0, 60)):
+    for known_s, window_s in ((1e9, 3600), (3590.0, 3600), (1800.0, 1830), (0.0, 60)):
         prometheus.known_s = known_s
-        assert await known_window(prometheus, source, 3600) == window_s
+        assert (await read_flows(prometheus, "istio", 3600)).window_s == window_s
     prometheus.known_s = 300.0
-    assert await known_window(prometheus, source, 90 * 86400) == pytest.approx(300, abs=15)
+    assert (await read_flows(prometheus, "istio", 90 * 86400)).window_s == pytest.approx(300, abs=15)
 
 
 @pytest.mark.parametrize(("round_s", "least_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
@@ -416,9 +414,9 @@ async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: f
             "netaware_traffic_round_seconds": [({}, round_s)],
         }
     )
-    source = await choose_source(prometheus)
-    assert await known_window(prometheus, source, 60) == least_s
-    await read_flows(prometheus, source, 3600)
+    assert (await read_flows(prometheus, "", 60)).window_s == least_s
+    prometheus.asked.clear()
+    await read_flows(prometheus, "conntrack", 3600)
     peaks = [expression for expression in prometheus.asked if expression.startswith("quantile_over_time")]
     assert peaks
     assert all(f"[{max(least_s, 120)}s]" in expression for expression in peaks)
