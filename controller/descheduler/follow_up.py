@@ -223,7 +223,7 @@ def _cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
     """Network cost of the replacement where it is; None when it cannot be told."""
     pod, place_of = snapshot.pods.by_key.get(pending.landed_pod), snapshot.network.place_of
-    score_table = snapshot.score_table_of(pod) if pod is not None and pod.node in place_of else None
-    if pod is None or score_table is None or score_table.neutral:
+    if pod is None or pod.node not in place_of:
         return None
-    return score_table.place_score(pod.node, place_of[pod.node]).cost
+    score_table = snapshot.score_table_of(pod)
+    return None if score_table.neutral else score_table.place_score(pod.node, place_of[pod.node]).cost

@@ -107,11 +107,11 @@ class MisplacementRound(MoveStrategy):
     def _table(self, candidate: Candidate) -> ScoreTable | None:
         """Scores of all places; None where the strategy has nothing to say about the pod."""
         table = self._base.snapshot.score_table_of(candidate.pod)
-        if candidate.strategy == "ZoneSurvival" and table is not None:
-            if not self._sole_zone(candidate):
-                return None
-            return ScoreTable("", [PlaceScore()] * len(self._network.places)) if table.neutral else table
-        return None if table is None or table.neutral else table
+        if candidate.strategy == "NetworkMisplacement":
+            return None if table.neutral else table
+        if not self._sole_zone(candidate):
+            return None
+        return ScoreTable("", [PlaceScore()] * len(self._network.places)) if table.neutral else table
 
     def _score(self, candidate: Candidate, node: str) -> PlaceScore:
         """The pod's score on a node."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -17,8 +17,10 @@ from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, mark_of
 from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.round_plan import MAX_SKIPS, Skip
-from controller.descheduler.snapshot import LoadSnapshot, PdbState
+from controller.descheduler.snapshot import Budget, LoadSnapshot
 from controller.descheduler.usage import Amounts
+from kubekit.errors import SelectorError
+from kubekit.selectors import Selector, from_object
 
 BREAKER_RESULTS = 4
 """So many moves of a strategy have to have an outcome before its breaker may open."""
@@ -58,26 +60,38 @@ class DisruptionBudgets:
     The eviction subresource keeps the same rule and decides; this predicts its answer, and a dry run uses it.
     """
 
-    def __init__(self, budgets: Mapping[str, Iterable[PdbState]]) -> None:
-        self._budgets = budgets
+    def __init__(self, budgets: Iterable[Budget]) -> None:
+        self._budgets: dict[str, list[tuple[Selector, Budget]]] = defaultdict(list)
+        for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
+            if budget.spec.selector is not None:  # without a selector it covers no pod
+                self._budgets[budget.metadata.namespace].append((_selector_of(budget), budget))
         self._reserved: Counter[str] = Counter()
 
     def refusal(self, pod: PodInfo) -> str:
         """Why the pod must not be evicted now; empty when it may."""
         found = self._of(pod)
+        keys = [budget.metadata.key for budget in found]
         if len(found) > 1:
             # The API server refuses these, since it cannot take from two budgets at once.
-            return f"several PodDisruptionBudgets cover it: {', '.join(budget.key for budget in found)}"
-        if found and found[0].allowed <= self._reserved[found[0].key]:
-            return f"PodDisruptionBudget {found[0].key} allows no disruption now"
+            return f"several PodDisruptionBudgets cover it: {', '.join(keys)}"
+        if found and found[0].status.disruptions_allowed <= self._reserved[keys[0]]:
+            return f"PodDisruptionBudget {keys[0]} allows no disruption now"
         return ""
 
     def reserve(self, pod: PodInfo) -> None:
         """Take the pod's place in its budget."""
-        self._reserved.update(budget.key for budget in self._of(pod))
+        self._reserved.update(budget.metadata.key for budget in self._of(pod))
 
-    def _of(self, pod: PodInfo) -> list[PdbState]:
-        return [found for found in self._budgets.get(pod.namespace, ()) if found.selector.matches(pod.labels)]
+    def _of(self, pod: PodInfo) -> list[Budget]:
+        return [budget for selector, budget in self._budgets.get(pod.namespace, ()) if selector.matches(pod.labels)]
+
+
+def _selector_of(budget: Budget) -> Selector:
+    """The budget's selector; one with an operator that we do not know covers the whole namespace, the safe reading."""
+    try:
+        return from_object(budget.spec.selector)
+    except SelectorError:
+        return Selector()
 
 
 class MoveStrategy(ABC):

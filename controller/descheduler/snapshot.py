@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import NO_USAGE, UsageView
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.rules import ScoreTable
-from controller.scheduler.state import DeletedNodeError, State
-from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, Selector, from_object
+from controller.scheduler.state import NO_GROUP_LABEL, State
+from kubekit.selectors import LabelSelector
 from kubekit.wire import Object, Resource, Wire
 
 Field = Literal["node", "namespace", "workload"]
@@ -61,34 +60,6 @@ class Budget(Object, frozen=True):
     status: BudgetStatus = BudgetStatus()
 
 
-class PdbState(NamedTuple):
-    """A PodDisruptionBudget.
-
-    Attributes:
-        key: ``namespace/name``.
-        allowed: evictions that it permits now.
-    """
-
-    key: str
-    namespace: str
-    selector: Selector
-    allowed: int
-
-
-def read_budget(budget: Budget) -> PdbState | None:
-    """Convert a budget; None for one without selector, which covers no pod.
-
-    Its ``disruptedPods`` are already out of ``disruptionsAllowed``.
-    """
-    if budget.spec.selector is None:
-        return None
-    try:
-        selector = from_object(budget.spec.selector)
-    except SelectorError:  # newer than we are: then it covers its whole namespace, the safe reading
-        selector = Selector()
-    return PdbState(budget.metadata.key, budget.metadata.namespace, selector, max(0, budget.status.disruptions_allowed))
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
     """One moment.
@@ -97,15 +68,14 @@ class LoadSnapshot:
         nodes: by name.
         network: the scheduler's view of AppGroups and costs.
         volumes: from where the data of pods can be reached.
-        budgets: by namespace.
-        usage: smoothed, nothing expired in it.
+        usage: nothing expired in it.
     """
 
     nodes: Mapping[str, Host]
     pods: PodIndex
     network: State
     volumes: Volumes
-    budgets: Mapping[str, Sequence[PdbState]]
+    budgets: tuple[Budget, ...]
     usage: UsageView = NO_USAGE
 
     def group_of(self, pod: PodInfo) -> str:
@@ -113,13 +83,9 @@ class LoadSnapshot:
         name = pod.labels.get(APPGROUP_LABEL, "")
         return self.network.key_of(pod.namespace, name) if name else ""
 
-    def score_table_of(self, pod: PodInfo) -> ScoreTable | None:
-        """The pod's scores everywhere by the scheduler's rules; None for a neutral answer."""
-        group, workload = pod.labels.get(APPGROUP_LABEL, ""), pod.labels.get(WORKLOAD_LABEL, "")
-        try:
-            return self.network.score(pod.namespace, group, workload)
-        except DeletedNodeError:
-            return None
+    def score_table_of(self, pod: PodInfo) -> ScoreTable:
+        """The pod's scores everywhere by the scheduler's rules."""
+        return ScoreTable(NO_GROUP_LABEL) if pod.wire is None else self.network.score_table_of(pod.wire)
 
 
 def take_snapshot(inputs: PlanInputs, pods: Mapping[str, PodInfo], budgets: Iterable[Budget]) -> LoadSnapshot:
@@ -130,13 +96,10 @@ def take_snapshot(inputs: PlanInputs, pods: Mapping[str, PodInfo], budgets: Iter
         pods: all pods by key.
         budgets: all disruption budgets.
     """
-    by_namespace: dict[str, list[PdbState]] = defaultdict(list)
-    for state in filter(None, map(read_budget, sorted(budgets, key=lambda budget: budget.metadata.key))):
-        by_namespace[state.namespace].append(state)
     return LoadSnapshot(
         inputs.node_cache.hosts.copy(),
         PodIndex({**pods}),
         inputs.state.copy(),
         inputs.volumes.copy(),
-        by_namespace,
+        tuple(budgets),
     )
