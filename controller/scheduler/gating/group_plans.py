@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -25,9 +25,10 @@ from controller.scheduler.gating.cached_plan import (
     compare_with_pods,
 )
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
-from controller.scheduler.gating.release import ROLLOUT_PAUSE_S, GroupQueue
+from controller.scheduler.gating.release import GroupQueue
 from controller.scheduler.gating.replacements import Expected, ExpectedReplacements
 from controller.scheduler.gating.reservations import ReservationCache
+from controller.scheduler.gating.rollout_room import RolloutRoom, Solve
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError
@@ -76,10 +77,6 @@ class PlanState(msgspec.Struct, frozen=True):
         )
 
 
-Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
-"""Makes a plan, with a search of at most so many seconds."""
-
-
 class GroupPlans:
     """The plans.
 
@@ -119,7 +116,7 @@ class GroupPlans:
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
         self._expected = ExpectedReplacements()
-        self._rollouts: dict[str, tuple[frozenset[tuple[str, bool]], float]] = {}
+        self._rollouts = RolloutRoom(self.assumed, config, clock)
 
     async def run(self) -> None:
         """Make plans, one after the other, until cancelled."""
@@ -147,14 +144,12 @@ class GroupPlans:
         coming = ComingRoom(self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
         check = check_plan(cached.plan, group, pods, self.assumed, coming)
         self._drop_expired()
-        room_came = bool(cached.plan.unplaced) and cached.freed != self.assumed.freed
+        room_came = bool(cached.plan.unplaced or check.crowded) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         same = not stale and cached.inputs == self._inputs.key(group, pods)
-        if same and check.followed and check.has_room:
-            stalled = self._stalled(group, cached.made_at, pods, check.crowded)
-            if stalled:
-                self._refuse_full(group, cached.plan, stalled, coming.leaving)
-                check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        valid = same and check.followed and check.has_room
+        if valid and self._rollouts.give_up(group, cached, pods, check.crowded, coming.leaving):
+            check = check_plan(cached.plan, group, pods, self.assumed, coming)
         if same and check.followed and check.has_room:
             self.assumed.reserve(group, check.uncounted, coming.leaving)
             return PlanState(cached.plan, crowded=check.crowded)
@@ -177,7 +172,7 @@ class GroupPlans:
         """Drop the plan of a group that is gone or has no waiting pods; hosts stay reserved for pods that are not counted there yet."""
         self._cached.pop(group, None)
         self._failed.pop(group, None)
-        self._rollouts.pop(group, None)
+        self._rollouts.forget(group)
         self.assumed.record_progress(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._node_cache.assigned_node(p.metadata.key)]
         self.assumed.reserve(group, bound)
@@ -211,6 +206,9 @@ class GroupPlans:
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
+                plan = await self._rollouts.solve_without_waits(
+                    group, snapshot, plan, self._inputs.leaving(self._pods_of(group)), self._solve
+                )
         except PlanningError as error:
             self._fail(group, known, error)
         else:
@@ -310,37 +308,6 @@ class GroupPlans:
         uncounted, _ = compare_with_pods(plan, pods, self.assumed)
         self.assumed.reserve(group, uncounted, self._inputs.leaving(pods))
 
-    def _stalled(
-        self, group: str, made_at: float, pods: Sequence[GroupPod], crowded: Collection[str]
-    ) -> list[GroupPod]:
-        """Pods that stop waiting for resources that a rollout should free: all of them, or, if nothing starts or ends, only the
-        oldest, whose start lets the rollout go on.
-        """
-        waiting = [pod for pod in pods if pod.metadata.key in crowded]
-        if not waiting:
-            self._rollouts.pop(group, None)
-            return []
-        held = [pod for pod in pods if self._node_cache.assigned_node(pod.metadata.key)]
-        seen, now = (
-            frozenset((p.metadata.key, not p.is_active) for p in held if not p.is_active or p.ready),
-            self._clock(),
-        )
-        before, since = self._rollouts.get(group, (None, now))
-        if before != seen:
-            self._rollouts[group] = (seen, since := now)
-        # A pod that is starting will take an old one's place, and one that is going will leave its room.
-        if any(not pod.is_active or not pod.ready for pod in held):
-            return waiting if now - since >= self._config.max_wait_s / 2 else []
-        oldest = min(waiting, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.key))
-        return [oldest] if now - max(since, made_at) >= ROLLOUT_PAUSE_S else []
-
-    def _refuse_full(self, group: str, plan: Plan, pods: Iterable[GroupPod], leaving: Iterable[str]) -> None:
-        """These pods wait no longer for room on hosts that pods are about to leave."""
-        for pod in pods:
-            for node in {*leaving, plan.targets[pod.metadata.key].node}:
-                if not self.assumed.has_room(group, node, self.assumed.asks_of(pod), now=True):
-                    self.assumed.refuse(pod, node)
-
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         begun = any(pod.bound for pod in pods)
         self.assumed.record_progress(group, begun=begun, whole=plan is None or not plan.unplaced)
@@ -359,13 +326,11 @@ class GroupPlans:
         self._cached.pop(group, None)
         self.assumed.reserve(group, ())
         self.assumed.record_progress(group, begun=False, whole=True)
-        self._metrics.plans.labels("refused").inc()
         log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         self._report(group, known, error.reason, f"{error}; its pods are placed by the plain rule")
 
     def _notify(self, group: str, known: AppGroup, plan: Plan, left_out: int) -> None:
         result = "unplaced" if plan.unplaced else "violations" if plan.violations else "complete"
-        self._metrics.plans.labels(result).inc()
         log.change(
             f"plan/{group}",
             "" if result == "complete" else result,
