@@ -66,25 +66,8 @@ class GatesConfig(Section, frozen=True):
         Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join(field, "missingWorkloadTimeoutS"))
 
 
-class ExtenderConfig(Section, frozen=True):
-    """TLS of the HTTP service.
-
-    Attributes:
-        tls_cert_file: PEM certificate chain; needed unless it listens on localhost.
-        tls_key_file: PEM key.
-    """
-
-    tls_cert_file: str = ""
-    tls_key_file: str = ""
-
-    def check(self, field: str) -> None:
-        """Raise ConfigError for half a pair."""
-        if bool(self.tls_cert_file) != bool(self.tls_key_file):
-            raise ConfigError(join(field, "tlsCertFile"), "and tlsKeyFile go together", "give both or neither")
-
-
 class SchedulerConfig(Section, frozen=True):
-    """Placement, gates and the extender.
+    """Placement and gates.
 
     Attributes:
         scheduler_names: schedulers whose pods the extender scores; empty for all. Only pods of ``network-aware-scheduler`` are
@@ -99,7 +82,6 @@ class SchedulerConfig(Section, frozen=True):
     network_overhead: NetworkOverheadConfig = NetworkOverheadConfig()
     allocatable: AllocatableArgs = AllocatableArgs()
     gates: GatesConfig = GatesConfig()
-    extender: ExtenderConfig = ExtenderConfig()
 
     @property
     def rules(self) -> NetworkOverheadArgs:

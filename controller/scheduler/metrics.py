@@ -37,7 +37,7 @@ class ExtenderMetrics:
 
 
 class GateMetrics:
-    """Metrics of gates, plans and retries."""
+    """Metrics of gates and plans."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.gated = Gauge("netaware_gated_pods", "Pods held by our scheduling gate.", registry=registry)
@@ -55,24 +55,6 @@ class GateMetrics:
         )
         self.planning = Histogram(
             "netaware_placement_plan_duration_seconds", "Time to plan one group.", buckets=_LADDER_S, registry=registry
-        )
-        self.plans = Counter(
-            "netaware_placement_plans",
-            "Plans made, by result: complete, violations, unplaced.",
-            ["result"],
-            registry=registry,
-        )
-        self.retried = Counter(
-            "netaware_pod_retries",
-            "Pending pods requeued in the scheduler, by cause: costs, plan, rule (all nodes after the planned one).",
-            ["cause"],
-            registry=registry,
-        )
-        self.replaced = Counter(
-            "netaware_pod_replacements",
-            "Deletions of pending pods with a stale node affinity, by result.",
-            ["result"],
-            registry=registry,
         )
         self.placed = Counter(
             "netaware_placed_pods",

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from controller.webhook.gate import PATH, answer
 from kubekit import logs
@@ -36,25 +36,17 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
         ConfigError: the address cannot be bound, or the certificate cannot be read.
     """
     tls = _load(certificate_dir)
-    registry = CollectorRegistry()
-    server = Server(listen, registry=registry, tls=tls)
-    reviews = Counter(
-        "netaware_webhook_reviews", "Admission reviews of pods, by result.", ["result"], registry=registry
-    )
+    server = Server(listen, registry=CollectorRegistry(), tls=tls)
 
     async def review(request: web.Request) -> web.Response:
         try:
             body = answer(await read_body(request, MOST_BYTES, BODY_TIMEOUT_S))
         except BodyTooLargeError as error:
-            reviews.labels("too large").inc()
             raise web.HTTPRequestEntityTooLarge(MOST_BYTES, request.content_length or 0) from error
         except TimeoutError as error:
-            reviews.labels("late").inc()
             raise web.HTTPRequestTimeout from error
         except DECODE_ERRORS as error:
-            reviews.labels("malformed").inc()
             raise web.HTTPBadRequest(text=f"not an AdmissionReview of a Pod: {error}") from error
-        reviews.labels("answered").inc()
         return web.Response(body=body, content_type="application/json")
 
     server.app.router.add_post(PATH, review)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import ssl
 from collections.abc import Awaitable
 from typing import Any
 
@@ -19,16 +17,15 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.cluster.services import Service as KubernetesService
-from controller.scheduler.config import ExtenderConfig, SchedulerConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.errors import ConfigError
 from kubekit.health import EventLoopMonitor, InformerMetrics, stale
-from kubekit.http import Checks, Server, parse_listen
+from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import configure_gc, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
@@ -58,7 +55,7 @@ async def run_extender(
         namespace: netaware's own, where a NetworkTopology is looked for last.
 
     Raises:
-        ConfigError: the address cannot be bound, or the TLS files cannot be read.
+        ConfigError: the address cannot be bound.
     """
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
@@ -111,10 +108,7 @@ class ExtenderService:
         checks.ready["age"] = lambda: stale(by_name.values())
         registry.register(InformerMetrics(lambda: by_name))
         self._loop = EventLoopMonitor(registry)
-        tls = _tls(config.extender)
-        if tls is None and not _is_loopback(listen):
-            log.warning("serving without TLS beyond this machine: set scheduler.extender.tlsCertFile", listen=listen)
-        self.server = Server(listen, checks=checks, registry=registry, tls=tls)
+        self.server = Server(listen, checks=checks, registry=registry)
         Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
 
     def unready(self) -> str:
@@ -141,19 +135,3 @@ class ExtenderService:
             network_topologies=len(self._stores["network topologies"]),
         )
         await configure_gc()
-
-
-def _is_loopback(listen: str) -> bool:
-    host, _ = parse_listen(listen)
-    return host == "localhost" or ipaddress.ip_address(host).is_loopback
-
-
-def _tls(config: ExtenderConfig) -> ssl.SSLContext | None:
-    if not config.tls_cert_file:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError("scheduler.extender.tlsCertFile", f"cannot be used: {error}") from error
-    return context

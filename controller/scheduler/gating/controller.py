@@ -26,12 +26,7 @@ from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING, PlacementEvents, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
-from controller.scheduler.gating.release import (
-    GroupQueue,
-    peers_first,
-    plan_release,
-    settles_in_s,
-)
+from controller.scheduler.gating.release import GroupQueue, plan_release, settles_in_s
 from controller.scheduler.gating.unschedulable import StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
@@ -250,7 +245,7 @@ class GatingController:
         if known is None:
             return GroupQueue({}, exists=False, pods=pods, seen_at=self._pods.seen_at, free_at=self._pods.free_at)
         return GroupQueue(
-            peers_first(self._order_of(group, known), pods),
+            self._order_of(group, known),
             exists=True,
             pods=pods,
             replicas=self._declared.replicas(known.metadata.namespace, self.state.graph(group).workloads),

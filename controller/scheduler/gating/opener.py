@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from controller.cluster.pods import GATE
 from kubekit import logs
@@ -67,7 +67,7 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str =
     """
     registry = CollectorRegistry()
     async with Client(cluster, user_agent="netaware-gate-opener") as client:
-        opener = Opener(client, registry, max_wait_s=max_wait_s)
+        opener = Opener(client, max_wait_s=max_wait_s)
         checks = Checks()
         checks.ready["pods"] = lambda: "" if opener.pods.synced.is_set() else "not listed yet: pods"
         await supervise({**opener.tasks(), "http": Server(listen, checks=checks, registry=registry).serve()})
@@ -83,7 +83,6 @@ class Opener:
     def __init__(
         self,
         client: Client,
-        registry: CollectorRegistry,
         *,
         max_wait_s: float,
         clock: Callable[[], float] = time.time,
@@ -92,9 +91,6 @@ class Opener:
         self.pods: Reflector[GatedPod] = Reflector(client, PODS, GatedPod, field_selector=WAITING)
         self._free_at: dict[str, float] = {}
         self.pods.subscribe(self._on_pod)
-        self._opened = Counter(
-            "netaware_overdue_gates_opened", "Overdue gates opened by the gate opener.", registry=registry
-        )
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """The endless tasks, for `kubekit.runtime.supervise`."""
@@ -137,7 +133,6 @@ class Opener:
         except KubekitError as error:
             log.change(metadata.key, str(error), "a gate could not be opened", pod=metadata.key, error=error)
             return
-        self._opened.inc()
         log.warning("opened an overdue gate", pod=metadata.key)
 
 

@@ -221,14 +221,12 @@ class PodUpdater:
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
                 self._stuck.on_retried(action, self._clock())
-                self._metrics.retried.labels(action.cause).inc()
         elif isinstance(action, Replace):
             try:
                 deleted = await self._writer.delete(action.pod)
             except ReplacingForbiddenError:
                 self._stuck.on_forbidden(action.pod)
                 deleted = False
-            self._metrics.replaced.labels("deleted" if deleted else "refused").inc()
             if deleted:
                 self._recorder.normal(about, "Replaced", action.note)
         else:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from controller.cluster.eligibility import selects
-from controller.cluster.pods import GroupPod, PodAffinityTerm
+from controller.cluster.pods import GroupPod
 from controller.scheduler.config import GatesConfig
 from kubekit.wire import parse_time
 
@@ -105,50 +104,6 @@ def settles_in_s(queue: GroupQueue, now: float) -> float:
         return 0.0
     newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if p.is_active), default=0.0)
     return max(newest + DEBOUNCE_S - now, 0.0)
-
-
-def peers_first(order: Mapping[str, int], pods: Iterable[GroupPod]) -> dict[str, int]:
-    """The order with each workload behind those that its pods' required pod affinity still misses.
-
-    kube-scheduler refuses a pod until a pod that it must be near is bound, and the workloads after it would wait meanwhile.
-    """
-    live = [pod for pod in pods if pod.is_active]
-    placed = list({pod.workload: pod for pod in live if not pod.waiting}.values())
-    waiting = {pod.workload: pod for pod in live if pod.waiting and pod.workload in order}
-    found: dict[str, int] = {}
-    entered: set[str] = set()
-
-    def visit(workload: str) -> None:
-        if workload in entered:
-            return
-        entered.add(workload)
-        if workload in waiting:
-            pod = waiting[workload]
-            missing = _missing_peers(pod, placed)
-            for other in sorted(waiting, key=order.__getitem__):
-                if any(_is_peer(term, pod, waiting[other]) for term in missing):
-                    visit(other)
-        found[workload] = len(found) + 1
-
-    for workload in sorted(order, key=order.__getitem__):
-        visit(workload)
-    return found
-
-
-def _missing_peers(pod: GroupPod, placed: Sequence[GroupPod]) -> list[PodAffinityTerm]:
-    """Required pod affinity of a pod that no placed pod of its group satisfies; one that the pod itself satisfies needs no
-    other.
-    """
-    near = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
-    required = near.required_during_scheduling_ignored_during_execution if near else None
-    return [term for term in required or () if not any(_is_peer(term, pod, other) for other in (pod, *placed))]
-
-
-def _is_peer(term: PodAffinityTerm, pod: GroupPod, other: GroupPod) -> bool:
-    """Whether a pod counts for another's pod affinity; namespaceSelector is taken for every namespace, as plans do."""
-    namespaces = term.namespaces or [pod.metadata.namespace]
-    within = term.namespace_selector is not None or other.metadata.namespace in namespaces
-    return within and selects(term.label_selector, other.metadata.labels or {})
 
 
 class _Blocks(NamedTuple):
@@ -292,10 +247,15 @@ class _Decider:
         return "" if known else f"workload {selector} comes first, and 1 of its pods do not exist yet"
 
     def _given_up(self, pod: GroupPod) -> bool:
-        """Whether the scheduler found no place for a pod, as the plan foresaw or for so long that others go first."""
+        """Whether the scheduler found no place for a pod: as the plan foresaw, for so long that others go first, or possibly for want of
+        a pod after it that its pod affinity requires.
+        """
         if pod.gated or not pod.found_no_node:
             return False
-        if pod.metadata.key in self._queue.unplaced:
+        near = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
+        if pod.metadata.key in self._queue.unplaced or (
+            near is not None and near.required_during_scheduling_ignored_during_execution
+        ):
             return True
         found = pod.condition("PodScheduled")
         since = found.last_transition_time if found is not None else None

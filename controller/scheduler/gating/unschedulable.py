@@ -39,7 +39,6 @@ class Retry(msgspec.Struct, frozen=True):
 
     pod: GroupPod
     patch: PodPatch
-    cause: str
     answer: int
 
 
@@ -140,7 +139,7 @@ class StuckPods:
         if left_s > 0:
             return None, left_s
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
-        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule", answer), None
+        return Retry(pod, patch, answer), None
 
     def on_retried(self, retry: Retry, now: float) -> None:
         """Record a written retry."""

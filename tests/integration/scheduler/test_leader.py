@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -189,26 +188,6 @@ async def _has_no_group(controller: GatingController) -> bool:
 
 async def _is_planned(controller: GatingController, group: str) -> bool:
     return controller.plans.report(group) is not None
-
-
-@pytest.mark.parametrize("mode", ["extender", "affinity"])
-async def test_a_chain_of_pods_that_must_be_near_a_later_workload_is_never_refused(
-    client: Client, namespace: str, mode: Any, scheduling: Scheduling, zones: MakeZones
-) -> None:
-    await zones("a", "b")
-    chain = ("P1", "P2", "P3", "P4", "P5")
-    await create_group(client, namespace, {one: [(other, 50)] for one, other in pairwise(chain)} | {"P5": []})
-    config = SchedulerConfig(gates=PATIENT, placement=mode)
-    async with scheduling(config):
-        for one, other in zip(chain, (*chain[1:], ""), strict=True):
-            labels = {"matchLabels": {WORKLOAD_LABEL: other}}
-            term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": labels}
-            near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}} if other else {}
-            await create_pod(client, namespace, one.lower(), group="a1", workload=one, affinity=near)
-        placed = await until_bound(client, namespace, *map(str.lower, chain))
-        refused = [await events_of(client, namespace, name.lower()) for name in chain]
-    assert len(set(placed.values())) == 1
-    assert not any(event["reason"] == "FailedScheduling" for events in refused for event in events)
 
 
 async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(

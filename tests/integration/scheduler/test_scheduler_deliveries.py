@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from controller.cluster.pods import GATE, GroupPod
 from controller.scheduler.config import SchedulerConfig
@@ -86,7 +85,7 @@ async def test_gates_open_where_no_controller_does(
     await create_group(client, namespace, {"A": []})
     for name in ("one", "two"):
         await create_pod(client, namespace, name, group="a1", workload="A")
-    opener = Opener(client, CollectorRegistry(), max_wait_s=1.0)
+    opener = Opener(client, max_wait_s=1.0)
     running = asyncio.create_task(supervise(opener.tasks()))
     try:
         await until_bound(client, namespace, "one", "two")

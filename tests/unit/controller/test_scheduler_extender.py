@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,17 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.cluster.pods import TARGET_ANNOTATION
-from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
+from controller.scheduler.config import AllocatableArgs, SchedulerConfig
 from controller.scheduler.extender import handler, wire
 from controller.scheduler.extender.handler import BadRequestError, Extender
-from controller.scheduler.extender.program import ExtenderService as Program
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.http import Server
-from lab.certificates import Authority
 from tests.unit.controller.scheduling import GROUP, WORKLOAD, node, pod, state_of, topology
 
 
@@ -332,32 +326,12 @@ async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> N
         ({"networkOverhead": {"namespaces": []}}, "scheduler.networkOverhead.namespaces"),
         ({"networkOverhead": {"weightsName": ""}}, "scheduler.networkOverhead.weightsName"),
         ({"allocatable": {"resources": [{"name": "cpu", "weight": 0}]}}, "scheduler.allocatable.resources"),
-        ({"extender": {"tlsKeyFile": "k"}}, "scheduler.extender.tlsCertFile"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         msgspec.convert(section, SchedulerConfig).validate("scheduler")
     assert refused.value.field == field
-
-
-async def test_beyond_the_machine_it_speaks_tls_with_the_certificate_it_is_given(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "pki", "tests")
-    pair = authority.issue("extender", "extender", hosts=("127.0.0.1",))
-    files = ExtenderConfig(tls_cert_file=str(pair.certificate), tls_key_file=str(pair.key))
-    nowhere = ClusterConfig("http://127.0.0.1:9")
-    async with Client(nowhere) as client:
-        config, registry = SchedulerConfig(extender=files), CollectorRegistry()
-        service = Program(client, config, listen="127.0.0.1:0", namespace="netaware-system", registry=registry)
-        trust = ssl.create_default_context(cafile=str(authority.certificate))
-        async with service.server.running() as address, aiohttp.ClientSession() as session:
-            async with session.post(f"https://{address}/filter", data=b"{}", ssl=trust) as answer:
-                assert answer.status == 503  # nothing is mirrored yet
-            async with session.get(f"https://{address}/readyz", ssl=trust) as answer:
-                assert "not listed yet: nodes, pods, app groups, network topologies" in await answer.text()
-        broken = SchedulerConfig(extender=ExtenderConfig(tls_cert_file=str(pair.key), tls_key_file=str(pair.key)))
-        with pytest.raises(ConfigError, match="tlsCertFile"):
-            Program(client, broken, listen="127.0.0.1:0", namespace="n", registry=CollectorRegistry())
 
 
 def victims(**by_node: list[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from controller.cluster.pods import GATE
 from controller.scheduler.gating.opener import GatedPod, Opener
@@ -19,7 +18,7 @@ NOW, WAIT_S = 1_700_000_000.0, 150.0
 
 def opener(*pods: GatedPod, max_wait_s: float = WAIT_S) -> Opener:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
-    made = Opener(client, CollectorRegistry(), max_wait_s=max_wait_s, clock=lambda: NOW)
+    made = Opener(client, max_wait_s=max_wait_s, clock=lambda: NOW)
     made.pods._items.update({pod.metadata.key: pod for pod in pods})
     return made
 

@@ -16,7 +16,6 @@ from controller.scheduler.gating.release import (
     DEBOUNCE_S,
     GroupQueue,
     ReleaseDecision,
-    peers_first,
     plan_release,
     settles_in_s,
 )
@@ -64,6 +63,14 @@ def leaving(made: GroupPod) -> GroupPod:
     return msgspec.structs.replace(made, metadata=meta)
 
 
+def near_another(made: GroupPod) -> GroupPod:
+    body = msgspec.to_builtins(made)
+    body["spec"]["affinity"] = {
+        "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
+    }
+    return msgspec.convert(body, GroupPod)
+
+
 A, B, BOUND = pod("a", "A"), pod("b", "B"), pod("a", "A", node="n")
 DONE, UNTRIED = pod("a-done", "A", gated=False, phase="Succeeded"), pod("a", "A", gated=False)
 WAIT_S = CONFIG.missing_workload_timeout_s
@@ -89,6 +96,8 @@ SHORT = queue(pod("a1", "A", node="n"), B, replicas={"A": 2, "B": 1})
         (queue(unschedulable("a", "A", WAIT_S, reason="SchedulerError"), B), 0, "b"),
         (queue(unschedulable("a", "A", WAIT_S, reason="SchedulingGated"), B), 0, ""),
         (queue(unschedulable("a", "A", since_s=0), B, unplaced=frozenset({"d/a"})), 0, "b"),
+        (queue(near_another(unschedulable("a", "A", since_s=0)), B), 0, "b"),
+        (queue(near_another(UNTRIED), B), 0, ""),
         (queue(UNTRIED, B, unplaced=frozenset({"d/a"})), 0, ""),
         (queue(DONE, B), 0, "b"),
         (queue(leaving(DONE), B), 0, ""),
@@ -298,27 +307,3 @@ def test_gates_open_in_the_groups_order_and_those_that_nobody_orders_come_last()
     ]
     turns = plan_release(queue(*pods), CREATED, CONFIG)
     assert [r.pod.metadata.name for r in turns.releases] == ["a", "c1", "c2", "x"]
-
-
-def needing(name: str, workload: str, other: str) -> GroupPod:
-    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {WORKLOAD_LABEL: other}}}
-    made = msgspec.to_builtins(pod(name, workload))
-    made["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    return msgspec.convert(made, GroupPod)
-
-
-@pytest.mark.parametrize(
-    ("pods", "expected"),
-    [
-        ([pod("a", "A"), pod("b", "B"), pod("c", "C")], "ABC"),
-        ([needing("a", "A", "B"), needing("b", "B", "C"), pod("c", "C")], "CBA"),
-        ([needing("a", "A", "C"), pod("b", "B"), pod("c", "C")], "CAB"),
-        ([needing("a", "A", "C"), pod("b", "B"), pod("c", "C", node="n")], "ABC"),
-        ([needing("a", "A", "C"), pod("b", "B")], "ABC"),
-        ([needing("a", "A", "A"), pod("b", "B"), pod("c", "C")], "ABC"),
-        ([needing("a", "A", "B"), needing("b", "B", "A"), pod("c", "C")], "BAC"),
-    ],
-    ids=["none", "a chain", "one", "placed already", "nobody there", "itself", "a circle"],
-)
-def test_a_workload_goes_behind_those_that_its_pods_must_be_near(pods: list[GroupPod], expected: str) -> None:
-    assert "".join(peers_first({"A": 1, "B": 2, "C": 3}, pods)) == expected
