@@ -16,7 +16,8 @@ from controller.scheduler.gating.cached_plan import CachedPlan, ComingRoom, chec
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
 from controller.scheduler.gating.reservations import ReservationCache
-from controller.scheduler.placement.planner import GroupSnapshot, Plan
+from controller.scheduler.placement.planner import Plan
+from controller.scheduler.placement.snapshot import GroupSnapshot
 
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan, with a search of at most so many seconds."""
