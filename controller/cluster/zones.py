@@ -27,10 +27,10 @@ class ZoneMap(msgspec.Struct, frozen=True):
     """Zones of the cluster, and the place of each node.
 
     Attributes:
-        zones: zone -> region, empty where no node of the zone has one.
-        places: node name -> place, for every node, zone possibly empty.
+        zones: zone -> region of most of its nodes, for which costs are written; empty if none has one.
+        places: node name -> place by its own labels, for which costs are looked up; for every node, zone possibly empty.
         unzoned: nodes without a zone label, sorted.
-        conflicting_regions: zones whose nodes have different regions; that of most nodes counts.
+        conflicting_regions: zones whose nodes have different regions; nodes of the minority may find no cost.
     """
 
     zones: dict[str, str]

@@ -48,7 +48,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     ),
     "ConflictingRegions": (
         "warning",
-        "nodes of one zone name different regions",
+        "nodes of one zone name different regions; costs are written for that of most, and the others may find none",
         (
             "kubectl get nodes -L topology.kubernetes.io/region,topology.kubernetes.io/zone",
             "kubectl label --overwrite node NODE topology.kubernetes.io/region=REGION",
