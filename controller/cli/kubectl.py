@@ -66,7 +66,13 @@ async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
+    except TimeoutError:
+        return "", f"kubectl create token: nothing within {READY_TIMEOUT_S:g} s"
+    finally:
+        await _end(process)
     return ("", errors.rpartition("\n")[2] or "kubectl failed") if process.returncode else (output, "")
 
 
@@ -74,10 +80,11 @@ async def _port_of(output: asyncio.StreamReader) -> int:
     last = "it said nothing"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            while line := (await output.readline()).decode(errors="replace").strip():
+            while read := await output.readline():
+                line = read.decode(errors="replace").strip()
                 if found := _FORWARDING.match(line):
                     return int(found[1])
-                last = line
+                last = line or last  # Log-in plugins print empty lines.
     except TimeoutError as error:
         raise KubectlError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:.0f} s: {last}") from error
     raise KubectlError(f"kubectl port-forward: {last}")

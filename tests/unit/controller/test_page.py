@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.cli import kubectl
 from controller.cli.kubectl import KubectlError, port_forward
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -125,10 +126,19 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
 
 
 async def test_what_kubectl_says_last_is_the_reason() -> None:
-    script = "import sys; print('warning: old'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
+    script = (
+        "import sys; print('warning: old\\n'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
+    )
     with pytest.raises(KubectlError, match='error: pods "c" is forbidden'):
         async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics"):
             pytest.fail("nothing was forwarded")
+
+
+async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubectl, "READY_TIMEOUT_S", 0.5)
+    async with asyncio.timeout(30):
+        token, why = await kubectl.create_page_token([sys.executable, "-c", "import time; time.sleep(600)"], "home")
+    assert (token, why) == ("", "kubectl create token: nothing within 0.5 s")
 
 
 async def test_the_end_of_kubectl_is_seen() -> None:
