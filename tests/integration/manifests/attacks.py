@@ -1,13 +1,12 @@
-"""What a stolen token can do, tried out: every verb on every kind, and every field of every object that it may write.
+"""Sends dry-run requests for every verb and kind, and for every field of an object.
 
-Everything is sent as a dry run, which goes through authentication, rights, validation and admission, and stores nothing. What
-counts as a success is read from the answer: an object that differs from the one before in what the attack was about.
+A dry run goes through authentication, RBAC, validation and admission, and stores nothing. A changed field is read from the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,54 +76,57 @@ class Passed:
     where: str
 
 
-async def sweep(client: Client, known: list[Kind], namespaces: Mapping[str, str]) -> tuple[set[Passed], int]:
+async def sweep(client: Client, known: list[Kind], namespaces: Collection[str]) -> tuple[set[Passed], int]:
     """Try every verb on every kind; which were not forbidden, and how many requests that took.
 
     Args:
         client: with the stolen token.
         known: all kinds.
-        namespaces: what a namespace stands for -> its name.
+        namespaces: in which it is tried.
     """
     limit = asyncio.Semaphore(AT_ONCE)
     passed: set[Passed] = set()
 
-    async def one(kind: Kind, verb: str, where: str, namespace: str) -> None:
+    async def one(kind: Kind, verb: str, namespace: str) -> None:
         name = (
             "" if verb in {"list", "deletecollection"} or (verb == "create" and "/" not in kind.resource) else "victim"
         )
         body: Json | None = {} if verb in {"create", "update", "patch"} else None
-        query = "" if verb in {"get", "list"} else "?dryRun=All"
         async with limit:
-            error = await send(client, METHODS[verb], kind.path(namespace, name) + query, body)
-            # A policy's refusal says so: the rights let the request through, and what it may change is tried by field.
-            if error is not None and error.status in {401, 403} and "ValidatingAdmissionPolicy" not in error.message:
-                return
-        passed.add(Passed(kind.shown, verb, where))
+            refusal, _ = await dry_run(client, METHODS[verb], kind.path(namespace, name), body)
+        # A policy's refusal says so: RBAC let the request through, and what it may change is tried by field.
+        if refusal[:3] not in {"401", "403"} or "ValidatingAdmissionPolicy" in refusal:
+            passed.add(Passed(kind.shown, verb, namespace or "the cluster"))
 
     jobs = [
-        one(kind, verb, where, namespace)
+        one(kind, verb, namespace)
         for kind in known
         for verb in VERBS
         # Not offered by the API server at all, or everybody's: discovery's reviews of oneself.
         if verb in kind.verbs and not kind.shown.startswith(("selfsubject", "selfsubjectrules"))
-        for where, namespace in (namespaces.items() if kind.namespaced else [("cluster", "")])
+        for namespace in (namespaces if kind.namespaced else [""])
     ]
     await asyncio.gather(*jobs)
     return passed, len(jobs)
 
 
-async def send(client: Client, method: str, path: str, body: Any) -> ApiError | None:
-    """Send one request, again while the server is too busy; the error it ended with."""
-    content = MERGE_PATCH if method == "PATCH" else "application/json"
+async def dry_run(
+    client: Client, method: str, path: str, body: Any = None, content: str = MERGE_PATCH
+) -> tuple[str, bytes]:
+    """Send one request that stores nothing, again while the server is too busy.
+
+    Returns:
+        Status and text of the refusal, empty when it was let through; and the answer.
+    """
+    query = "" if method == "GET" else "?dryRun=All"
+    kind = content if method == "PATCH" else "application/json"
     while True:
         try:
-            await client.request(method, path, body=body, content_type=content)
+            return "", await client.request(method, path + query, body=body, content_type=kind)
         except ApiError as error:
-            if error.status == 429:
-                await asyncio.sleep(0.2)
-                continue
-            return error
-        return None
+            if error.status != 429:
+                return f"{error.status} {error.message}", b""
+        await asyncio.sleep(0.2)
 
 
 class Schemas:
@@ -183,10 +185,11 @@ async def changeable(client: Client, path: str, before: Json, schemas: Schemas, 
         value = schemas.value(schema, old)
         patch = {section: {name: value}} if section else {name: value}
         async with limit:
-            after = await attempt(client, path, patch)
-        new = (after.get(section, {}) if section else after).get(name) if after else old
-        if new != old:
-            changed.add(f"{section}.{name}".lstrip("."))
+            refusal, answer = await dry_run(client, "PATCH", path, patch)
+        if not refusal:
+            after: Json = msgspec.json.decode(answer)
+            if (after.get(section, {}) if section else after).get(name) != old:
+                changed.add(f"{section}.{name}".lstrip("."))
 
     # The API server's own bookkeeping, and the sections themselves.
     skipped = {"managedFields", "resourceVersion", "generation", "metadata", "spec", "status", "apiVersion", "kind"}
@@ -198,17 +201,3 @@ async def changeable(client: Client, path: str, before: Json, schemas: Schemas, 
     ]
     await asyncio.gather(*jobs)
     return changed
-
-
-async def attempt(
-    client: Client, path: str, body: Any, method: str = "PATCH", content: str = MERGE_PATCH
-) -> Json | None:
-    """Send one attack; the object as it would be, None when it was refused, whoever refused it."""
-    kind = content if method == "PATCH" else "application/json"
-    query = f"{'&' if '?' in path else '?'}dryRun=All"
-    try:
-        answer = await client.request(method, path + query, body=body, content_type=kind)
-    except ApiError:
-        return None
-    after: Json = msgspec.json.decode(answer)
-    return after

@@ -15,11 +15,11 @@ import yaml
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
-from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane, credentials_of
 from tests.integration.conftest import remove_definitions
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl
+from tests.integration.manifests.kubectl import NAMESPACE, Kubectl
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -49,23 +49,6 @@ async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
     """A client with the administrator's rights."""
     async with Client(plane.client_config) as client:
         yield client
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def agent_installed(plane: ControlPlane) -> AsyncIterator[None]:
-    """Namespace, service account, rights and policies of the agent as shipped, and the nodes ``node-a`` and ``node-b``."""
-    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
-    parts = [MANIFESTS / part for part in ("base/common", "base/agent", "policies")]
-    for part in parts:
-        await kubectl("apply", "--server-side", "-k", str(part))
-    async with Client(plane.client_config) as admin:
-        for name in ("node-a", "node-b"):
-            await admin.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}, Node)
-        yield
-        for name in ("node-a", "node-b"):
-            await admin.delete(NODES, name)
-    for part in reversed(parts):
-        await kubectl("delete", "--ignore-not-found", "--wait=true", "-k", str(part))
 
 
 TokenFor = Callable[[str, str], Awaitable[ClusterConfig]]

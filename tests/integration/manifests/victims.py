@@ -1,0 +1,125 @@
+"""The installation with objects worth attacking, and a client with the token of each program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from kubekit.client import Client
+from lab.controlplane import ControlPlane
+from tests.integration.conftest import eventually
+from tests.integration.manifests.attacks import Json, dry_run
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established
+
+# The most that a shipped overlay gives: the default, and the descheduler's rights on top.
+OVERLAY = MANIFESTS / "overlays" / "descheduler"
+PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
+OTHERS = ("unrelated", "with-appgroup")
+NAMESPACES = (NAMESPACE, "kube-system", *OTHERS)
+UNRELATED, IN_GROUP, SYSTEM = (f"/api/v1/namespaces/{n}/pods/victim" for n in (*OTHERS, "kube-system"))
+GATE = "netaware.io/topological-order"
+LABEL = "appgroup.diktyo.x-k8s.io"
+EXTENDED = {"resource.kubernetes.io/extended-resource-claim": "true"}
+CLAIM_SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+VOLUME_SPEC = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/good"}}
+TOPOLOGY_SPEC = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": []}]}
+
+
+def object_of(kind: str, name: str, api: str = "v1", **more: Any) -> Json:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **more}
+
+
+def claim(name: str, **annotations: str) -> Json:
+    made = object_of("ResourceClaim", name, "resource.k8s.io/v1", spec=CLAIM_SPEC)
+    return {**made, "metadata": {"name": name, "annotations": annotations}}
+
+
+def pod(**labels: str) -> Json:
+    """A pod; with labels a gated one, otherwise a privileged one on a node."""
+    spec: Json = {"containers": [{"name": "c", "image": "good"}], "terminationGracePeriodSeconds": 0}
+    if labels:
+        ours = [{"name": GATE}] if LABEL in labels else []
+        spec["schedulingGates"] = [*ours, {"name": "foreign.example/gate"}]
+    else:
+        spec |= {"nodeName": "node-b", "priority": 2_000_001_000, "priorityClassName": "system-node-critical"}
+        spec["containers"][0]["securityContext"] = {"privileged": True}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "victim", "labels": labels}, "spec": spec}
+
+
+def _node(name: str) -> Json:
+    # With a field of its status that the kubelet writes, so that its removal is an attack too.
+    status = {"capacity": {"cpu": "8"}, "declaredFeatures": ["A"], "nodeInfo": {"kernelVersion": "good"}}
+    return object_of("Node", name, status=status)
+
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/unrelated/resourceclaims"
+MAPS, SECRETS = (f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("configmaps", "secrets"))
+SYSTEM_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+TOPOLOGIES = "/apis/networktopology.diktyo.x-k8s.io/v1alpha1/namespaces/with-appgroup/networktopologies"
+VICTIMS: tuple[tuple[str, Json], ...] = (
+    ("/api/v1/nodes", _node("node-a")),
+    ("/api/v1/nodes", _node("node-b")),
+    ("/api/v1/namespaces/kube-system/pods", pod()),
+    ("/api/v1/namespaces/unrelated/pods", pod(app="theirs")),
+    ("/api/v1/namespaces/with-appgroup/pods", pod(**{LABEL: "shop"})),
+    (MAPS, object_of("ConfigMap", "netperf-metrics", data={"a": "b"})),
+    (MAPS, object_of("ConfigMap", "netaware-scheduler-config-x", data={"a": "b"})),
+    (SECRETS, object_of("Secret", "netaware-probe")),
+    (TOPOLOGIES, object_of("NetworkTopology", "nt", "networktopology.diktyo.x-k8s.io/v1alpha1", spec=TOPOLOGY_SPEC)),
+    (CLAIMS, claim("victim")),
+    (CLAIMS, claim("extended", **EXTENDED)),
+    (SYSTEM_LEASES, object_of("Lease", "kube-scheduler", "coordination.k8s.io/v1")),
+    ("/api/v1/persistentvolumes", object_of("PersistentVolume", "victim", spec=VOLUME_SPEC)),
+)
+NOTE = {"metadata": {"annotations": {"a": "b"}}}
+# What RBAC lets through and a policy refuses, by program.
+REFUSED = {
+    "agent": ("/api/v1/nodes/node-b/status", NOTE),
+    "controller": (IN_GROUP, NOTE),
+    "scheduler": (f"{SYSTEM}/status", NOTE),
+    "gate-opener": (IN_GROUP, NOTE),
+}
+
+
+@asynccontextmanager
+async def installed(plane: ControlPlane) -> AsyncIterator[None]:
+    """The overlay, a namespace that does not use AppGroups, one with an AppGroup's pod, and the victims."""
+    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+    await kubectl("apply", "--server-side", "-k", str(OVERLAY))
+    await established(kubectl)
+    async with Client(plane.client_config) as admin:
+
+        async def is_made(path: str, body: Json) -> bool:
+            refusal, _ = await dry_run(admin, "POST", path, body)
+            if not refusal:
+                await admin.request("POST", path, body=body)
+            return not refusal
+
+        for name in OTHERS:
+            await admin.request("POST", "/api/v1/namespaces", body=object_of("Namespace", name))
+        for path, body in VICTIMS:
+            await eventually(partial(is_made, path, body))
+        yield
+        for path, body in reversed(VICTIMS):
+            await admin.request("DELETE", f"{path}/{body['metadata']['name']}", params={"gracePeriodSeconds": "0"})
+    await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", *OTHERS)
+    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
+
+
+@asynccontextmanager
+async def stolen_tokens(token_for: Any) -> AsyncIterator[dict[str, Client]]:
+    """A client with the token of each program's pod on node-a, once policies are in force."""
+    async with AsyncExitStack() as stack:
+        clients = {
+            program: await stack.enter_async_context(Client(await token_for(f"netaware-{program}", "node-a")))
+            for program in PROGRAMS
+        }
+        for program, (path, body) in REFUSED.items():
+
+            async def is_in_force(client: Client = clients[program], path: str = path, body: Json = body) -> bool:
+                return "ValidatingAdmissionPolicy" in (await dry_run(client, "PATCH", path, body))[0]
+
+            await eventually(is_in_force)
+        yield clients
