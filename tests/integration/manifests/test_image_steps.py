@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-import yaml
 
 from tests.integration.manifests.kubectl import MANIFESTS
 
@@ -25,27 +23,16 @@ ABSENT = {
 }
 
 
-@dataclass(frozen=True)
-class Built:
-    """What a recipe made.
-
-    Attributes:
-        program: ``agent`` or ``controller``.
-        home: the environment that the final stage copies.
-    """
+class Built(NamedTuple):
+    """A program's environment that the final stage copies."""
 
     program: str
     home: Path
 
-    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the environment's Python away from the source tree, as in the image."""
         command = [str(self.home / "bin" / "python"), *arguments]
-        environment = {
-            "PATH": f"{self.home / 'bin'}:/usr/bin:/bin",
-            "HOME": "/nonexistent",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **variables,
-        }
+        environment = {"PATH": f"{self.home / 'bin'}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run(
             command, check=False, capture_output=True, text=True, cwd="/", env=environment, timeout=60
         )
@@ -96,55 +83,13 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(program, home)
 
 
-def test_program_starts_from_what_was_installed(built: Built) -> None:
+def test_program_starts_from_a_small_installation_without_what_it_does_not_need(built: Built) -> None:
     done = built.python("-m", built.program, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "COMMAND" in done.stdout
-
-
-def test_nothing_is_installed_that_the_program_does_not_need(built: Built) -> None:
+    assert "COMMAND" in done.stdout, done.stderr
     for module in ABSENT[built.program]:
-        done = built.python("-c", f"import {module}")
-        assert f"No module named '{module}'" in done.stderr, module
-
-
-def test_installation_is_small(built: Built) -> None:
+        assert f"No module named '{module}'" in built.python("-c", f"import {module}").stderr, module
     size = sum(path.lstat().st_size for path in built.home.rglob("*") if path.is_file())
     assert size <= LIMITS_MIB[built.program] << 20, f"{size / 2**20:.0f} MiB"
-
-
-@pytest.mark.parametrize("built", ["controller"], indirect=True)
-def test_shipped_configuration_is_good_in_the_eyes_of_the_shipped_program(built: Built) -> None:
-    files = [path for path in MANIFESTS.rglob("config.yaml") if "kind: ControllerConfiguration" in path.read_text()]
-    assert files
-    for path in files:
-        done = built.python("-m", "controller", "check-config", str(path))
-        assert done.returncode == 0, done.stderr
-
-
-def containers(program: str) -> list[list[str]]:
-    """The arguments of every container of that image in the manifests, as a kubelet would pass them."""
-    values = {"NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "netaware-system"}
-    found = []
-    for path in sorted((MANIFESTS / "base").rglob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            spec = ((document or {}).get("spec") or {}).get("template", {}).get("spec", {})
-            for container in spec.get("containers", ()):
-                if container["image"] == f"netaware-{program}":
-                    words = [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], word) for word in container["args"]]
-                    config = f"--config={MANIFESTS / 'base' / program / 'config.yaml'}"
-                    found.append([config if word.startswith("--config=") else word for word in words])
-    return found
-
-
-def test_arguments_in_the_manifests_are_understood(built: Built) -> None:
-    commands = containers(built.program)
-    assert commands
-    for arguments in commands:
-        done = built.python("-m", built.program, *arguments, NODE_NAME="node-a")
-        # Everything before the missing token was understood.
-        assert "--credentials: /var/run" in done.stderr, f"{arguments}: {done.stderr}"
-        assert done.returncode == 2
 
 
 def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_program() -> None:

@@ -1,0 +1,46 @@
+"""Programs as images and manifests start them: modules, arguments and configurations that they know."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import yaml
+
+from controller.config import parse_config
+from tests.unit.manifests.metric_names import ROOT
+
+MANIFESTS = ROOT / "manifests"
+
+
+def test_agents_image_writes_bytecode_of_modules_that_exist() -> None:
+    (modules,) = re.findall(r'^RUN python -c "import (.+)"$', (ROOT / "Dockerfile.agent").read_text(), re.MULTILINE)
+    for module in modules.split(", "):
+        import_module(module)
+
+
+@pytest.mark.parametrize("program", ["agent", "controller"])
+def test_arguments_in_the_manifests_are_understood(program: str) -> None:
+    """Everything before the token that is missing here was understood."""
+    variables = {"NODE_NAME": "node-a", "NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "ns"}
+    config = f"--config={MANIFESTS / 'base' / program / 'config.yaml'}"
+    documents = [d for path in (MANIFESTS / "base").rglob("*.yaml") for d in yaml.safe_load_all(path.read_text()) if d]
+    specs = [(d.get("spec") or {}).get("template", {}).get("spec", {}) for d in documents]
+    containers = [c for spec in specs for c in spec.get("containers", ()) if c["image"] == f"netaware-{program}"]
+    assert containers
+    for container in containers:
+        words = [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], word) for word in container["args"]]
+        argv = [sys.executable, "-m", program, *(config if w.startswith("--config=") else w for w in words)]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=60)
+        assert (done.returncode, "--credentials: /var/run" in done.stderr) == (2, True), f"{words}: {done.stderr}"
+
+
+def test_shipped_configurations_are_read() -> None:
+    texts = {str(path): path.read_text() for path in MANIFESTS.rglob("config.yaml")}
+    configurations = {path: text for path, text in texts.items() if "kind: ControllerConfiguration" in text}
+    assert configurations
+    for path, text in configurations.items():
+        parse_config(text, path)
