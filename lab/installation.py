@@ -26,11 +26,11 @@ from kubekit.errors import ApiError
 from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, credentials_of, free_ports, is_there
+from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, free_ports, is_there
 from lab.debian import Missing
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
-from lab.programs import Program, agent_program, is_ready
+from lab.programs import Program, Programs, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
@@ -199,13 +199,13 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 async def _start_controller(client: Client, installation: Installation) -> None:
     urls, config = (installation.controller_url, installation.extender_url), installation.config
     for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
-        kubeconfig = await bound_kubeconfig(client, installation.lab, account, name, lambda _: True)
+        kubeconfig = await bound_kubeconfig(client, installation.lab.control_plane, account, name)
         python = installation.python(name)
-        spawn_central(installation.lab, name, verb, url, kubeconfig=kubeconfig, config=config, python=python)
+        spawn_central(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config, python=python)
 
 
 def spawn_central(
-    lab: Lab,
+    programs: Programs,
     name: str,
     verb: str,
     url: str,
@@ -213,23 +213,21 @@ def spawn_central(
     kubeconfig: Path,
     config: Path,
     python: Sequence[str | Path] = THIS_PYTHON,
-    env: Mapping[str, str] | None = None,
 ) -> None:
     """Start one of the controller's programs on the host.
 
     Args:
-        lab: ends it when the lab ends.
+        programs: of the lab; they end with it.
         name: of the program, and of its pod as it knows it.
         verb: of ``python -m controller``.
         url: where it listens.
         kubeconfig: its credentials.
         config: of the controller.
         python: what runs a module.
-        env: more variables.
     """
     argv = [*python, "controller", verb, f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-    lab.spawn(None, argv, name, env={"POD_NAME": name, **(env or {})})
+    programs.start(name, argv, env={"POD_NAME": name})
 
 
 async def _start_agents(client: Client, installation: Installation, flags: Sequence[str]) -> None:
@@ -243,7 +241,7 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
         def on_node(pod: Pod, node: str = node) -> bool:
             return pod.spec.node_name == node
 
-        kubeconfig = await bound_kubeconfig(client, lab, AGENT, name, on_node)
+        kubeconfig = await bound_kubeconfig(client, lab.control_plane, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [*installation.python(name), "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
@@ -254,7 +252,7 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
 
 
 async def bound_kubeconfig(
-    client: Client, lab: Lab, account: str, file_name: str, wanted: Callable[[Pod], bool]
+    client: Client, plane: ControlPlane, account: str, file_name: str, wanted: Callable[[Pod], bool] = bool
 ) -> Path:
     """A kubeconfig with the service account's token, bound to the pod that represents the program."""
     found: list[Pod] = []
@@ -266,7 +264,7 @@ async def bound_kubeconfig(
 
     await _until(look, f"a pod of {account}")
     pod = found[0].metadata
-    return await lab.control_plane.write_token_kubeconfig(
+    return await plane.write_token_kubeconfig(
         HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 

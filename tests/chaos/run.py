@@ -203,9 +203,9 @@ async def _start_second_controller(client: Client, installation: Installation, u
     lab = installation.lab
     first = _bound_pod(lab.control_plane.kubeconfig_of("controller"))
     kubeconfig = await bound_kubeconfig(
-        client, lab, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
+        client, lab.control_plane, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
     )
-    spawn_central(lab, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config)
+    spawn_central(lab.programs, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=installation.config)
 
 
 def _bound_pod(kubeconfig: Path) -> str:

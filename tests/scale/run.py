@@ -115,7 +115,7 @@ async def _start_programs(lab: Lab) -> str:
     for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
         config = MANIFESTS / "base" / "controller" / "config.yaml"
-        spawn_central(lab, name, verb, url, kubeconfig=kubeconfig, config=config)
+        spawn_central(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
         ready, what = partial(is_ready, f"{url}/readyz", 5), f"{url} to be ready"
         await poll_until(ready, what, _DEADLINE_S, every_s=0.5, meanwhile=lab.programs.check, error=BootError)

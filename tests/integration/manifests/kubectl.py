@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from kubekit.client import Client
+from lab.controlplane import ControlPlane
+from tests.integration.conftest import remove_definitions
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 NAMESPACE = "netaware-system"
@@ -86,6 +91,24 @@ def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
         for document in documents
         if document["kind"] in {"DaemonSet", "Deployment", "StatefulSet", "Job"}
     }
+
+
+@asynccontextmanager
+async def installed(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
+    """A shipped overlay, with kubectl and a client of the administrator. Nobody waits for its namespace to go."""
+    kubectl, folder = Kubectl(plane.kubectl, plane.kubeconfig), str(MANIFESTS / "overlays" / overlay)
+    await kubectl("apply", "--server-side", "-k", folder)
+    await established(kubectl)
+    async with Client(plane.client_config) as admin:
+        yield kubectl, admin
+        await kubectl("delete", "--ignore-not-found", "--wait=false", "-k", folder)
+        await end_pods(kubectl, NAMESPACE)
+        await remove_definitions(admin)
+
+
+async def end_pods(kubectl: Kubectl, namespace: str) -> None:
+    """Of a namespace that is being deleted, which would else wait for kubelets."""
+    await kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
 
 
 async def established(kubectl: Kubectl) -> None:

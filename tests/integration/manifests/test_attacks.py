@@ -34,7 +34,7 @@ from tests.integration.manifests.victims import (
     PROGRAMS,
     SYSTEM,
     UNRELATED,
-    installed,
+    installed_with_victims,
     object_of,
     stolen_tokens,
 )
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("victims")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def victims(plane: ControlPlane) -> AsyncIterator[None]:
-    async with installed(plane):
+    async with installed_with_victims(plane):
         yield
 
 

@@ -15,9 +15,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from kubekit.client import Client
 from lab.controlplane import ControlPlane
-from tests.integration.manifests.conftest import KubeconfigFor
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, KubectlError, on_top_of
 
 pytestmark = pytest.mark.helm
@@ -204,7 +202,7 @@ async def test_helm_installs_upgrades_and_uninstalls(run: Run, chart: Chart, kub
 
 
 async def test_the_cleanup_job_may_do_what_it_does_and_no_more(
-    run: Run, chart: Chart, kubectl: Kubectl, kubeconfig_for: KubeconfigFor, admin: Client, tmp_path: Path
+    run: Run, chart: Chart, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
     """Its commands, run by kubectl with its token as the kubelet would run them; rollouts only begin, since no kubelet is here."""
     await run("install", "netaware", str(chart.folder), "--create-namespace")
@@ -212,7 +210,7 @@ async def test_the_cleanup_job_may_do_what_it_does_and_no_more(
     hooks = [d for d in documents.values() if "helm.sh/hook" in d["metadata"].get("annotations", {})]
     rights = [d for d in hooks if d["kind"] != "Job"]
     await kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
-    job = Kubectl(kubectl.binary, await kubeconfig_for("by-helm", "netaware-cleanup", tmp_path))
+    job = Kubectl(kubectl.binary, await plane.write_token_kubeconfig("by-helm", "netaware-cleanup"))
     pod = next(d for d in hooks if d["kind"] == "Job")["spec"]["template"]["spec"]
     for container in (*pod["initContainers"], *pod["containers"]):
         words = [re.sub(r"--timeout=.*", "--timeout=1s", word) for word in container["args"]]

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import re
-import shlex
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
-from controller.cluster.graph import build_graph
-from controller.cluster.resources import APPGROUPS, AppGroup
+from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
-from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, established
-from tests.support.documents import blocks, keep_files
+from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, installed
 
 DEFAULT = MANIFESTS / "overlays" / "default"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir() if path.name != "prometheus-operator")
 
 
-pytestmark = pytest.mark.usefixtures("installed")
+pytestmark = pytest.mark.usefixtures("default_overlay")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def installed(plane: ControlPlane) -> AsyncIterator[None]:
+async def default_overlay(plane: ControlPlane) -> AsyncIterator[None]:
     """The default overlay, applied with one command, for all tests of this file."""
-    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
-    await kubectl("apply", "--server-side", "-k", str(DEFAULT))
-    await established(kubectl)
-    yield
-    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(DEFAULT))
+    async with installed(plane, "default"):
+        yield
 
 
 async def test_overlays_apply_on_top_and_applying_again_changes_nothing(kubectl: Kubectl) -> None:
@@ -89,20 +80,3 @@ async def test_definitions_refuse_names_that_could_be_commands(admin: Client) ->
         if f"{field}: Invalid value" not in said:
             wrong.append((place, field, text, said))
     assert wrong == []
-
-
-async def test_the_first_appgroup_applies_as_its_page_says(kubectl: Kubectl, tmp_path: Path) -> None:
-    """The page's own files, by its own names, and the commands between them."""
-    keep_files("first-appgroup", tmp_path)
-    (block,) = blocks("first-appgroup", "3. Apply")
-    lines = re.findall(r"^kubectl ((?:create|label|apply) .*)$", block, re.MULTILINE)
-    commands = [shlex.split(line, comments=True) for line in lines]
-    assert len(commands) == 4
-    try:
-        for words in commands:
-            said = await kubectl(*[str(tmp_path / w) if w.endswith(".yaml") else w for w in words])
-            assert "created" in said or "labeled" in said
-        group = msgspec.json.decode(await kubectl("-n", "shop", "get", "appgroup", "shop", "-o", "json"), type=AppGroup)
-        assert build_graph(group.spec).faults == ()
-    finally:
-        await kubectl("delete", "namespace", "shop", "--ignore-not-found", "--wait=false")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,17 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.waiting import poll_until
-from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
+from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
-from lab.programs import Program
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
+from lab.installation import bound_kubeconfig, spawn_central
+from lab.programs import Program, run_to_end
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed
 from tests.support.audit_log import audit_events
 
-# The default, and the descheduler's rights on top.
-OVERLAY = MANIFESTS / "overlays" / "descheduler"
 CENTRAL = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
-ACCOUNTS = ("netaware-agent", *CENTRAL)
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
 # Zone, and a loopback address that no other test uses, by node.
-PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
+NODE_PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
 DEADLINE_S = 45.0
 # One client for all tests of this file, hence one loop.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -66,18 +65,18 @@ class Use:
 
 
 @dataclass
-class Witness:
-    """What the audit log says of our accounts, since there were so many events."""
+class Running:
+    """The installation, as it runs; ``before`` is how many events the audit log had."""
 
+    plane: ControlPlane
+    kubectl: Kubectl
+    admin: Client
     log: Path
     before: int
-    used: set[Use] = field(default_factory=set)
-    refused: list[str] = field(default_factory=list)
 
-    def read(self) -> None:
-        """Read the log anew."""
-        self.used.clear()
-        self.refused.clear()
+    def uses(self) -> dict[Use, str]:
+        """What our accounts did since, and the last refusal where there was one."""
+        found: dict[Use, str] = {}
         for entry in audit_events(self.log)[self.before :]:
             if "objectRef" not in entry:
                 continue  # discovery, which everybody may read
@@ -85,19 +84,10 @@ class Witness:
             resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
             account = entry["user"]["username"].rpartition(":")[2]
             use = Use(account, about.get("apiGroup", ""), resource, entry["verb"])
-            self.used.add(use)
-            if entry.get("responseStatus", {}).get("code") in {401, 403}:
-                self.refused.append(f"{use}: {entry['requestURI']}: {entry['responseStatus'].get('message', '')}")
-
-
-@dataclass
-class Running:
-    """The installation, as it runs."""
-
-    plane: ControlPlane
-    kubectl: Kubectl
-    admin: Client
-    witness: Witness
+            status = entry.get("responseStatus", {})
+            refusal = f"{entry['requestURI']}: {status.get('message', '')}" if status.get("code") in {401, 403} else ""
+            found[use] = refusal or found.get(use, "")
+        return found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -106,21 +96,18 @@ async def running(
 ) -> AsyncIterator[Running]:
     before = len(audit_events(audit_log))
     others = {program.name for program in plane.programs}
-    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
-    async with Client(plane.client_config) as admin:
-        await plane.start_scheduler()
-        await kubectl("apply", "--server-side", "-k", str(OVERLAY))
-        for name, (zone, address) in PLACES.items():
+    await plane.start_scheduler()
+    async with installed(plane, "descheduler") as (kubectl, admin):
+        for name, (zone, address) in NODE_PLACES.items():
             await admin.create(NODES, _node(name, zone, address), Node)
-        found = Running(plane, kubectl, admin, Witness(audit_log, before))
+        found = Running(plane, kubectl, admin, audit_log, before)
         await _start(found, tmp_path_factory.mktemp("rights"))
         yield found
         for program in [program for program in plane.programs if program.name not in others]:
             await plane.programs.stop(program)
-        await kubectl("delete", "--ignore-not-found", "-k", str(OVERLAY))
-        await kubectl(
-            "delete", "--ignore-not-found", "--wait=false", "namespace/boutique", *(f"node/{n}" for n in PLACES)
-        )
+        await kubectl("delete", "--ignore-not-found", "--wait=false", "namespace/boutique")
+        await end_pods(kubectl, "boutique")
+    await kubectl("delete", "node", *NODE_PLACES)
 
 
 def _node(name: str, zone: str, address: str) -> dict[str, Any]:
@@ -150,33 +137,36 @@ async def _start(running: Running, folder: Path) -> None:
     config["topology"] = {"probing": probing, "costPolicy": trusting}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     extender_port, scheduler_port = free_ports(2)
-    kubeconfigs = {
-        account: await _kubeconfig(running, account, await _pod_of(running.admin, account)) for account in CENTRAL
-    }
+    plane, admin = running.plane, running.admin
     verbs = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
     for account, (verb, port) in zip(CENTRAL, verbs, strict=True):
-        argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_of(kubeconfigs[account])}"]
-        argv += [f"--listen=127.0.0.1:{port}", f"--config={folder / 'config.yaml'}", f"--namespace={NAMESPACE}"]
-        running.plane.programs.start(verb, argv)
-    _start_scheduler(running, folder, kubeconfigs["netaware-scheduler"], extender_port, scheduler_port)
+        kubeconfig = await bound_kubeconfig(admin, plane, account, account)
+        url = f"http://127.0.0.1:{port}"
+        spawn_central(plane.programs, verb, verb, url, kubeconfig=kubeconfig, config=folder / "config.yaml")
+    _start_scheduler(running, folder, extender_port, scheduler_port)
     passphrase = folder / "passphrase"
     passphrase.write_text("0123456789abcdef0123456789abcdef")
-    for node, (_, address) in PLACES.items():
-        kubeconfig = await _kubeconfig(running, "netaware-agent", await _pod_of(running.admin, "netaware-agent", node))
-        argv = [
-            sys.executable,
-            "-m",
-            "agent",
-            "run",
-            f"--node-name={node}",
-            f"--credentials={credentials_of(kubeconfig)}",
-        ]
-        argv += [f"--listen={address}:0", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
-        running.plane.programs.start(f"agent-{node}", argv)
+    for node, (_, address) in NODE_PLACES.items():
+        argv = [*await _agent(running, node), f"--listen={address}:0", f"--namespace={NAMESPACE}"]
+        plane.programs.start(f"agent-{node}", [*argv, f"--passphrase-file={passphrase}"])
 
 
-def _start_scheduler(running: Running, folder: Path, kubeconfig: Path, extender_port: int, port: int) -> None:
+async def _agent(running: Running, node: str) -> list[str]:
+    """The command of a node's agent."""
+    kubeconfig = await _agents_kubeconfig(running, node)
+    run = [sys.executable, "-m", "agent", "run"]
+    return [*run, f"--node-name={node}", f"--credentials={credentials_of(kubeconfig)}"]
+
+
+async def _agents_kubeconfig(running: Running, node: str) -> Path:
+    return await bound_kubeconfig(
+        running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
+    )
+
+
+def _start_scheduler(running: Running, folder: Path, extender_port: int, port: int) -> None:
     """The shipped configuration; only the extender's port differs, and where the credentials are."""
+    kubeconfig = running.plane.kubeconfig_of("netaware-scheduler")
     config = yaml.safe_load((MANIFESTS / "scheduler" / "kube-scheduler.yaml").read_text())
     config["clientConnection"] = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
     for extender in config["extenders"]:
@@ -188,37 +178,16 @@ def _start_scheduler(running: Running, folder: Path, kubeconfig: Path, extender_
     running.plane.programs.start("netaware-scheduler", argv)
 
 
-async def _pod_of(admin: Client, account: str, node: str = "") -> Pod:
-    found: list[Pod] = []
-
-    async def there() -> bool:
-        label = f"app.kubernetes.io/name={account}"
-        pods = await admin.list(PODS, Pod, namespace=NAMESPACE, label_selector=label)
-        found[:] = [p for p in pods if p.spec.node_name and node in {"", p.spec.node_name}]
-        return bool(found)
-
-    await poll_until(there, f"a pod of {account}", DEADLINE_S)
-    return found[0]
-
-
-async def _kubeconfig(running: Running, account: str, pod: Pod) -> Path:
-    bound = (pod.metadata.name, pod.metadata.uid)
-    return await running.plane.write_token_kubeconfig(NAMESPACE, account, file_name=pod.metadata.name, bound_pod=bound)
-
-
-def rules(documents: Documents) -> Iterator[tuple[Use, frozenset[str]]]:
-    """Every right that a Role or ClusterRole of ours gives to an account, and the names it is tied to."""
+def rights(documents: Documents) -> Iterator[Use]:
+    """Every right that a Role or ClusterRole of ours gives to an account."""
     roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in {"Role", "ClusterRole"}}
     for binding in documents:
         if binding["kind"] not in {"RoleBinding", "ClusterRoleBinding"}:
             continue
         role = roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
         for rule in role["rules"] if role else ():
-            names = frozenset(rule.get("resourceNames", ()))
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
-                    for verb in rule["verbs"]:
-                        yield Use(binding["subjects"][0]["name"], group, resource, verb), names
+            for key in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"]):
+                yield Use(binding["subjects"][0]["name"], *key)
 
 
 async def test_installation_does_its_work_under_the_shipped_rights(running: Running) -> None:
@@ -237,7 +206,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
     assert len((secret.data or {})["passphrase"]) > 40
     results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert results.data
-    for name in PLACES:
+    for name in NODE_PLACES:
         node = await admin.get(NODES, name, Node)
         assert (node.status.capacity or {})["network.aware.com/bandwidth"] == "10G"
         assert node.metadata.annotation("netaware.io/agent")
@@ -254,7 +223,7 @@ async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) 
     await poll_until(ordered, "the order of the Online Boutique", DEADLINE_S)
 
 
-async def test_demo_workload_is_placed_whole(running: Running) -> None:
+async def test_all_pods_of_the_demo_are_placed(running: Running) -> None:
     await running.kubectl("create", "namespace", "boutique")
     await running.kubectl("apply", "-n", "boutique", "-k", str(MANIFESTS / "examples" / "online-boutique"))
 
@@ -266,14 +235,14 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
 
 
 async def test_nothing_was_refused(running: Running) -> None:
-    running.witness.read()
-    assert running.witness.used
-    assert running.witness.refused == []
+    uses = running.uses()
+    assert uses
+    assert {use: refusal for use, refusal in uses.items() if refusal} == {}
 
 
 async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
-    documents = await running.kubectl.build(OVERLAY)
-    given = {use for use, _ in rules(documents)}
+    documents = await running.kubectl.build(MANIFESTS / "overlays" / "descheduler")
+    given = set(rights(documents))
     assert len(given) > 20
     # Each program comes to its work in its own time: the agent that measures last is the one that patches the results.
     with contextlib.suppress(TimeoutError):
@@ -286,8 +255,7 @@ async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
 
 def _idle(running: Running, given: set[Use]) -> list[Use]:
     """Rights that are given, not rare, and not used so far."""
-    running.witness.read()
-    used = {use for use in running.witness.used if use.verb != "get" or use in given}
+    used = running.uses().keys()
     # A list and a watch of one object are authorised as such; server-side apply of a new object needs create and patch.
     idle = {use for use in given - used if (use.account, use.group, use.resource, use.verb) not in RARE}
     # What is mirrored is listed by a watch, but for API servers that do not stream lists yet.
@@ -296,36 +264,18 @@ def _idle(running: Running, given: set[Use]) -> list[Use]:
     return sorted(idle)
 
 
-async def test_uninstalling_as_documented_leaves_nothing(running: Running) -> None:
-    """The last test of this file: agents take back what they wrote, then one command deletes the rest."""
+async def test_agents_clean_up_what_they_wrote(running: Running) -> None:
+    """The last test of this file; that one command deletes the rest is in test_upgrade.py."""
     for program in list(running.plane.programs):
         if program.name.startswith("agent-") or program.name in CENTRAL_PROGRAMS:
             await running.plane.programs.stop(program)
-    for node in PLACES:
-        pod = await _pod_of(running.admin, "netaware-agent", node)
-        kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
-        argv = [
-            sys.executable,
-            "-m",
-            "agent",
-            "run",
-            "--cleanup=once",
-            f"--node-name={node}",
-            f"--credentials={credentials_of(kubeconfig)}",
-        ]
-        process = await asyncio.create_subprocess_exec(*argv)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+    for node in NODE_PLACES:
+        await run_to_end([*await _agent(running, node), "--cleanup=once"], "the clean-up", 30)
         left = await running.admin.get(NODES, node, Node)
         assert [key for key in left.metadata.annotations or {} if key.startswith("netaware.io/")] == [
             "netaware.io/bandwidth-capacity"
         ], "only what the administrator wrote"
         assert "network.aware.com/bandwidth" not in {**(left.status.capacity or {}), **(left.status.allocatable or {})}
         assert "NetawareBandwidth" not in [condition.type for condition in left.status.conditions or ()]
-    await running.kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
-    kinds = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingadmissionpolicies,priorityclasses"
-    label = "app.kubernetes.io/part-of=netaware"
-    assert await running.kubectl("get", kinds, "-A", "-l", label, "-o", "name") == ""
-    with pytest.raises(ApiError, match="not found"):
-        await running.admin.get(NAMESPACES, NAMESPACE, Object)
     pods = await running.admin.list(PODS, Pod, namespace="boutique")
     assert len([pod for pod in pods if pod.spec.node_name]) == 11, "the workload stays"

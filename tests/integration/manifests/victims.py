@@ -11,10 +11,10 @@ from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
 from tests.integration.manifests.attacks import Json, dry_run
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established
+from tests.integration.manifests.kubectl import NAMESPACE, installed
 
 # The most that a shipped overlay gives: the default, and the descheduler's rights on top.
-OVERLAY = MANIFESTS / "overlays" / "descheduler"
+OVERLAY = "descheduler"
 PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
 OTHERS = ("unrelated", "with-appgroup")
 NAMESPACES = (NAMESPACE, "kube-system", *OTHERS)
@@ -84,12 +84,9 @@ REFUSED = {
 
 
 @asynccontextmanager
-async def installed(plane: ControlPlane) -> AsyncIterator[None]:
+async def installed_with_victims(plane: ControlPlane) -> AsyncIterator[None]:
     """The overlay, a namespace that does not use AppGroups, one with an AppGroup's pod, and the victims."""
-    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
-    await kubectl("apply", "--server-side", "-k", str(OVERLAY))
-    await established(kubectl)
-    async with Client(plane.client_config) as admin:
+    async with installed(plane, OVERLAY) as (kubectl, admin):
 
         async def is_made(path: str, body: Json) -> bool:
             refusal, _ = await dry_run(admin, "POST", path, body)
@@ -104,8 +101,7 @@ async def installed(plane: ControlPlane) -> AsyncIterator[None]:
         yield
         for path, body in reversed(VICTIMS):
             await admin.request("DELETE", f"{path}/{body['metadata']['name']}", params={"gracePeriodSeconds": "0"})
-    await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", *OTHERS)
-    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
+        await kubectl("delete", "--wait=false", "namespace", *OTHERS)
 
 
 @asynccontextmanager
