@@ -95,15 +95,21 @@ def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
 
 @asynccontextmanager
 async def installed(plane: ControlPlane, overlay: str) -> AsyncIterator[tuple[Kubectl, Client]]:
-    """A shipped overlay, with kubectl and a client of the administrator. Nobody waits for its namespace to go."""
-    kubectl, folder = Kubectl(plane.kubectl, plane.kubeconfig), str(MANIFESTS / "overlays" / overlay)
-    await kubectl("apply", "--server-side", "-k", folder)
+    """A shipped overlay, with kubectl and a client of the administrator."""
+    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+    await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
     await established(kubectl)
     async with Client(plane.client_config) as admin:
         yield kubectl, admin
-        await kubectl("delete", "--ignore-not-found", "--wait=false", "-k", folder)
-        await end_pods(kubectl, NAMESPACE)
-        await remove_definitions(admin)
+        await uninstall(kubectl, admin, overlay)
+
+
+async def uninstall(kubectl: Kubectl, admin: Client, overlay: str) -> None:
+    """Delete a shipped overlay, and do not wait for its namespace to go."""
+    folder = str(MANIFESTS / "overlays" / overlay)
+    await kubectl("delete", "--ignore-not-found", "--wait=false", "-k", folder)
+    await end_pods(kubectl, NAMESPACE)
+    await remove_definitions(admin)
 
 
 async def end_pods(kubectl: Kubectl, namespace: str) -> None:

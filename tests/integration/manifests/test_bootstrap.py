@@ -12,28 +12,23 @@ import pytest_asyncio
 
 from controller.bootstrap import Bootstrap, BootstrapConfig
 from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
-from kubekit.client import Client
+from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, SECRETS, ConfigMap, Object
-from tests.integration.conftest import eventually
-from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, established
+from tests.integration.conftest import eventually, remove_definitions
+from tests.integration.manifests.kubectl import Kubectl
 
 SPACE = "bootstrap"
 
 
 @pytest_asyncio.fixture
-async def space(kubectl: Kubectl, admin: Client) -> AsyncIterator[str]:
-    """A namespace, and our definitions."""
-    await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crds"))
-    await established(kubectl)
+async def definitions_and_namespace(kubectl: Kubectl, admin: Client, crds: list[str]) -> AsyncIterator[None]:
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
     await admin.apply(NAMESPACES, SPACE, body, Object, field_manager="tests")
-    yield SPACE
-    for topology in await admin.list(NETWORK_TOPOLOGIES, NetworkTopology):
-        await admin.delete(NETWORK_TOPOLOGIES, topology.metadata.name, namespace=topology.metadata.namespace)
-    await admin.delete(SECRETS, "netaware-probe", namespace=SPACE)
-    await kubectl("delete", "--ignore-not-found", "-k", str(MANIFESTS / "crds"))
+    yield
+    await kubectl("delete", "--wait=false", "namespace", SPACE)
+    await remove_definitions(admin)
 
 
 @asynccontextmanager
@@ -70,38 +65,28 @@ async def passphrase(admin: Client) -> str:
     return base64.b64decode((found.data or {})["passphrase"]).decode()
 
 
-async def test_missing_topology_and_passphrase_are_created_where_that_is_asked_for(admin: Client, space: str) -> None:
+@pytest.mark.usefixtures("definitions_and_namespace")
+async def test_leader_creates_what_is_missing_where_that_is_asked_for(admin: Client) -> None:
     async with leading(admin, BootstrapConfig()) as store:
         await asyncio.sleep(0.5)
         assert not store.items
         assert await passphrase(admin) == ""
-    config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, config) as store:
+    asked = BootstrapConfig(network_topology="nt-default", probe_secret=True)
+    async with leading(admin, asked) as store:
 
-        async def created() -> bool:
-            return list(store.items) == [f"{space}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
+        async def is_created() -> bool:
+            return list(store.items) == [f"{SPACE}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
 
-        await eventually(created)
-        assert store.items[f"{space}/nt-default"].spec.configmap_name == "netperf-metrics"
-
-
-async def test_what_exists_is_left_alone(admin: Client, space: str) -> None:
-    theirs = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": "NetworkTopology",
-        "metadata": {"name": "theirs"},
-        "spec": {"configmapName": "somewhere"},
-    }
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "netaware-probe"},
-        "stringData": {"passphrase": "chosen by a person"},
-    }
+        await eventually(is_created)
+        assert store.items[f"{SPACE}/nt-default"].spec.configmap_name == "netperf-metrics"
+    # What exists is left alone, also a topology of another name in another namespace.
+    chosen = {"stringData": {"passphrase": "chosen by a person"}}
+    await admin.patch(SECRETS, "netaware-probe", chosen, Object, kind=MERGE_PATCH, namespace=SPACE)
+    head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": "NetworkTopology", "metadata": {"name": "theirs"}}
+    theirs = {**head, "spec": {"configmapName": "somewhere"}}
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
-    await admin.create(SECRETS, secret, Object, namespace=space)
-    config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, config) as store:
+    await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=SPACE)
+    async with leading(admin, asked) as store:
         await asyncio.sleep(0.5)
         assert list(store.items) == ["default/theirs"]
         assert await passphrase(admin) == "chosen by a person"

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import yaml
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
-from tests.integration.conftest import eventually
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established
+from tests.integration.conftest import definitions, eventually, remove_definitions
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established, uninstall
 from tests.support.documents import blocks
-
-DEFAULT = MANIFESTS / "overlays" / "default"
-
-
-@pytest_asyncio.fixture
-async def clean(kubectl: Kubectl, admin: Client) -> AsyncIterator[None]:
-    """Nothing of ours before, and nothing after."""
-    yield
-    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=40s", "-k", str(DEFAULT))
 
 
 async def names(kubectl: Kubectl) -> set[str]:
@@ -42,46 +30,32 @@ async def names(kubectl: Kubectl) -> set[str]:
     return found
 
 
-async def test_definitions_upgrade_in_place_and_keep_their_objects(
-    kubectl: Kubectl, admin: Client, clean: None
-) -> None:
+async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kubectl, admin: Client) -> None:
     """From definitions without a status subresource, as upstream's are, to ours."""
-    for path in sorted((MANIFESTS / "crds").glob("[!k]*.yaml")):
-        await kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(_as_upstream(path)))
+    for definition in definitions().values():
+        for version in definition["spec"]["versions"]:
+            version.pop("subresources", None)
+            version.pop("additionalPrinterColumns", None)
+        await kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(definition))
     await established(kubectl)
-    example = (MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text()
-    await kubectl("apply", "-n", "default", "-f", "-", stdin=example)
-    topology = (MANIFESTS / "examples" / "networktopology.yaml").read_text().replace(NAMESPACE, "default")
-    await kubectl("apply", "-n", "default", "-f", "-", stdin=topology)
-    before = [await _spec(admin, "online-boutique"), await _topology(admin, "nt-example")]
-    await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEFAULT))
-    await established(kubectl)
-    assert [await _spec(admin, "online-boutique"), await _topology(admin, "nt-example")] == before
+    examples = ("online-boutique/appgroup.yaml", "networktopology.yaml")
+    text = "---\n".join((MANIFESTS / "examples" / name).read_text() for name in examples)
+    await kubectl("apply", "-n", "default", "-f", "-", stdin=text.replace(NAMESPACE, "default"))
+
+    async def objects() -> list[Any]:
+        group = await admin.get(APPGROUPS, "online-boutique", dict, namespace="default")
+        topology = await admin.get(NETWORK_TOPOLOGIES, "nt-example", dict, namespace="default")
+        return [(found["spec"], found["metadata"]["uid"]) for found in (group, topology)]
 
     async def has_status() -> bool:
         return "appgroups/status" in await kubectl("get", "--raw", f"/apis/{APPGROUPS.api_version}")
 
+    before = await objects()
+    assert not await has_status()
+    await kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crds"))
     await eventually(has_status)
-    await admin.delete(APPGROUPS, "online-boutique", namespace="default")
-    await admin.delete(NETWORK_TOPOLOGIES, "nt-example", namespace="default")
-
-
-def _as_upstream(path: Path) -> dict[str, Any]:
-    definition: dict[str, Any] = yaml.safe_load(path.read_text())
-    for version in definition["spec"]["versions"]:
-        version.pop("subresources", None)
-        version.pop("additionalPrinterColumns", None)
-    return definition
-
-
-async def _spec(admin: Client, name: str) -> Any:
-    found: dict[str, Any] = await admin.get(APPGROUPS, name, dict, namespace="default")
-    return found["spec"], found["metadata"]["uid"]
-
-
-async def _topology(admin: Client, name: str) -> Any:
-    found: dict[str, Any] = await admin.get(NETWORK_TOPOLOGIES, name, dict, namespace="default")
-    return found["spec"], found["metadata"]["uid"]
+    assert await objects() == before
+    await remove_definitions(admin)
 
 
 def documented(page: str, heading: str) -> list[str]:
@@ -103,9 +77,7 @@ async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: K
     assert await names(kubectl) <= before
 
 
-async def test_changing_the_overlay_as_documented_takes_back_rights(
-    kubectl: Kubectl, admin: Client, clean: None
-) -> None:
+async def test_changing_the_overlay_as_documented_takes_back_rights(kubectl: Kubectl, admin: Client) -> None:
     pruning = Kubectl(kubectl.binary, kubectl.kubeconfig, {"KUBECTL_APPLYSET": "true"})
     namespace, line = documented("upgrade", "With kubectl")
     controller = f"--as=system:serviceaccount:{NAMESPACE}:netaware-controller"
@@ -133,4 +105,4 @@ async def test_changing_the_overlay_as_documented_takes_back_rights(
     await eventually(may_not)
     await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
     assert "pruned" not in await apply("default")
-    await kubectl("delete", "--ignore-not-found", "-k", str(MANIFESTS / "overlays" / "default"))
+    await uninstall(kubectl, admin, "default")
