@@ -43,6 +43,7 @@ RARE = {
     ("netaware-agent", "events.k8s.io", "events", "create"): "a verdict on a pod's limit changed",
     ("netaware-agent", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods", "patch"): "a gate is opened",
+    ("netaware-controller", "", "nodes", "patch"): "a node is overutilized, or is so no more",
     ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
     ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",
