@@ -12,13 +12,15 @@ from typing import NamedTuple
 from kubekit.errors import KubekitError
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE
 
-READY_TIMEOUT_S, END_TIMEOUT_S = 15.0, 5.0
+READY_TIMEOUT_S = 60.0
+"""For kubectl to answer, with an interactive log-in before that."""
+END_TIMEOUT_S = 5.0
 TOKEN_LIFE = "8h"
 _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
 class KubectlError(KubekitError):
-    """kubectl did not do what it was asked for; the text is the last thing that it said."""
+    """kubectl failed; the text is its last line of output."""
 
 
 class PortForward(NamedTuple):
@@ -30,61 +32,61 @@ class PortForward(NamedTuple):
 
 @asynccontextmanager
 async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port: str) -> AsyncIterator[PortForward]:
-    """Run it for the time of the block, to the named port of a pod of ``target``; ``kubectl`` has the flags that say which cluster.
+    """Forwards a local port to the named port of a pod of ``target`` within the block; ``kubectl`` has the flags that say which cluster.
 
     Raises:
         KubectlError: kubectl ends, or forwards nothing in time.
     """
-    # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
-    process = await asyncio.create_subprocess_exec(
-        *kubectl,
-        *("--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
+    words = (*kubectl, "--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}")
+    async with _running(words, stderr=asyncio.subprocess.STDOUT) as process:
+        assert process.stdout is not None
         local = await _port_of(process.stdout)
         draining = asyncio.create_task(_drain(process.stdout))
         try:
             yield PortForward(f"http://127.0.0.1:{local}", draining)
         finally:
             draining.cancel()
-    finally:
-        await _end(process)
 
 
 async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str, str]:
     """A token of the page's ServiceAccount, and why there is none; one of them is empty."""
-    process = await asyncio.create_subprocess_exec(
-        *kubectl,
-        *("--namespace", namespace, "create", "token", PAGE_ACCOUNT),
-        *(f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFE}"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
-    except TimeoutError:
-        return "", f"kubectl create token: nothing within {READY_TIMEOUT_S:g} s"
-    finally:
-        await _end(process)
+    words = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT)
+    flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFE}")
+    async with _running((*words, *flags), stderr=asyncio.subprocess.PIPE) as process:
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
+        except TimeoutError:
+            return "", f"kubectl create token: no answer within {READY_TIMEOUT_S:.0f} s"
     return ("", errors.rpartition("\n")[2] or "kubectl failed") if process.returncode else (output, "")
 
 
+@asynccontextmanager
+async def _running(words: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        await _end(process)
+
+
 async def _port_of(output: asyncio.StreamReader) -> int:
-    last = "it said nothing"
+    last = "no output"
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            while read := await output.readline():
-                line = read.decode(errors="replace").strip()
+            # Log-in plugins print empty lines among their instructions.
+            while data := await output.readline():
+                line = data.decode(errors="replace").strip()
                 if found := _FORWARDING.match(line):
                     return int(found[1])
-                last = line or last  # Log-in plugins print empty lines.
+                last = line or last
     except TimeoutError as error:
         raise KubectlError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:.0f} s: {last}") from error
     raise KubectlError(f"kubectl port-forward: {last}")

@@ -40,9 +40,9 @@ class OpenPage(Command):
         ("page --no-browser", "print the address"),
     )
     description = (
-        "Runs kubectl port-forward to a controller, prints the address, which opens the page once, and opens the "
-        "browser. Goes on until it is interrupted or the controller goes. "
-        "Where the page asks for a log-in (page.auth), a token of the ServiceAccount netaware-page is asked for and shown to it."
+        "Runs kubectl port-forward to a controller, prints an address that is valid once, and opens it in the browser. "
+        "Runs until it is interrupted or the controller ends. Where the page requires a token (page.auth), it is one of the "
+        "ServiceAccount netaware-page."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ class OpenPage(Command):
         except (aiohttp.ClientError, OSError) as error:
             raise KubectlError(str(error) or type(error).__name__) from error
         if refused:
-            raise KubectlError(f"the page requires a token: {refused}{f'; no token to be had: {why}' if why else ''}")
+            raise KubectlError(f"the page requires a token: {refused}{f'; {why}' if why else ''}")
         self._ended = forward.ended
         return Opened(await enter(proxy.running()))
 
