@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 
-from controller.cli.costs import ShowCosts
-from controller.cli.explain import Explain, Explained
-from controller.cli.graph import GraphOf
-from controller.cli.offline import plan_offline
-from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
 from controller.cli.shared import read_facts_of, state_of
-from controller.cli.simulate import Simulate, Simulation
-from controller.cli.traffic_reading import _costs
-from controller.cluster.pods import GroupPod
-from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from kubekit.errors import ConfigError
-from kubekit.wire import Node
-from tests.unit.controller.test_one_answer import NODES, group, node, pod, topology, weight
+from tests.unit.controller.test_cli_output import parsed
+from tests.unit.controller.test_one_answer import NODES, group, pod, topology, weight
 from tests.unit.kubekit.simulated_api import connected
 
 HOME = "netaware-system"
@@ -80,10 +69,9 @@ async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator
         yield Session(client, None, "x", HOME)
 
 
-def asked(command: Any, *argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.configure(parser)
-    return parser.parse_args(argv)
+async def ask(session: Session, *argv: str) -> Any:
+    command, options = parsed(*argv)
+    return await command.ask(session, options)
 
 
 def group_file(folder: Any, *made: Any) -> str:
@@ -91,12 +79,6 @@ def group_file(folder: Any, *made: Any) -> str:
     file = folder / "group.json"
     file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in made]))
     return str(file)
-
-
-async def simulate(session: Session, file: str, *argv: str) -> Simulation:
-    answer = await Simulate().ask(session, asked(Simulate(), "-f", file, *argv))
-    assert isinstance(answer, Simulation)
-    return answer
 
 
 async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
@@ -121,16 +103,13 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
     file = group_file(tmp_path, group(most=5))
     async with cluster(MINE, *objects) as session:
-        shown = await ShowCosts().ask(session, asked(ShowCosts()))
-        (view,) = await GraphOf().ask(session, asked(GraphOf()))
-        simulated = await simulate(session, file)
-        explained = await Explain().ask(session, asked(Explain(), "pod", "a-n1"))
-        proposed = _costs(await session.snapshot(), "x")(("west", "z1"), ("west", "z2"))
-    assert proposed == 7
+        shown = await ask(session, "costs")
+        (view,) = await ask(session, "graph")
+        simulated = await ask(session, "simulate", "-f", file)
+        explained = await ask(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
-    assert isinstance(explained, Explained)
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
 
 
@@ -145,7 +124,7 @@ async def test_a_file_of_odd_objects_is_told_and_does_not_end_the_command(
     file.write_text(json.dumps([odd]))
     async with cluster(HEAD) as session:
         with pytest.raises(ConfigError, match=told):
-            await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+            await ask(session, "simulate", "-f", str(file))
 
 
 def deployment(name: str, *, replicas: int) -> dict[str, Any]:
@@ -175,7 +154,7 @@ async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_
     file = group_file(tmp_path, *made)
     async with cluster(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2")) as session:
         session.namespace = "default"
-        simulated = await simulate(session, file)
+        simulated = await ask(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
@@ -183,13 +162,13 @@ async def test_a_simulation_follows_the_groups_annotations_and_the_services_and_
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    found: dict[str, Simulation] = {}
+    found: dict[str, Any] = {}
     for spread, more in (("none", ()), ("zone", (near, topology(weight("UserDefined", 7))))):
         made = group("default")
         made["metadata"]["annotations"] = {"netaware.io/spread": spread}
         file = group_file(tmp_path, made, *(deployment(name, replicas=2) for name in "ab"))
         async with cluster(HEAD, *nodes, *more) as session:
-            found[spread] = await simulate(session, file)
+            found[spread] = await ask(session, "simulate", "-f", file)
     packed, apart = found["none"].network_aware.zones, found["zone"].network_aware.zones
     assert len({*packed["a"], *packed["b"]}) == 1
     assert found["none"].default.violations == 0
@@ -216,9 +195,9 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
     file = group_file(tmp_path, group())
     async with cluster(HERE[config], *NODES, *topologies) as session:
         used = state_of(await session.snapshot(), ()).costs("x")
-        simulated = await simulate(session, file)
+        simulated = await ask(session, "simulate", "-f", file)
         session.notes.clear()
-        shown = await ShowCosts().ask(session, asked(ShowCosts()))
+        shown = await ask(session, "costs")
     assert used.weight == ""
     assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
     assert shown.network.weights is not None
@@ -229,29 +208,5 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
 async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
     own, shared = (topology(weight("UserDefined", cost), namespace=at) for at, cost in (("x", 7), ("default", 3)))
     async with cluster(HEAD, *NODES, own, shared) as session:
-        assert not (await ShowCosts().ask(session, asked(ShowCosts()))).network.unused
+        assert not (await ask(session, "costs")).network.unused
         assert session.notes == {}
-
-
-NOT_READY = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
-LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
-
-
-@pytest.mark.parametrize(
-    ("status", "taints", "room"), [({}, [], True), (NOT_READY, [], True), (NOT_READY, [LOST], False)]
-)
-async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which_are_lost(
-    status: dict[str, Any], taints: list[dict[str, str]], room: bool, tmp_path: Any
-) -> None:
-    lone = {**node("n1", "z1"), "spec": {"taints": taints}, "status": {**status, "allocatable": {"pods": "110"}}}
-    file = group_file(tmp_path, group("default"))
-    mine = msgspec.convert(group("default"), AppGroup)
-    waiting = msgspec.convert({"kind": "Pod", **pod("a", "", namespace="default", phase="Pending")}, GroupPod)
-    async with cluster(HEAD, lone, group("default"), pod("a", "n1", namespace="default")) as session:
-        session.namespace = "default"
-        simulated = await simulate(session, file)
-    offline, _ = plan_offline(
-        ClusterFile([msgspec.convert(lone, Node)], [waiting], groups=[mine]),
-    )
-    assert (simulated.network_aware.unplaced == simulated.default.unplaced == 0) == room
-    assert bool(offline.placements) == room

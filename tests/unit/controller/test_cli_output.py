@@ -36,18 +36,8 @@ from kubekit.errors import ApiError
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
+from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import bandwidth_pod
-
-OLD_SPELLING = """\
-apiVersion: diktyo.k8s.io/v1alpha1
-kind: AppGroup
-metadata: {name: a1, namespace: default}
-spec:
-  numMembers: 1
-  topologySortingAlgorithm: KahnSort
-  Workloads:
-    - workload: {kind: Deployment, apiVersion: apps/v1, namespace: default, name: p1, selector: P1}
-"""
 
 
 class Terminal(io.StringIO):
@@ -218,19 +208,22 @@ def test_convert_prints_what_kubectl_takes_and_says_what_it_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "old.yaml"
-    path.write_text(OLD_SPELLING)
+    made = "kind: Deployment\nmetadata: {name: cart, creationTimestamp: 2026-01-02T03:04:05Z}\n"
+    path.write_text(f"{PROPOSAL_GROUP}---\n{made}")
     assert run(["convert", "-f", str(path)]) == 0
     out, errors = capsys.readouterr()
-    assert yaml.safe_load(out)["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
+    group, deployment = yaml.safe_load_all(out)
+    assert group["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
+    assert deployment["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z", "a time stays as kubectl reads it"
     assert "changed:" in errors
 
 
-def test_times_in_a_file_stay_as_kubectl_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "made.yaml"
-    path.write_text("kind: Deployment\nmetadata: {name: cart, creationTimestamp: 2026-01-02T03:04:05Z}\n")
-    assert run(["convert", "-f", str(path)]) == 0
-    (read,) = yaml.safe_load_all(capsys.readouterr().out)
-    assert read["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
+def kubeconfig(folder: Path, server: str) -> str:
+    (folder / "config").write_text(
+        f"{{current-context: c, clusters: [{{name: c, cluster: {{server: '{server}'}}}}],"
+        " contexts: [{name: c, context: {cluster: c}}]}"
+    )
+    return str(folder / "config")
 
 
 def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
@@ -241,21 +234,12 @@ def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
     assert wrong.value.code == 2
     assert run(["status", "--kubeconfig", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    assert run(["status", "--kubeconfig", str(path), "--timeout", "2"]) == 1
+    path = kubeconfig(tmp_path, "http://127.0.0.1:9")
+    assert run(["status", "--kubeconfig", path, "--timeout", "2"]) == 1
     error = capsys.readouterr().err
     assert "127.0.0.1:9" in error
     assert len(error.splitlines()) == 1
-    assert run(["status", "--kubeconfig", str(path), "--context", "nope"]) == 2
+    assert run(["status", "--kubeconfig", path, "--context", "nope"]) == 2
     assert "nope" in capsys.readouterr().err
 
 
@@ -264,12 +248,8 @@ def test_an_api_server_that_hangs_is_named_while_it_is_waited_for(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as hangs:
         server = f"http://127.0.0.1:{hangs.getsockname()[1]}"
-        (tmp_path / "config").write_text(
-            f"{{current-context: c, clusters: [{{name: c, cluster: {{server: '{server}'}}}}],"
-            " contexts: [{name: c, context: {cluster: c}}]}"
-        )
         began = time.monotonic()
-        assert run(["why", "--kubeconfig", str(tmp_path / "config"), "--timeout", "4"]) == 1
+        assert run(["why", "--kubeconfig", kubeconfig(tmp_path, server), "--timeout", "4"]) == 1
         assert time.monotonic() - began < 30
         note, error = capsys.readouterr().err.splitlines()
     assert note == f"note: no answer from {server} yet; waits 4 s for one"

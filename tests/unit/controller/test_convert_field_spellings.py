@@ -42,19 +42,6 @@ spec:
         apiVersion: apps/v1
         namespace: default
         name: P2
-      dependencies:
-        - workload:
-            kind: Deployment
-            apiVersion: apps/v1
-            namespace: default
-            name: P3
-          minBandwidth: "250Mi"
-          maxNetworkCost: 20
-    - workload:
-        kind: Deployment
-        apiVersion: apps/v1
-        namespace: default
-        name: P3
 """
 # The slides' example: selectors, but dependencies inside the reference.
 SLIDES_GROUP = """
@@ -107,11 +94,6 @@ spec:
                 - destination: "us-east-1"
                   bandwidthCapacity: "10Gi"
                   networkCost: 20
-            - origin: "us-east-1"
-              costs:
-                - destination: "us-west-1"
-                  bandwidthCapacity: "10Gi"
-                  networkCost: 20
         - topologyKey: "topology.kubernetes.io/zone"
           originCosts:
             - origin: "z1"
@@ -139,7 +121,7 @@ def edges(found: dict[str, Any]) -> list[tuple[str, str, int]]:
 def test_the_proposals_group_gets_selectors_from_its_names(group: str) -> None:
     found, changes = only(PROPOSAL_GROUP.replace("scheduling.sigs.x-k8s.io", group))
     assert found["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
-    assert edges(found) == [("P1", "P2", 30), ("P2", "P3", 20)]
+    assert edges(found) == [("P1", "P2", 30)]
     assert any("spec.workloads[0].workload.selector: was missing, is 'P1'" in change for change in changes)
     assert changes[0].startswith(f"AppGroup a1: apiVersion: was '{group}/v1alpha1'")
 
@@ -162,8 +144,8 @@ def test_the_proposals_topology_gets_todays_names() -> None:
     assert weight is not None
     assert [level.topology_key.rpartition("/")[2] for level in weight.topology_list] == ["region", "zone"]
     assert weight.topology_list[1].origin_list[0].cost_list[0].network_cost == 5
-    assert [sum(f"was spelled {old}" in change for change in changes) for old in ("costList", "originCosts")] == [1, 2]
-    assert sum("was spelled costs" in change for change in changes) == 3
+    for old in ("configMapName", "costList", "originCosts", "costs"):
+        assert any(change.endswith(f"was spelled {old}") for change in changes)
 
 
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}

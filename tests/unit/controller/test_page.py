@@ -56,12 +56,6 @@ def test_a_hundred_zones_fit_into_a_megabyte_and_compress_to_a_fifth() -> None:
     assert len(gzip.compress(data, 6)) < 200_000
 
 
-def test_an_empty_cluster_has_a_page_too() -> None:
-    found = page(ClusterSnapshot(now_s=1.0))
-    assert found["matrix"]["cost"] == []
-    assert found["network"]["zones"] == []
-
-
 def test_the_document_is_whole_and_loads_nothing_from_anywhere() -> None:
     text = document().decode()
     assert "/*STYLE*/" not in text
