@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.index import Index
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -180,7 +181,7 @@ class Costs(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class CostIndex:
+class CostIndex(Index):
     """The costs for the groups of each namespace, updated by watch events.
 
     Args:
@@ -226,12 +227,6 @@ class CostIndex:
         if one_zone != self._one_zone:
             self._one_zone = one_zone
             self._made.clear()
-
-    def copy(self) -> CostIndex:
-        """A copy for a thread."""
-        copied = CostIndex(self._rules, self._home, one_zone=self._one_zone)
-        copied._topologies, copied._made = self._topologies.copy(), self._made.copy()
-        return copied
 
     def of(self, namespace: str) -> Costs:
         """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""

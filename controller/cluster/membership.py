@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import Graph, build_graph, namespaces_of
+from controller.cluster.index import Index
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
@@ -35,7 +36,7 @@ def has_same_consent(old: Object | None, new: Object | None) -> bool:
     return before == after
 
 
-class Membership:
+class Membership(Index):
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
     Groups that name a pod's namespace need that namespace's consent (`on_namespace_change`); an unreadable namespace consents to none.
@@ -66,17 +67,6 @@ class Membership:
         for group in groups:
             membership.on_change(group.metadata.key, None, group)
         return membership
-
-    def copy(self) -> Membership:
-        """A copy for a thread."""
-        copied = Membership(self._rules)
-        copied._admitted, copied._groups, copied._graphs = (
-            self._admitted.copy(),
-            self._groups.copy(),
-            self._graphs.copy(),
-        )
-        copied._named.update({name: keys.copy() for name, keys in self._named.items()})
-        return copied
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
+from controller.cluster.index import Index
 from kubekit.wire import Object, Wire
 
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
@@ -103,7 +104,7 @@ def has_same_routing(old: Service | None, new: Service | None) -> bool:
     return old is not None and new is not None and (old.spec, old.routing) == (new.spec, new.routing)
 
 
-class ServiceIndex:
+class ServiceIndex(Index):
     """Services by one of the labels that each asks for, kept up to date by watch events."""
 
     def __init__(self) -> None:
@@ -132,13 +133,6 @@ class ServiceIndex:
             if new.spec.selector:
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
         return not has_same_routing(old, new)
-
-    def copy(self) -> ServiceIndex:
-        """A copy for a thread."""
-        copied = ServiceIndex()
-        copied._known.update(self._known)
-        copied._by_label.update({label: services.copy() for label, services in self._by_label.items()})
-        return copied
 
     def behind(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
         """See `behind`; by name. Looks at those alone that ask for a label that is there: a namespace may have thousands."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from controller.cluster.eligibility import selects
+from controller.cluster.index import Index
 from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
 from controller.cluster.requests import amount
 from kubekit.selectors import LabelSelector, MatchExpression
@@ -107,7 +108,7 @@ class StorageClass(Object, frozen=True):
     allowed_topologies: list[TopologySelectorTerm] | None = None
 
 
-class Volumes:
+class Volumes(Index):
     """Volumes, claims and classes, kept up to date by watch events.
 
     Attributes:
@@ -139,18 +140,6 @@ class Volumes:
         for class_ in classes:
             made.take_class(class_.metadata.key, None, class_)
         return made
-
-    def copy(self) -> Volumes:
-        """A copy for a thread."""
-        copied = Volumes()
-        copied.version = self.version
-        copied._volumes, copied._claims, copied._classes = (
-            self._volumes.copy(),
-            self._claims.copy(),
-            self._classes.copy(),
-        )
-        copied._bound_by_volume, copied._free = self._bound_by_volume.copy(), self._free.copy()
-        return copied
 
     def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]

@@ -6,7 +6,6 @@ costs are compiled when first asked for after a change.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import msgspec
 
 from controller.cluster.costs import NOWHERE, CostIndex, Costs, Location, location_of
 from controller.cluster.graph import Graph
+from controller.cluster.index import Index
 from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placement_of
 from controller.cluster.resources import AppGroup, NetworkTopology
@@ -54,7 +54,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     allocatable: Mapping[str, str]
 
 
-class State:
+class State(Index):
     """The cluster in the rules' eyes.
 
     Attributes:
@@ -87,26 +87,6 @@ class State:
         self.services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         self._by_answer = config.by_answer
-
-    def copy(self) -> State:
-        """A copy for a thread."""
-        made = copy.copy(self)
-        vars(made).update(
-            places=self.places.copy(),
-            place_of=self.place_of.copy(),
-            nodes=self.nodes.copy(),
-            population=self.population.copy(),
-            _place_ids=self._place_ids.copy(),
-            membership=self.membership.copy(),
-            _placements=self._placements.copy(),
-            cost_index=self.cost_index.copy(),
-            _pods=defaultdict(dict, {group: _copied(pods) for group, pods in self._pods.items()}),
-            _placed=self._placed.copy(),
-            _scored=self._scored.copy(),
-            services=self.services.copy(),
-            _models=defaultdict(dict, {key: models.copy() for key, models in self._models.items()}),
-        )
-        return made
 
     def subscribe_to(
         self,
@@ -369,7 +349,3 @@ class State:
         if complain and self._rules.deleted_nodes_block:
             raise DeletedNodeError(f'getting pod hostname "{gone[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods.items() if node in self.place_of}
-
-
-def _copied(pods: Mapping[str, Members]) -> dict[str, dict[str, Counter[str]]]:
-    return {name: {workload: nodes.copy() for workload, nodes in members.items()} for name, members in pods.items()}
