@@ -24,7 +24,7 @@ from controller.cluster.resources import (
 )
 from controller.cluster.services import Routing, ServiceIndex, has_zone_hints
 from kubekit.conditions import condition, find_condition, merge
-from kubekit.text import command
+from kubekit.text import command, listed
 from kubekit.wire import Condition, format_time, parse_time
 
 COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
@@ -251,10 +251,9 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     )
     if not unmet:
         return True, "AllWithin", head
-    worst = "; ".join(_described(found, facts.graph) for found in unmet[:SHOWN])
-    more = f" and {len(unmet) - SHOWN} more" if len(unmet) > SHOWN else ""
+    worst = listed([_described(found, facts.graph) for found in unmet], SHOWN, "; ")
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
-    return holds, reason, f"{head}; worst: {worst}{more}"
+    return holds, reason, f"{head}; worst: {worst}"
 
 
 def _worst_first(check: DependencyCheck) -> tuple[int, int]:
@@ -280,8 +279,7 @@ def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
     if not problems:
         algorithm = group.spec.topology_sorting_algorithm
         return True, "Valid", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
-    more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    return False, problems[0][0], "; ".join(detail for _, detail in problems[:SHOWN]) + more
+    return False, problems[0][0], listed([detail for _, detail in problems], SHOWN, "; ")
 
 
 def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:

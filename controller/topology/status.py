@@ -13,6 +13,7 @@ import msgspec
 from controller.cluster.resources import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, ZoneMap
 from kubekit.conditions import changed_status_or_reason, condition, merge
+from kubekit.text import listed
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
 from netperf.latencies import ZonePair
@@ -263,12 +264,8 @@ def _arrow(pair: ZonePair) -> str:
 
 
 def _worst(pairs: Sequence[ZonePair]) -> str:
-    shown = ", ".join(_arrow(pair) for pair in pairs[:SHOWN_PAIRS])
-    more = len(pairs) - SHOWN_PAIRS
-    return f"{shown} and {more} more" if more > 0 else shown
+    return listed([_arrow(pair) for pair in pairs], SHOWN_PAIRS)
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN_NODES])
-    more = len(names) - SHOWN_NODES
-    return f"{shown} and {more} more" if more > 0 else shown
+    return listed(names, SHOWN_NODES)
