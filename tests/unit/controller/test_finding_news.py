@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 
 from controller.diagnosis.events import MAX_AT_ONCE, FindingEvent, ObjectReference, ReportedFindings
@@ -12,7 +11,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
 from kubekit.events import NOTE_LIMIT
-from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node, pod
+from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node
 
 HEALTHY = facts()
 STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
@@ -33,20 +32,6 @@ def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
     assert (first.about, first.reason) == (ObjectReference("Pod", "web", "front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
     assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
-
-
-def test_no_look_tells_of_more_than_a_few_objects_and_none_is_left_out() -> None:
-    many = facts(
-        groups=(),
-        pods=tuple(
-            msgspec.structs.replace(pod(f"{i}-{k}", group=f"g{i}", node="n1"), created=1.0)
-            for i in range(6)
-            for k in range(9)
-        ),
-    )
-    looks = told(*[many] * 5)
-    assert [len(found) for found in looks] == [0, MAX_AT_ONCE, MAX_AT_ONCE, 14, 0]
-    assert len({news.about for found in looks for news in found}) == 54
 
 
 def test_of_many_findings_about_one_object_each_has_its_turn_and_hides_no_other() -> None:

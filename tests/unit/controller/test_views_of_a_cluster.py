@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import NetworkTopology
 from controller.cluster.zones import facts_of
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
@@ -60,12 +57,6 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
         assert not pair.quality_flags
 
 
-def test_pairs_come_in_the_order_of_the_zones() -> None:
-    network = build(make_snapshot(12)).network
-    names = [zone.name for zone in network.zones]
-    assert [(p.origin, p.destination) for p in network.pairs] == [(a, b) for a in names for b in names if a != b]
-
-
 def test_what_a_cost_rests_on_follows_from_the_newest_sample() -> None:
     snapshot = make_snapshot(4)
     first, *others = samples_of(snapshot)
@@ -84,29 +75,12 @@ def test_without_a_network_topology_there_are_latencies_but_no_costs_and_a_criti
     assert diagnosed(snapshot)["no-topology"].severity == "critical"
 
 
-def test_a_cost_policy_that_makes_no_sense_shows_the_controllers_own() -> None:
-    snapshot = make_snapshot(2)
-    spec = msgspec.structs.replace(snapshot.topologies[0].spec, cost_policy=msgspec.Raw(b'{"unitUs": -3}'))
-    broken = NetworkTopology(metadata=snapshot.topologies[0].metadata, spec=spec)
-    assert build(msgspec.structs.replace(snapshot, topologies=(broken,))).network.unit_us == 1000
-
-
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
 def test_a_topology_is_priced_from_the_results_that_the_controller_prices_it_from(elsewhere: str) -> None:
     """What another NetworkTopology names, and shards that no agent is told to write to, are not its own."""
     snapshot = make_snapshot(3)
     network = build(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(max_size=40), st.text(max_size=60), max_size=8))
-def test_whatever_stands_in_the_results_there_is_a_picture(noise: dict[str, str]) -> None:
-    snapshot = make_snapshot(3)
-    data = {**snapshot.results[RESULTS], **noise}
-    overview = build(msgspec.structs.replace(snapshot, results={RESULTS: data}))
-    assert len(overview.network.pairs) == 6
-    msgspec.json.encode(overview)
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------
@@ -180,39 +154,28 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
     pods = [
         make_pod("a", node="n1", request="1G", annotations={"kubernetes.io/egress-bandwidth": "1G"}),
         make_pod("b", node="n1", annotations={"kubernetes.io/ingress-bandwidth": "ten"}),
-        make_pod("c", node="n1", annotations={"kubernetes.io/ingress-bandwidth": "10"}),
+        make_pod("c", node="n1", annotations={"kubernetes.io/egress-bandwidth": "998500m"}),
         make_pod("d", node="n1", request="1M", annotations={"kubernetes.io/egress-bandwidth": "10M"}),
         make_pod("e", node="n1", request="9G", phase="Succeeded"),
         make_pod("f", node="n1"),
         make_pod("g", request="2G"),
+        make_pod("h", node="n1", annotations={"kubernetes.io/egress-bandwidth": "999500m"}),
     ]
     snapshot = ClusterSnapshot(
         now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(bandwidth_pod(p) for p in pods)
     )
     view = build(snapshot).bandwidth
-    assert [p.name for p in view.pods] == ["a", "b", "c", "d", "g"]
-    assert {p.name: p.problem.split()[0] if p.problem else "" for p in view.pods} == {
+    assert {p.name: p.problem for p in view.pods} == {
         "a": "",
-        "b": "ingress",
-        "c": "ingress",
-        "d": "requests",
+        "b": "ingress 'ten' is no quantity",
+        "c": "egress 998500m is unreasonably small",
+        "d": "requests 1 Mbit/s but is limited to 10 Mbit/s",
         "g": "",
+        "h": "",
     }
+    assert view.pods[-1].egress_asked_bps == 1000, "rounded as the agent rounds"
     assert view.nodes[0].allocated_bps == 1_001_000_000
     assert view.pods[0].egress_verdict is None
-
-
-def test_limits_are_read_as_the_agent_reads_them() -> None:
-    asked = {"a": "999500m", "b": "10E", "c": "998500m", "d": "ten"}
-    pods = [
-        bandwidth_pod(make_pod(name, node="n1", annotations={"kubernetes.io/egress-bandwidth": text}))
-        for name, text in asked.items()
-    ]
-    view = build(msgspec.structs.replace(make_snapshot(2), bandwidth_pods=tuple(pods))).bandwidth
-    assert (view.pods[0].egress_asked_bps, [pod.problem for pod in view.pods]) == (
-        1000,
-        ["", "egress 10E is unreasonably large", "egress 998500m is unreasonably small", "egress 'ten' is no quantity"],
-    )
 
 
 def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_finding() -> None:
