@@ -27,10 +27,10 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
+from controller.scheduler.default_scheduler import place
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
-from controller.scheduler.stock import place
 from kubekit.errors import ConfigError
 from kubekit.text import counted, listed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from controller.descheduler.config import Strategy, share_of
+from controller.descheduler.config import Strategy, resolve_limit
 from controller.descheduler.history import mark_of
 from controller.descheduler.round import Candidate, Round, workload_of
 
@@ -172,7 +172,7 @@ def _workload_limit(round_: Round, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), round_.settings.limits
     since_s = round_.now - limits.workload_backoff_s
     recent = round_.history.evictions_since(since_s, workload) + round_.by_workload[workload]
-    limit = share_of(limits.per_workload, round_.size_of(candidate.pod)[0])
+    limit = resolve_limit(limits.per_workload, round_.size_of(candidate.pod)[0])
     return (
         f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}" if recent >= limit else ""
     )
@@ -182,7 +182,7 @@ def _unavailable(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
     size, not_ready = round_.size_of(candidate.pod)
     missing = max(not_ready, round_.awaited[workload]) + round_.by_workload[workload]
-    limit = share_of(round_.settings.limits.unavailable_per_workload, size)
+    limit = resolve_limit(round_.settings.limits.unavailable_per_workload, size)
     return (
         f"{missing} of {size} pods of {workload} are not available, at most {limit} may be" if missing >= limit else ""
     )

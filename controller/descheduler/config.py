@@ -168,7 +168,7 @@ class DeschedulerConfig(Section, frozen=True):
         self.compiled()
 
     def compiled(self) -> Settings:
-        """Check everything and make the rules' own form.
+        """Check everything and apply the policy's overrides.
 
         Raises:
             ConfigError: naming the first field that makes no sense.
@@ -177,7 +177,7 @@ class DeschedulerConfig(Section, frozen=True):
         self._check_usage(policy.load)
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
-            share_of(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
+            resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
         protection = self.protection
         local = protection.local_storage if policy.local_storage is None else policy.local_storage
         return Settings(
@@ -206,7 +206,7 @@ class DeschedulerConfig(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Checked and resolved settings, as the rules read them.
+    """The section with the overrides of its policy, checked.
 
     Attributes:
         load: None when LowNodeLoad is not enabled.
@@ -226,7 +226,7 @@ class Settings:
         return args.node_metric_expiration_seconds
 
 
-def share_of(limit: int | str, pods: int, field: str = "") -> int:
+def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
     """Resolve ``3`` or ``10%`` for a workload with so many pods; a share is rounded down, but at least one pod.
 
     Raises:

@@ -25,7 +25,7 @@ from controller.descheduler.round_plan import RoundPlan
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.placement.planner import PlanningError
 
-TURNS = 2
+CONFIRMING_PLANS = 2
 
 AskPlanner = Callable[[str, str, int], Awaitable[Target | None]]
 """Group, pod and turn -> where the planner would put the pod."""
@@ -71,7 +71,7 @@ class RoundDecision(msgspec.Struct, frozen=True):
 
 
 class UnconfirmedRound:
-    """A round that is decided, but for the planner's answers."""
+    """A decided round, whose moves the planner has yet to confirm."""
 
     def __init__(self, base: Round, state: RoundState, ended: Sequence[EndedMove], load: LoadRound | None) -> None:
         self._base, self._state, self._ended, self._load = base, state, tuple(ended), load
@@ -79,7 +79,7 @@ class UnconfirmedRound:
 
     @property
     def decision(self) -> RoundDecision:
-        """The decision as far as the planner has been asked."""
+        """The decision; of moves that the planner was not asked about yet, as planned."""
         base, load = self._base, self._load
         pending = tuple(pending for _, pending in base.moves.values())
         plan = RoundPlan(
@@ -126,7 +126,7 @@ class UnconfirmedRound:
     async def _target(self, candidate: Candidate, group: str, place: AskPlanner) -> tuple[Target, str]:
         """The target of the first of some plans for the pod, and why the move would not help by one of them."""
         target: Target | None = None
-        for turn in reversed(range(TURNS)):
+        for turn in reversed(range(CONFIRMING_PLANS)):
             try:
                 target = await place(group, candidate.pod.key, turn)
             except PlanningError as error:

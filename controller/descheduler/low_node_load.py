@@ -78,14 +78,14 @@ class LoadRound(MoveStrategy):
         expired = self._base.snapshot.usage.expired
         return tuple(
             NodeState(
-                load.name,
-                load.pool.name,
-                load.kind,
-                load.share,
-                load.low,
-                load.high,
-                load.name in self._stuck,
-                self._why.get(load.name, "") if load.kind != "unknown" else _unknown(load, expired),
+                node=load.name,
+                pool=load.pool.name,
+                kind=load.kind,
+                share=load.share,
+                low=load.low,
+                high=load.high,
+                stuck=load.name in self._stuck,
+                why=self._why.get(load.name, "") if load.kind != "unknown" else _unknown(load, expired),
             )
             for load in self.loads.values()
         )

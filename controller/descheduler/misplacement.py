@@ -27,7 +27,7 @@ from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import PlaceScore, ScoreTable
 
 MIN_GAIN = 0.2
-"""Of the cost that a pod has now, the least gain that justifies its move."""
+"""Least gain, as a share of the present cost."""
 STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
 """Survival comes before cost."""
 

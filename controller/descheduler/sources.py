@@ -75,7 +75,7 @@ class UsageReader:
         return await asyncio.to_thread(_batch, nodes, pods)
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:
-        """All queries are evaluated at the same moment; the token is read on each round, since tokens rotate."""
+        """Usage by the queries, all evaluated at the same moment; the token is read on each round, since tokens rotate."""
         q, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
         try:
             token = await asyncio.to_thread(lambda: Path(path).read_text().strip() if path else "")
@@ -117,14 +117,14 @@ def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageB
             for p in pods
             for r in _readings(p.metadata.key, p.timestamp, [c.usage for c in p.containers or ()], faults)
         ),
-        tuple(faults[:1]),
+        (f"{faults[0]}" + (f" and {len(faults) - 1} more" if len(faults) > 1 else ""),) if faults else (),
     )
 
 
 def _readings(
     name: str, timestamp: str, usages: Iterable[dict[str, str] | None], faults: list[str]
 ) -> Iterable[UsageReading]:
-    """Sums over containers; an object with anything unreadable in it gives nothing rather than part of its usage."""
+    """Sums over containers; skips an object with an unreadable value, because a partial sum would look idle."""
     totals: dict[str, float] = {}
     try:
         at_s = parse_time(timestamp)

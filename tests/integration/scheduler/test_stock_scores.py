@@ -21,7 +21,7 @@ import pytest
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.scheduler.stock import DefaultSchedulerModel
+from controller.scheduler.default_scheduler import DefaultSchedulerModel
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource
 from lab.controlplane import ControlPlane

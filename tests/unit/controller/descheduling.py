@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundDecision, RoundState, decide
-from controller.descheduler.follow_up import EndedMove, follow_up
+from controller.descheduler.follow_up import follow_up
 from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
 from controller.descheduler.node_load import Detector
 from controller.descheduler.round_plan import Move
@@ -31,7 +31,6 @@ __all__ = [
     "NOW_S",
     "BackOff",
     "Budget",
-    "Days",
     "DeschedulerConfig",
     "Detector",
     "Eviction",
@@ -261,41 +260,3 @@ def decided(
 def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> RoundDecision:
     """One round from nothing."""
     return decided(view, memory or History(), RoundState(), rules, now)
-
-
-class Days:
-    """Rounds in virtual time: what the live loop does between reading and evicting, with a cluster that a function plays.
-
-    Attributes:
-        moves: (seconds since the start, pod) of every eviction.
-        ends: how moves ended.
-    """
-
-    def __init__(
-        self, rules: Settings, look: Callable[[float], LoadSnapshot], evict: Callable[[str, float], None]
-    ) -> None:
-        self._rules, self._look, self._evict = rules, look, evict
-        self.history, self.state = History(), RoundState()
-        self.moves: list[tuple[float, str]] = []
-        self.ends: list[EndedMove] = []
-        self.last: RoundDecision | None = None
-
-    def restart(self) -> None:
-        """A new process: what is in the ConfigMap survives, detectors do not."""
-        text = msgspec.json.encode(self.history)
-        self.history, self.state = msgspec.json.decode(text, type=History), RoundState()
-
-    def run(self, seconds: float, *, start_s: float = 0.0) -> None:
-        """Rounds at the configured interval."""
-        passed_s = start_s
-        while passed_s < start_s + seconds:
-            now = NOW_S + passed_s
-            view = self._look(now)
-            decision = self.last = decided(view, self.history, self.state, self._rules, now)
-            self.ends += decision.ended
-            self.state = decision.state
-            self.history = add_moves(decision.history, decision.pending)
-            for move in decision.plan.moves:
-                self.moves.append((passed_s, move.pod))
-                self._evict(move.pod, now)
-            passed_s += self._rules.interval_s

@@ -11,8 +11,8 @@ from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import MOST
+from controller.scheduler.default_scheduler import DefaultSchedulerModel, place
 from controller.scheduler.placement.planner import plan_group
-from controller.scheduler.stock import DefaultSchedulerModel, place
 from kubekit.wire import Node
 from tests.unit.controller import groups
 

@@ -16,7 +16,6 @@ from controller.descheduler.round_plan import NodeState
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (
-    GI,
     NOW_S,
     Detector,
     History,
@@ -152,35 +151,33 @@ def test_the_seeds_stress_pod_is_moved_from_the_node_at_98_percent_to_the_one_at
     assert move.node_after["cpu"] == pytest.approx(100 * 2.075 / 4)
 
 
-def test_the_event_of_the_seeds_listing_at_its_usage_of_56_13_percent() -> None:
-    nodes, pods, used = stress()
-    load = {**LOAD, HOT: {"cpu": 2245.2, "memory": 4 * GI}, WARM: amounts(1, 4)}
-    (move,) = once(snapshot(nodes, pods, load, used), settings()).plan.moves
-    assert (
-        describe_eviction(move) == 'Pod evicted from node "cn-beijing.10.0.2.53" by the reason '
-        '"node is overutilized, node cpu usage(56.13%)>threshold(50.00%)"'
-    )
-
-
-def test_the_second_reason_of_a_round_has_the_usage_after_the_first_move() -> None:
-    nodes = [node("hot", cpu="10"), node("idle", cpu="100")]
-    pods = [pod(name, "hot", owner=f"ReplicaSet/{name}-1") for name in ("a", "b")]
-    usage = {"hot": {"cpu": 7512.0, "memory": 0.0}, "idle": {"cpu": 0.0, "memory": 0.0}}
-    rules = settings({"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 70}, "resourceWeights": {"cpu": 1}})
-    view = snapshot(nodes, pods, usage, {"a": amounts(0.5), "b": amounts(0.4)})
-    assert [move.reason for move in once(view, rules).plan.moves] == [
-        "node is overutilized, node cpu usage(75.12%)>threshold(70.00%)",
-        "node is overutilized, node cpu usage(70.12%)>threshold(70.00%)",
-    ]
-
-
-def test_all_exceeded_resources_stand_in_the_reason_with_their_own_thresholds() -> None:
-    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
-    view = snapshot(nodes, pods, {"hot": amounts(3, 12), "idle": amounts(0, 0)}, {"p": amounts(1.5, 6)})
-    (move,) = once(view, settings()).plan.moves
-    assert move.reason == (
-        "node is overutilized, node cpu usage(75.00%)>threshold(50.00%), node memory usage(75.00%)>threshold(60.00%)"
-    )
+@pytest.mark.parametrize(
+    ("usage", "pods", "reasons"),
+    [
+        # The seed's listing.
+        ((2.2452, 4), {"p": (1.75, 3.2)}, ["cpu usage(56.13%)>threshold(50.00%)"]),
+        (
+            (3, 12),
+            {"p": (1.5, 6)},
+            ["cpu usage(75.00%)>threshold(50.00%), node memory usage(75.00%)>threshold(60.00%)"],
+        ),
+        # The second move's reason has the usage after the first.
+        (
+            (2.8, 1),
+            {"a": (0.5, 0), "b": (0.4, 0)},
+            ["cpu usage(70.00%)>threshold(50.00%)", "cpu usage(57.50%)>threshold(50.00%)"],
+        ),
+    ],
+)
+def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
+    usage: tuple[float, float], pods: dict[str, tuple[float, float]], reasons: list[str]
+) -> None:
+    nodes = [node("hot"), node("idle", cpu="100", memory="100Gi")]
+    used = {name: amounts(*of_pod) for name, of_pod in pods.items()}
+    view = snapshot(nodes, [alone(name) for name in pods], {"hot": amounts(*usage), "idle": amounts(0, 0)}, used)
+    moves = once(view, settings()).plan.moves
+    assert [move.reason for move in moves] == [f"node is overutilized, node {reason}" for reason in reasons]
+    assert describe_eviction(moves[0]) == f'Pod evicted from node "hot" by the reason "{moves[0].reason}"'
 
 
 # Each argument of the seed

@@ -207,9 +207,12 @@ async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
     assert set(simulated.asked) == {"nb", "pb"}, "cpu and memory are not asked for twice"
 
 
-async def test_a_prometheus_that_is_down_is_a_fault_and_no_error() -> None:
+async def test_a_prometheus_that_is_down_or_a_token_that_is_no_text_is_a_fault_and_no_error(tmp_path: Path) -> None:
     async with serving(lambda _: (200, {})) as url:
         pass
     batch = await asked(url)
     assert batch.nodes == ()
     assert len(batch.faults) == 5
+    (tmp_path / "token").write_bytes(b"\xff")
+    (fault,) = (await asked(url, str(tmp_path / "token"))).faults
+    assert fault.startswith("descheduler.usage.prometheus.tokenFile: ")

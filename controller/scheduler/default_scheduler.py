@@ -45,7 +45,7 @@ class DefaultSchedulerModel:
         self._have = np.array([[host.allocatable.get(r, 0) for r in FLOOR] for host in hosts], np.int64).reshape(-1, 2)
         self._asked, self._floored = np.zeros_like(self._have), np.zeros_like(self._have)
         self._domains: dict[str, tuple[Ints, int]] = {}
-        self._unloved = any(host.prefer_no_schedule_taints for host in hosts)
+        self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
         """A pod comes to a host."""
@@ -60,24 +60,26 @@ class DefaultSchedulerModel:
         for table, more in ((self._asked, asked), (self._floored, floored)):
             table[number] = np.clip(table[number] + more, -MOST, MOST)
 
-    def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], among: Bools) -> Ints:
+    def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], eligible: Bools) -> Ints:
         """[host] the score of a pod.
 
         Args:
             pod: the pod; where it is bound now does not count.
             siblings: other pods of its workload.
             around: other pods of its namespace.
-            among: [host] those that may take it, whose best and worst the scheduler sets the scale by; scores of others mean
+            eligible: [host] those that may take it, whose best and worst the scheduler sets the scale by; scores of others mean
                 nothing.
         """
         spec, around, amounts = pod.constraints.spec, list(around), _of(pod.requests)
-        total = self._least(_floored(amounts)) + _SPREAD * self._spread(spec, siblings, around, among)
+        total = self._least(_floored(amounts)) + _SPREAD * self._spread(spec, siblings, around, eligible)
         if amounts.any():
             total = total + self._balance(amounts)
-        if self._unloved:
-            unborne = np.array([_untolerated(host, spec) for host in self._hosts], np.int64)
-            total = total + _TAINTS * (100 - _share(unborne, among))
-        return total + _AFFINITY * (_share(self._liked(spec), among) + self._company(spec, around, among))
+        if self._has_soft_taints:
+            untolerated = np.array([_count_untolerated(host, spec) for host in self._hosts], np.int64)
+            total = total + _TAINTS * (100 - _share(untolerated, eligible))
+        return total + _AFFINITY * (
+            _share(self._node_affinity(spec), eligible) + self._pod_affinity(spec, around, eligible)
+        )
 
     def _least(self, wanted: Ints) -> Ints:
         used = self._floored + wanted
@@ -93,7 +95,9 @@ class DefaultSchedulerModel:
         found: Ints = 50 + (50 + score(self._asked + wanted) - score(self._asked)) // 2
         return found
 
-    def _spread(self, spec: GroupPodSpec, siblings: Iterable[PodInfo], around: Sequence[PodInfo], among: Bools) -> Ints:
+    def _spread(
+        self, spec: GroupPodSpec, siblings: Iterable[PodInfo], around: Sequence[PodInfo], eligible: Bools
+    ) -> Ints:
         own = spec.topology_spread_constraints
         wishes: list[tuple[str, int, Iterable[PodInfo]]] = [
             (c.topology_key, c.max_skew, _matching(selector_of(c.label_selector), around))
@@ -105,30 +109,30 @@ class DefaultSchedulerModel:
             wishes = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD]
         raw = np.zeros(len(self._hosts))
         for key, skew, pods in wishes:
-            raw += self._counts(key, pods, among) * math.log(self._size(key, among) + 2) + (skew - 1)
+            raw += self._counts(key, pods, eligible) * math.log(self._size(key, eligible) + 2) + (skew - 1)
         rounded = np.round(raw).astype(np.int64)
-        scale = rounded[among]
+        scale = rounded[eligible]
         most, least = (int(scale.max()), int(scale.min())) if len(scale) else (0, 0)
         if most == 0:
             return np.full(len(self._hosts), 100, np.int64)
         spread: Ints = 100 * (most + least - rounded) // most
         return spread
 
-    def _counts(self, key: str, pods: Iterable[PodInfo], among: Bools) -> Floats:
+    def _counts(self, key: str, pods: Iterable[PodInfo], eligible: Bools) -> Floats:
         """[host] pods in its domain, of those on hosts that may take the pod."""
         codes, known = self._domains_of(key)
         found = np.zeros(known + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
-            if number is not None and pod.is_active and among[number]:
+            if number is not None and pod.is_active and eligible[number]:
                 found[codes[number]] += 1
         found[-1] = 0.0  # hosts without the label are in no domain
         return found[codes]
 
-    def _size(self, key: str, among: Bools) -> int:
+    def _size(self, key: str, eligible: Bools) -> int:
         """Number of domains of the hosts that may take the pod."""
         codes, _ = self._domains_of(key)
-        return np.unique(codes[among & (codes >= 0)]).size
+        return np.unique(codes[eligible & (codes >= 0)]).size
 
     def _domains_of(self, key: str) -> tuple[Ints, int]:
         """[host] number of its domain, -1 without one, and how many there are."""
@@ -139,14 +143,14 @@ class DefaultSchedulerModel:
             self._domains[key] = np.array(codes, np.int64), len(known)
         return self._domains[key]
 
-    def _liked(self, spec: GroupPodSpec) -> Ints:
+    def _node_affinity(self, spec: GroupPodSpec) -> Ints:
         own = spec.affinity.node_affinity if spec.affinity else None
         total = np.zeros(len(self._hosts), np.int64)
         for term in (own.preferred_during_scheduling_ignored_during_execution if own else None) or ():
             total += [term.weight * term_matches(term.preference, host.name, host.labels) for host in self._hosts]
         return total
 
-    def _company(self, spec: GroupPodSpec, around: Sequence[PodInfo], among: Bools) -> Ints:
+    def _pod_affinity(self, spec: GroupPodSpec, around: Sequence[PodInfo], eligible: Bools) -> Ints:
         """The pod's own preferences about others; those of others are mostly the same, since most are its siblings."""
         affinity = spec.affinity
         near = affinity.pod_affinity if affinity else None
@@ -158,9 +162,9 @@ class DefaultSchedulerModel:
         ):
             for wish in wishes or ():
                 term = wish.pod_affinity_term
-                counts = self._counts(term.topology_key, _matching(selector_of(term.label_selector), around), among)
+                counts = self._counts(term.topology_key, _matching(selector_of(term.label_selector), around), eligible)
                 raw += sign * wish.weight * counts
-        scale = raw[among]
+        scale = raw[eligible]
         if not len(scale) or scale.max() == scale.min():
             return np.zeros(len(self._hosts), np.int64)
         scaled: Ints = (100 * (raw - scale.min()) / (scale.max() - scale.min())).astype(np.int64)
@@ -235,14 +239,14 @@ def _mean_of(scores: Ints, have: Ints) -> Ints:
     return mean
 
 
-def _share(amounts: Ints, among: Bools) -> Ints:
-    scale = amounts[among]
+def _share(amounts: Ints, eligible: Bools) -> Ints:
+    scale = amounts[eligible]
     most = int(scale.max()) if len(scale) else 0
     found: Ints = amounts * 100 // most if most else np.zeros(len(amounts), np.int64)
     return found
 
 
-def _untolerated(host: Host, spec: GroupPodSpec) -> int:
+def _count_untolerated(host: Host, spec: GroupPodSpec) -> int:
     return sum(
         first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.prefer_no_schedule_taints
     )
