@@ -57,7 +57,7 @@ async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str
             async with asyncio.timeout(READY_TIMEOUT_S):
                 output, errors = (text.decode(errors="replace").strip() for text in await process.communicate())
         except TimeoutError:
-            return "", f"kubectl create token: no answer within {READY_TIMEOUT_S:.0f} s"
+            return "", f"kubectl create token: nothing within {READY_TIMEOUT_S:g} s"
     return ("", errors.rpartition("\n")[2] or "kubectl failed") if process.returncode else (output, "")
 
 
