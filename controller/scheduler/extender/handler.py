@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.pods import ExtenderPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.wire import Answers, Names
+from controller.scheduler.extender.encoding import Answers, Names
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
@@ -32,12 +32,12 @@ MAX_REQUEST_BYTES = 16 << 20
 """15,000 nodes need about half a megabyte."""
 REQUEST_TIMEOUT_S = 5.0
 NOT_OURS = "the pod is not for a scheduler that this extender serves"
-BY_POD = "the decision is handed over on the pod itself, by its node affinity"
-_NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
+PLACED_BY_AFFINITY = "the decision is handed over on the pod itself, by its node affinity"
+_NOT_FOR_US = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
 
 
 class Question(NamedTuple):
-    """ExtenderArgs, of which the names stay as they are until they are needed."""
+    """ExtenderArgs; node names are decoded lazily."""
 
     pod: ExtenderPod
     nodenames: bytes
@@ -116,7 +116,7 @@ class Extender:
         if isinstance(score_table, DeletedNodeError):
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(score_table)})
-        planned = self._follow(question, score_table)
+        planned = self._answer_by_plan(question, score_table)
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
@@ -128,8 +128,8 @@ class Extender:
         self._metrics.count_nodes("filter", filtered.refused)
         return filtered.body
 
-    def _follow(self, question: Question, score_table: ScoreTable) -> bytes | None:
-        """The answer by the plan. None without one, and for a pod that found no node with it: that one is shown them all."""
+    def _answer_by_plan(self, question: Question, score_table: ScoreTable) -> bytes | None:
+        """The answer by the plan. None without one, and for a pod that found no node with it: the plain rule answers then."""
         pod = question.pod
         if score_table.neutral in _NOT_FOR_US or pod.found_no_node:
             return None
@@ -138,7 +138,7 @@ class Extender:
             return None
         _check_names(question.nodenames)
         try:
-            return self._answers.follow(question.nodenames, score_table, target)
+            return self._answers.encode_planned(question.nodenames, score_table, target)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
@@ -189,9 +189,9 @@ class Extender:
         else:
             meta = question.pod.metadata
             workload = meta.label(WORKLOAD_LABEL)
-            answer = passing(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
+            answer = filter_victims(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
         if score_table.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
-            answer = _narrowed(answer, self._target(question.pod))
+            answer = _only_planned_node(answer, self._target(question.pod))
         self._metrics.count_nodes("preempt", len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
@@ -203,7 +203,7 @@ class Extender:
         group = labels.get(APPGROUP_LABEL, "")
         mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
         if group and mode != "extender":
-            return ScoreTable(BY_POD)
+            return ScoreTable(PLACED_BY_AFFINITY)
         try:
             return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
         except DeletedNodeError as error:
@@ -259,7 +259,7 @@ class PreemptionAnswer(msgspec.Struct, frozen=True):
     nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
 
 
-def _narrowed(answer: PreemptionAnswer, target: Target | None) -> PreemptionAnswer:
+def _only_planned_node(answer: PreemptionAnswer, target: Target | None) -> PreemptionAnswer:
     """The planned node alone, unless another breaks fewer PodDisruptionBudgets."""
     planned = answer.nodes.get(target.node) if target is not None else None
     if target is None or planned is None:
@@ -271,7 +271,7 @@ def _narrowed(answer: PreemptionAnswer, target: Target | None) -> PreemptionAnsw
 decode_preemption = msgspec.json.Decoder(PreemptionQuestion).decode
 
 
-def passing(
+def filter_victims(
     state: State, namespace: str, group: str, workload: str, nodes: Mapping[str, MetaVictims | None]
 ) -> PreemptionAnswer:
     """The nodes that kube-scheduler would clear for a pod, and that filter passes once they are cleared.

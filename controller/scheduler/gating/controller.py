@@ -1,7 +1,7 @@
 """Reconciles one group: its pods, its plan and the time decide which gates to open.
 
-`group_pods` knows whose pods they are, `planning` where they should go, `release` whose turn it is, `pod_updater` writes it,
-and `unschedulable` retries or replaces those that found no node. Here these are put together, one group at a time.
+`group_pods` indexes pods by group, `group_plans` plans them, `release` orders them, `pod_updater` patches them, and `retries` requeues
+or replaces those that found no node. Here these are put together, one group at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING, PlacementEvents, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
 from controller.scheduler.gating.release import GroupQueue, plan_release, settles_in_s
-from controller.scheduler.gating.unschedulable import StuckPods
+from controller.scheduler.gating.retries import StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.worker import PlanningProcess
@@ -39,8 +39,8 @@ from kubekit.runtime import supervise
 from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
 
-BURST_S = 0.1
-"""Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
+DEBOUNCE_S = 0.1
+"""Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled once per this time."""
 WORKERS = 4
 RIGHTS_EVERY_S = 60.0
 """The component that lets us delete stale pods may be added or removed while we lead."""
@@ -55,7 +55,7 @@ class GatingController:
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
-        notify: called with a group's key when `conditions` says something new of it.
+        notify: called with a group's key when its condition Planned changes.
         prices: of bytes between zones, for groups whose plans weigh money.
         clock: seconds since 1970.
     """
@@ -104,13 +104,13 @@ class GatingController:
             clock=clock,
         )
         self._placements = PlacementEvents(self.state, self.node_cache, recorder, config, self.metrics)
-        self._burst: asyncio.TimerHandle | None = None
+        self._debounce_timer: asyncio.TimerHandle | None = None
         self._leading = False
         self._seen_versions = (0, 0, 0)
-        self._follow(caches)
+        self._subscribe(caches)
         self.metrics.gated.set_function(self._pods.gated)
 
-    def _follow(self, caches: Caches) -> None:
+    def _subscribe(self, caches: Caches) -> None:
         self.state.subscribe_to(
             caches.nodes,
             self._store,
@@ -133,7 +133,7 @@ class GatingController:
             caches.services,
             caches.app_groups,
         ):
-            store.subscribe(lambda *_: self._on_surroundings())
+            store.subscribe(lambda *_: self._on_cluster_change())
         self._declared.subscribe(lambda *_: self._wake_waiting())
 
     def stores(self) -> dict[str, Awaitable[None]]:
@@ -159,12 +159,12 @@ class GatingController:
         self._wake_waiting()
         try:
             workers = {f"gates {i}": self._work() for i in range(WORKERS)}
-            await supervise({**workers, "plans": self.plans.run(), "rights": self._follow_rights()})
+            await supervise({**workers, "plans": self.plans.run(), "rights": self._check_delete_right()})
         finally:
             self._leading = False
             await self._process.stop()
 
-    async def _follow_rights(self) -> None:
+    async def _check_delete_right(self) -> None:
         while True:
             await asyncio.sleep(RIGHTS_EVERY_S)
             self._stuck.may_delete = await may_delete(self._client)
@@ -179,8 +179,7 @@ class GatingController:
             self._waiting_events.forget(key)
             self.plans.assumed.forget(key)
         elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
-            # Of a PodGroup, all pods are refused when one is: that says nothing of the hosts of the others.
-            # Nor does that of a host that is being cleared for the pod.
+            # A PodGroup is refused as a whole, and a nominated node is being preempted: neither says that the planned host is wrong.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.assumed.refuse(new, target.node)
@@ -192,7 +191,7 @@ class GatingController:
         if self._leading:
             self._queue.add(group)
 
-    def _on_surroundings(self) -> None:
+    def _on_cluster_change(self) -> None:
         """Nodes, costs, groups or volumes changed; heartbeats and our own status writes did not."""
         versions = self.state.surroundings_version, self.node_cache.version, self.volumes.version
         if versions != self._seen_versions:
@@ -200,13 +199,17 @@ class GatingController:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        if self._leading and (self._pods.waiting or self.plans.holding()) and self._burst is None:
-            self._burst = asyncio.get_running_loop().call_later(BURST_S, self._wake_all)
+        if (
+            self._leading
+            and (self._pods.waiting or self.plans.groups_with_reservations())
+            and self._debounce_timer is None
+        ):
+            self._debounce_timer = asyncio.get_running_loop().call_later(DEBOUNCE_S, self._wake_all)
 
     def _wake_all(self) -> None:
-        self._burst = None
+        self._debounce_timer = None
         # Reservations of a group that is gone, or whose pods are no longer admitted, end.
-        for group in {*self._pods.waiting_groups(), *self.plans.holding()}:
+        for group in {*self._pods.waiting_groups(), *self.plans.groups_with_reservations()}:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
@@ -223,18 +226,18 @@ class GatingController:
         await self._updater.release(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._wake(group)
-        told_s = self._tell_waiting(pods, decision.waiting, now)
+        event_in_s = self._report_waiting(pods, decision.waiting, now)
         actions, again_s = self._stuck.plan(pods, plan_state.plan, self.state, now)
-        await self._updater.see_to(actions)
+        await self._updater.execute(actions)
         if actions:
             self._wake(group)
         stale_s = (
             UNPLACED_FOR_S if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced else None
         )
-        return min((s for s in (decision.again_s, again_s, stale_s, told_s) if s is not None), default=None)
+        return min((s for s in (decision.again_s, again_s, stale_s, event_in_s) if s is not None), default=None)
 
-    def _tell_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
-        """One event on each pod that has waited for a few seconds: for whom. Tells when to look again."""
+    def _report_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
+        """Records one event on each pod that has waited for a few seconds; returns in how many seconds to check again."""
         news, again_s = self._waiting_events.of(pods, waiting, now)
         for pod, text in news:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
@@ -255,7 +258,7 @@ class GatingController:
         )
 
     def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:
-        """The order in the status where it is the spec's, otherwise the same computed here."""
+        """The order from the status if it is up to date, else computed."""
         graph = self.state.graph(key)
         listed = {item.workload.selector: item.index for item in group.status.topology_order or ()}
         fresh = group.status.observed_generation in (0, group.metadata.generation)
@@ -266,6 +269,6 @@ class GatingController:
 
 
 def _attempts(pod: GroupPod) -> tuple[bool, str]:
-    """Changes with every informative attempt of the scheduler."""
+    """Key of the last scheduling attempt; changes if its message does."""
     found = pod.condition("PodScheduled")
     return pod.found_no_node, found.message if found is not None else ""

@@ -1,6 +1,6 @@
 """Makes and keeps the plans of all groups, one after the other, within limits.
 
-One after the other, because a plan has to know what the one before it was promised. A group that cannot be planned (too
+One after the other, because a plan has to know what the one before it reserved. A group that cannot be planned (too
 large, too slow) says so in its condition, and its pods are placed by NetworkOverhead's rule; other groups do not wait for it.
 """
 
@@ -91,7 +91,7 @@ class GroupPlans:
         clock: monotonic seconds.
 
     Attributes:
-        assumed: promises and refusals of all groups.
+        assumed: reservations and refusals of all groups.
     """
 
     def __init__(
@@ -180,8 +180,8 @@ class GroupPlans:
             self._reports.pop(group, None)
             self._expected.forget(group)
 
-    def holding(self) -> frozenset[str]:
-        """Groups that have a plan, or were promised room."""
+    def groups_with_reservations(self) -> frozenset[str]:
+        """Groups that have a plan, or have reservations."""
         return frozenset((*self._cached, *self.assumed.holders()))
 
     def report(self, group: str) -> Condition | None:
@@ -218,12 +218,12 @@ class GroupPlans:
             # Thousands of pods take their time: not all of it in one turn of the event loop.
             for begin in range(0, len(pods), AT_A_TIME):
                 await asyncio.sleep(0)
-                self.assumed.learn(self._pods_of(group)[begin : begin + AT_A_TIME])
+                self.assumed.precompute_requests(self._pods_of(group)[begin : begin + AT_A_TIME])
             await asyncio.sleep(0)
-            self._promise(group, plan)
+            self._reserve(group, plan)
             self._notify(group, known, plan, left_out)
             if any(pod.bound for pod in pods):
-                # It may have taken room that was promised to some of these.
+                # It may have taken room that was reserved for some of these.
                 for idle in self.assumed.idle:
                     self._wake(idle)
         self._planner_time.add(namespace, self._clock() - began)
@@ -287,10 +287,10 @@ class GroupPlans:
         self._expected.add(group, Expected(workload, target, frozenset(known), until, dict(requests)))
 
     def _drop_expired(self) -> None:
-        self.assumed.promises_ended += self._expected.drop_expired(self._clock())
+        self.assumed.ended += self._expected.drop_expired(self._clock())
 
     def _reserved_by_others(self, group: str) -> dict[str, Amounts]:
-        """Host -> what pods of other groups were promised there, those that have yet to be made among them."""
+        """Host -> reservations of other groups, those that have yet to be made among them."""
         found = self.assumed.reserved_by_others(group)
         self._drop_expired()
         self._expected.add_promises_to_others(found, group, self._pods_of)
@@ -302,7 +302,7 @@ class GroupPlans:
         self._drop_expired()
         return self._expected.with_targets(dict(before.plan.targets) if before else {}, group, pods)
 
-    def _promise(self, group: str, plan: Plan) -> None:
+    def _reserve(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)
         self._record_progress(group, plan, pods)
         uncounted, _ = compare_with_pods(plan, pods, self.assumed)

@@ -1,8 +1,8 @@
 """The gate opener: opens gates that are overdue because no controller opened them.
 
-The leader opens each gate within ``gates.maxWaitS``. Where no leader is (none elected, its image gone, its rights taken away),
-this program does `GRACE_S` later, without an order and without a plan. It has that right alone, and shares nothing with the
-controller that could fail together with it. With ``--all`` it opens every gate at once: the first step of an uninstall.
+The leader opens each gate within ``gates.maxWaitS``. Where there is no leader (none elected, its rights taken away), this program does
+`GRACE_S` later, without an order and without a plan. It may patch pods and nothing else, and takes part in no election. With
+``--all`` it opens every gate at once: the first step of an uninstall.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.pods import GATE
+from controller.cluster.pods import GATE, GroupPod
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.config import ClusterConfig
@@ -21,37 +21,15 @@ from kubekit.errors import KubekitError
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
-from kubekit.wire import PODS, Object, SchedulingGate, Wire, parse_time
+from kubekit.wire import PODS, Object, parse_time
 
 log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
-LOOK_EVERY_S = 5.0
+CHECK_INTERVAL_S = 5.0
 WAITING = "spec.nodeName=,status.phase=Pending"
 DEFAULT_LISTEN = "127.0.0.1:9853"
 _AT_ONCE = 16
-
-
-class GatedSpec(Wire, frozen=True):
-    """The gates of a pod."""
-
-    scheduling_gates: list[SchedulingGate] | None = None
-
-
-class GatedPod(Object, frozen=True):
-    """A pod, of which only its gates and its age matter; whether it has the label of a group does not."""
-
-    spec: GatedSpec = GatedSpec()
-
-    @property
-    def gated(self) -> bool:
-        """Held by our gate."""
-        return any(gate.name == GATE for gate in self.spec.scheduling_gates or ())
-
-    @property
-    def held_by_others(self) -> bool:
-        """Held by another gate."""
-        return any(gate.name != GATE for gate in self.spec.scheduling_gates or ())
 
 
 async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str = DEFAULT_LISTEN) -> None:
@@ -59,7 +37,7 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str =
 
     Args:
         cluster: which API server.
-        max_wait_s: for how long a gate may be shut; negative for not at all.
+        max_wait_s: longest time that a gate stays shut; negative to open all at once.
         listen: ``HOST:PORT`` of metrics and health checks.
 
     Raises:
@@ -74,7 +52,7 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str =
 
 
 class Opener:
-    """Opens what has been shut for too long.
+    """Opens the gates of pods that have waited for too long.
 
     Attributes:
         pods: those that wait, in all namespaces.
@@ -88,7 +66,7 @@ class Opener:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
-        self.pods: Reflector[GatedPod] = Reflector(client, PODS, GatedPod, field_selector=WAITING)
+        self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=WAITING)
         self._free_at: dict[str, float] = {}
         self.pods.subscribe(self._on_pod)
 
@@ -97,32 +75,32 @@ class Opener:
         return {"pods": self.pods.run(), "gates": self.run()}
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Open overdue gates every few seconds, until cancelled."""
         await self.pods.synced.wait()
         while True:
             overdue = self.overdue()
             for begin in range(0, len(overdue), _AT_ONCE):
                 await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _AT_ONCE]))
-            await asyncio.sleep(LOOK_EVERY_S if not overdue or self._max_wait_s >= 0 else 0.2)
+            await asyncio.sleep(CHECK_INTERVAL_S if not overdue or self._max_wait_s >= 0 else 0.2)
 
-    def overdue(self) -> list[GatedPod]:
+    def overdue(self) -> list[GroupPod]:
         """The pods whose gate should have been opened by now, those that wait longest first."""
-        found = [pod for pod in self.pods if pod.gated and not pod.metadata.deletion_timestamp]
-        late = found if self._max_wait_s < 0 else [pod for pod in found if self._is_late(pod)]
-        return sorted(late, key=_created)
+        found = [pod for pod in self.pods if pod.gated and pod.is_active]
+        overdue = found if self._max_wait_s < 0 else [pod for pod in found if self._is_overdue(pod)]
+        return sorted(overdue, key=_created)
 
-    def _is_late(self, pod: GatedPod) -> bool:
+    def _is_overdue(self, pod: GroupPod) -> bool:
         """While other gates hold a pod, ours delays nothing; its wait counts from the opening of the last of them."""
         since = max(_created(pod), self._free_at.get(pod.metadata.key, 0.0))
-        return not pod.held_by_others and since <= self._clock() - self._max_wait_s
+        return not pod.other_gates and since <= self._clock() - self._max_wait_s
 
-    def _on_pod(self, key: str, old: GatedPod | None, new: GatedPod | None) -> None:
+    def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if new is None:
             self._free_at.pop(key, None)
-        elif old is not None and old.held_by_others and not new.held_by_others:
+        elif old is not None and old.other_gates and not new.other_gates:
             self._free_at[key] = self._clock()
 
-    async def _open(self, pod: GatedPod) -> None:
+    async def _open(self, pod: GroupPod) -> None:
         metadata = pod.metadata
         gate = {"$patch": "delete", "name": GATE}
         patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
@@ -136,6 +114,6 @@ class Opener:
         log.warning("opened an overdue gate", pod=metadata.key)
 
 
-def _created(pod: GatedPod) -> float:
+def _created(pod: GroupPod) -> float:
     created = pod.metadata.creation_timestamp
     return parse_time(created) if created else 0.0

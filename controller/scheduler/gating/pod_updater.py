@@ -14,7 +14,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.patches import Handover, PodPatch, opening_patch, release_patch
 from controller.scheduler.gating.release import Release
-from controller.scheduler.gating.unschedulable import Action, Replace, Retry, StuckPods
+from controller.scheduler.gating.retries import Action, Replace, Retry, StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
@@ -208,15 +208,15 @@ class PodUpdater:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
             self._recorder.warning(reference(PODS, pod.metadata), "GateOpened", text)
 
-    async def see_to(self, actions: Iterable[Action]) -> None:
+    async def execute(self, actions: Iterable[Action]) -> None:
         """Retry and replace stuck pods.
 
         Raises:
             ApiError: of the first that failed.
         """
-        await run_all([self._see_to(action) for action in actions])
+        await run_all([self._execute(action) for action in actions])
 
-    async def _see_to(self, action: Action) -> None:
+    async def _execute(self, action: Action) -> None:
         about = reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:

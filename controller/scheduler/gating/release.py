@@ -1,8 +1,8 @@
-"""Decides whose gate opens, and when: TopologicalSort (docs/contracts, section 6). Pure.
+"""Decides which gates to open, and when: TopologicalSort (docs/contracts, section 6). Pure.
 
-A pod is released when every workload that comes before its own has its pods bound. What does not come, or cannot be placed,
-delays others only for a stated time, so no pod is held for ever. Pods for which
-the plan found no place are released at once and all together, since an autoscaler sees only what the scheduler has refused.
+A pod is released when every workload that comes before its own has its pods bound. Pods that do not come or cannot be placed delay
+others for a bounded time. Pods for which the plan found no place are released at once and all together, since an autoscaler sees only
+what the scheduler has refused.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ found no place for it."""
 DEBOUNCE_S = 0.5
 """Pods of a group are created one by one; the plan should know all of them."""
 ROLLOUT_PAUSE_S = 20.0
-"""For the Deployment controller to take the next step: it writes 20 times a second, for all rollouts together. Without one, nobody
-waits for room that a rollout is to free.
-"""
+"""In which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
 PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
@@ -35,7 +33,7 @@ FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
-    """A group's pods in the eyes of the queue.
+    """A group's pods, and what the release depends on.
 
     Attributes:
         order: workload selector -> place in the order; empty for a group that does not exist.
@@ -46,7 +44,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
         free_at: pod key -> when the last gate of others opened, for pods that had one; its waits count from then.
-        planned: keys of pods that have a place while another plan is being made, None where none is; the others wait for it.
+        planned: keys of pods that have a place while another plan is being made, None if no plan is pending; the others wait for it.
         crowded: keys of pods whose places are held by pods that a rollout is about to replace.
     """
 
@@ -75,7 +73,7 @@ class ReleaseDecision(msgspec.Struct, frozen=True):
     Attributes:
         releases: in the order of their workloads.
         waiting: pod key -> what it waits for.
-        again_s: when to look again though nothing changes; None when only a change can help.
+        again_s: seconds until the next check; None to wait for a change.
     """
 
     releases: tuple[Release, ...] = ()
@@ -106,15 +104,15 @@ def settles_in_s(queue: GroupQueue, now: float) -> float:
     return max(newest + DEBOUNCE_S - now, 0.0)
 
 
-class _Blocks(NamedTuple):
+class _Blocker(NamedTuple):
     """The first workload in the order that delays those after it, and why; none has an infinite position."""
 
-    place: float = math.inf
+    position: float = math.inf
     reason: str = ""
 
 
 class _Decider:
-    """One look at a group. What blocks is found once per workload, since a group may have thousands of pods."""
+    """Decides for one group; computes blockers per workload, not per pod, since a group may have thousands."""
 
     def __init__(self, queue: GroupQueue, now: float, config: GatesConfig) -> None:
         self._queue, self._now, self._config = queue, now, config
@@ -136,9 +134,9 @@ class _Decider:
         self._absent = self._first(sequence, self._absent_reason)
 
     @staticmethod
-    def _first(sequence: Sequence[tuple[str, int]], reason_of: Callable[[str], str]) -> _Blocks:
-        found = ((place, reason_of(selector)) for selector, place in sequence)
-        return next((_Blocks(place, reason) for place, reason in found if reason), _Blocks())
+    def _first(sequence: Sequence[tuple[str, int]], reason_of: Callable[[str], str]) -> _Blocker:
+        found = (_Blocker(position, reason_of(selector)) for selector, position in sequence)
+        return next((blocker for blocker in found if blocker.reason), _Blocker())
 
     def decide(self) -> ReleaseDecision:
         releases: list[Release] = []
@@ -212,20 +210,15 @@ class _Decider:
         if self._settles_s > 0:
             self._wakes.append(self._settles_s)
             return "the group's pods are still being created"
-        return self._held_by(pod, age_s)
-
-    def _held_by(self, pod: GroupPod, age_s: float) -> str:
-        """Why a workload that comes before holds a pod up; empty when none does."""
-        place = self._queue.order[pod.workload]
-        if self._unbound.place < place:
+        position = self._queue.order[pod.workload]
+        if self._unbound.position < position:
             return self._unbound.reason
         if age_s >= self._config.missing_workload_timeout_s:
             return ""
         # Of a workload that has run already this is a scale-out or a successor: the group stands, and what it has no pods
         # of, such as a Job that is done and swept away, is not about to come.
-        missing = (self._short,) if pod.workload in self._begun else (self._short, self._absent)
-        first = min(missing)
-        if first.place < place:
+        first = self._short if pod.workload in self._begun else min(self._short, self._absent)
+        if first.position < position:
             self._wakes.append(self._config.missing_workload_timeout_s - age_s)
             return first.reason
         return ""
@@ -239,12 +232,12 @@ class _Decider:
 
     def _short_reason(self, selector: str) -> str:
         missing = self._queue.replicas.get(selector, 0) - len(self._live.get(selector, ()))
-        return f"workload {selector} comes first, and {missing} of its pods do not exist yet" if missing > 0 else ""
+        return f"workload {selector} comes first, and misses {missing} pods" if missing > 0 else ""
 
     def _absent_reason(self, selector: str) -> str:
         """Its number of pods is unknown; one is expected, unless it had some that are finished."""
         known = selector in self._queue.replicas or selector in self._finished or self._live.get(selector)
-        return "" if known else f"workload {selector} comes first, and 1 of its pods do not exist yet"
+        return "" if known else f"workload {selector} comes first, and its pods do not exist yet"
 
     def _given_up(self, pod: GroupPod) -> bool:
         """Whether the scheduler found no place for a pod: as the plan foresaw, for so long that others go first, or possibly for want of

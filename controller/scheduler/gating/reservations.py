@@ -12,7 +12,7 @@ import msgspec
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts, add, asks_of, lacking
-from controller.scheduler.gating.unschedulable import class_of
+from controller.scheduler.gating.retries import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
 
@@ -44,13 +44,13 @@ class ReservationCache:
         self.node_cache = node_cache
         self._held: dict[str, dict[str, str]] = {}
         self._group_of: dict[str, str] = {}
-        self._on: dict[str, dict[str, _Reservation]] = {}
+        self._by_node: dict[str, dict[str, _Reservation]] = {}
         self._leaving: dict[str, Mapping[str, Amounts]] = {}
         self._released: set[str] = set()
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         self._idle: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
-        self.promises_ended = 0
+        self.ended = 0
         self._asks: dict[str, tuple[str, Amounts]] = {}
 
     def asks_of(self, pod: GroupPod) -> Amounts:
@@ -62,8 +62,8 @@ class ReservationCache:
             self._asks[key] = known
         return known[1]
 
-    def learn(self, pods: Iterable[GroupPod]) -> None:
-        """Work out what pods ask for ahead of the moment that needs it of all of them at once."""
+    def precompute_requests(self, pods: Iterable[GroupPod]) -> None:
+        """Compute requests in advance, in small steps."""
         for pod in pods:
             self.asks_of(pod)
 
@@ -86,11 +86,11 @@ class ReservationCache:
             self._group_of[key] = group
             if before.get(key) == node:
                 del before[key]
-            self._on.setdefault(node, {})[key] = _Reservation(
+            self._by_node.setdefault(node, {})[key] = _Reservation(
                 group, self.asks_of(pod), gated=pod.gated and key not in self._released
             )
         for key, node in before.items():
-            self._let_go(key, node)
+            self._remove(key, node)
             if key not in held:
                 self._group_of.pop(key, None)
         if held:
@@ -103,7 +103,7 @@ class ReservationCache:
         self._released.add(key)
         node = self._held.get(self._group_of.get(key, ""), {}).get(key)
         if node is not None:
-            self._on[node][key] = msgspec.structs.replace(self._on[node][key], gated=False)
+            self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], gated=False)
 
     def record_progress(self, group: str, *, begun: bool, whole: bool) -> None:
         """Record a group's progress. Groups that have not started and cannot start whole give up their reservations to groups that have.
@@ -113,38 +113,41 @@ class ReservationCache:
             begun: whether any of its pods is bound.
             whole: whether its plan has a place for each of them.
         """
-        (self._begun.add if begun else self._begun.discard)(group)
-        (self._idle.discard if begun or whole else self._idle.add)(group)
+        for groups, belongs in ((self._started, begun), (self._idle, not begun and not whole)):
+            if belongs:
+                groups.add(group)
+            else:
+                groups.discard(group)
 
     @property
     def idle(self) -> frozenset[str]:
-        """Groups that give way to those that have begun."""
+        """Groups that have no pod running and cannot start whole."""
         return frozenset(self._idle)
 
     @property
     def freed(self) -> int:
-        """Counts how often room came back: a bound pod went, or a promise ended."""
-        return self.node_cache.freed + self.promises_ended
+        """Counts how often room came back: a bound pod went, or a reservation ended."""
+        return self.node_cache.freed + self.ended
 
-    def _let_go(self, key: str, node: str) -> None:
-        self.promises_ended += 1
-        there = self._on.get(node, {})
+    def _remove(self, key: str, node: str) -> None:
+        self.ended += 1
+        there = self._by_node.get(node, {})
         there.pop(key, None)
         if not there:
-            self._on.pop(node, None)
+            self._by_node.pop(node, None)
 
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
-        """Host -> what pods of all other groups were promised there, beyond what the hosts count already."""
-        return {node: taken for node in self._on if (taken := self.others_on(group, node))}
+        """Host -> reservations of all other groups, beyond what the hosts count already."""
+        return {node: taken for node in self._by_node if (taken := self.others_on(group, node))}
 
     def others_on(self, group: str, node: str, *, now: bool = False) -> Amounts:
         """Reservations of others on a host; with ``now`` only of released pods."""
         by_group: dict[str, Amounts] = {}
-        for key, promise in self._on.get(node, {}).items():
-            if promise.group == group or self.node_cache.assigned_node(key) or self._gives_way(promise, group):
+        for key, reservation in self._by_node.get(node, {}).items():
+            if reservation.group == group or self.node_cache.assigned_node(key) or self._gives_way(reservation, group):
                 continue
-            if not (now and promise.gated):
-                add(by_group.setdefault(promise.group, {}), promise.amounts)
+            if not (now and reservation.gated):
+                add(by_group.setdefault(reservation.group, {}), reservation.amounts)
         found: Amounts = {}
         for other, amounts in by_group.items():
             freed = {} if now else self._leaving.get(other, {}).get(node, {})
@@ -160,8 +163,8 @@ class ReservationCache:
             wanted, host.allocatable, self.node_cache.used.get(node, {}), self.others_on(group, node, now=now)
         )
 
-    def _gives_way(self, promise: _Reservation, group: str) -> bool:
-        return promise.gated and group in self._begun and promise.group in self._idle
+    def _gives_way(self, reservation: _Reservation, group: str) -> bool:
+        return reservation.gated and group in self._started and reservation.group in self._idle
 
     def refuse(self, pod: GroupPod, node: str) -> None:
         """Record that the scheduler refused a host; pods of its class are not sent there until the host changes or a reservation
@@ -185,7 +188,7 @@ class ReservationCache:
         for pod in pods:
             its_class = class_of(pod)
             if its_class not in known:
-                known[its_class] = self._cached(its_class)
+                known[its_class] = self._still_refused(its_class)
             if known[its_class]:
                 found[pod.metadata.key] = known[its_class]
         return found
@@ -193,12 +196,12 @@ class ReservationCache:
     def _taken_on(self, node: str, key: str) -> Amounts:
         """Usage of a host's pods, and reservations of others there."""
         found = dict(self.node_cache.used.get(node, {}))
-        for other, promise in self._on.get(node, {}).items():
+        for other, reservation in self._by_node.get(node, {}).items():
             if other != key and not self.node_cache.assigned_node(other):
-                add(found, promise.amounts)
+                add(found, reservation.amounts)
         return found
 
-    def _cached(self, its_class: str) -> frozenset[str]:
+    def _still_refused(self, its_class: str) -> frozenset[str]:
         hosts = self._refused.get(its_class)
         if hosts is None:
             return frozenset()
@@ -215,14 +218,18 @@ class ReservationCache:
         )
 
     def holders(self) -> Iterable[str]:
-        """Groups that were promised anything."""
+        """Groups that have reservations."""
         return self._held.keys()
 
     def forget(self, key: str) -> None:
         """A pod is gone, or belongs to another group now."""
         self._asks.pop(key, None)
         self._released.discard(key)
-        held = self._held.get(self._group_of.pop(key, ""), {})
+        group = self._group_of.pop(key, "")
+        held = self._held.get(group, {})
         node = held.pop(key, None)
         if node is not None:
-            self._let_go(key, node)
+            self._remove(key, node)
+            if not held:
+                del self._held[group]
+                self._leaving.pop(group, None)

@@ -12,7 +12,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.unschedulable import REPLACE_AFTER_S
+from controller.scheduler.gating.retries import REPLACE_AFTER_S
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
 from tests.integration.conftest import MakeNode, StartScheduler

@@ -12,7 +12,7 @@ from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.gating.unschedulable import Action, Retry, StuckPods
+from controller.scheduler.gating.retries import Action, Retry, StuckPods
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
 from kubekit.wire import format_time

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.scheduler.config import AllocatableArgs, SchedulerConfig
-from controller.scheduler.extender import handler, wire
+from controller.scheduler.extender import encoding, handler
 from controller.scheduler.extender.handler import BadRequestError, Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
@@ -244,7 +244,7 @@ async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
 async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "REASONS_LIMIT", 1)
+    monkeypatch.setattr(encoding, "REASONS_LIMIT", 1)
     async with serving() as service:
         answer = await service.ask("filter", asked_pod(), ALL)
         assert set(answer["failedNodes"]) == {"n3"}

@@ -18,7 +18,7 @@ from controller.cluster.requests import amounts
 from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
-from controller.scheduler.extender import wire
+from controller.scheduler.extender import encoding
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import (
@@ -204,7 +204,7 @@ def random_case(chance: random.Random) -> Case:
 def test_answers_are_those_of_the_contracts_table(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         case = random_case(random.Random(seed))
-        monkeypatch.setattr(wire, "REASONS_LIMIT", case.limit)
+        monkeypatch.setattr(encoding, "REASONS_LIMIT", case.limit)
         try:
             check_against_the_table(case)
         except AssertionError as error:

@@ -32,6 +32,7 @@ REASONS_LIMIT = 50
 """Refused nodes with a sentence each: kube-scheduler writes every different sentence into the pod's status."""
 _END = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
 _ZONE_SCORE, _ZONE_SHARE, _OTHERS_SHARE = 70, 5, 2
+"""The planned host scores 100, others of its zone 70 to 90 by the rule, all others 0 to 50."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(list[str]).decode
@@ -158,7 +159,7 @@ class Answers:
     def __init__(self, state: State, overhead: NetworkOverheadArgs, allocatable: AllocatableArgs) -> None:
         self._state, self._overhead, self._allocatable = state, overhead, allocatable
         self._index = NodeIndex(state, allocatable)
-        self._given: tuple[int, Names] | None = None
+        self._last_filtered: tuple[int, Names] | None = None
 
     def names(self, raw: bytes) -> Names:
         """The nodes of a request.
@@ -167,17 +168,17 @@ class Answers:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
         """
         self._index.refresh()
-        if self._given is not None:
-            version, given = self._given
+        if self._last_filtered is not None:
+            version, given = self._last_filtered
             if version == self._state.node_version and given.raw == raw:
                 return given
         return self._index.group(raw)
 
     def _remember(self, given: Names) -> Names:
-        self._given = self._state.node_version, given
+        self._last_filtered = self._state.node_version, given
         return given
 
-    def _give(self, kept: Mapping[int, Sequence[str]]) -> Names:
+    def _remember_given(self, kept: Mapping[int, Sequence[str]]) -> Names:
         """These nodes as a list, remembered."""
         raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
         return self._remember(Names(raw, kept, sum(map(len, kept.values()))))
@@ -201,11 +202,11 @@ class Answers:
                 refused[place] = [name for name in group if name not in passing]
             else:
                 (kept if score_table.by_place[place].passes else refused)[place] = group
-        given = self._give({place: group for place, group in kept.items() if group})
+        given = self._remember_given({place: group for place, group in kept.items() if group})
         body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
         return Filtered(body, names.count - given.count)
 
-    def follow(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
+    def encode_planned(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
         """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
 
         By prioritize's scores one of these would win anyway; a scheduler that is spared thousands of names answers several
@@ -227,7 +228,7 @@ class Answers:
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
-        return b'{"nodenames":' + self._give(kept).raw + _END
+        return b'{"nodenames":' + self._remember_given(kept).raw + _END
 
     def _exceptions(self, score_table: ScoreTable) -> set[int]:
         """Places with a node of which the filter thinks otherwise than of the rest."""

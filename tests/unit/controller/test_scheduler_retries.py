@@ -10,7 +10,7 @@ import pytest
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.unschedulable import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
+from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 
