@@ -85,7 +85,7 @@ class Manager:
             self.elector.leadership.extend(float("inf"))
         fenced = client.fenced(self.elector.leadership)
         self._recorder = EventRecorder(
-            client.fenced(self.elector.leadership.uncounted),
+            client.fenced(self.elector.leadership),
             component=CONTROLLER,
             instance=self.identity,
             registry=registry,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -114,25 +115,21 @@ def error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     return status.to_error(answer.status, answer.headers.get("Retry-After"))
 
 
-class translated:  # noqa: N801 - reads as a word in `with _translated(...)`
+@contextmanager
+def translated(method: str, path: str) -> Iterator[None]:
     """Turn errors of aiohttp and asyncio into UnreachableError, with the request's name."""
-
-    def __init__(self, method: str, path: str) -> None:
-        self._what = f"{method} {path}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        # A traceback of a deadline leads to its own frame, which knows the task: one that ends with this would keep itself.
-        del trace
-        if isinstance(error, TimeoutError):
-            raise UnreachableError(f"{self._what}: no answer in time") from error.with_traceback(None)
+    what = f"{method} {path}"
+    try:
+        yield
+    except TimeoutError as error:
+        raise UnreachableError(f"{what}: no answer in time") from error
+    except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
         if isinstance(error, aiohttp.ClientConnectionError) and isinstance(error.__cause__, NotLeaderError):
-            raise error.__cause__.with_traceback(None) from None
-        if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
-            raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
-        if isinstance(error, DECODE_ERRORS):
-            raise MalformedObjectError(f"{self._what}: {error}") from error
-        if isinstance(error, ValueError) and "chunk" in str(error).lower():
-            raise UnreachableError(f"{self._what}: {error}") from error
+            raise error.__cause__ from None
+        raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
+    except DECODE_ERRORS as error:
+        raise MalformedObjectError(f"{what}: {error}") from error
+    except ValueError as error:
+        if "chunk" not in str(error).lower():
+            raise
+        raise UnreachableError(f"{what}: {error}") from error

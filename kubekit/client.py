@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -264,11 +263,7 @@ class Client:
             error, attempts = error_of(answer, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
             if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
-                try:
-                    raise error
-                finally:
-                    # It knows this frame and those of all callers: a name for it here would keep what they have.
-                    del error
+                raise error
             await asyncio.sleep(wait_s)
 
     async def _answer_by(
@@ -279,31 +274,26 @@ class Client:
         send: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]],
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send once by a time of the loop's clock, and read the answer."""
-        timeout = asyncio.timeout_at(deadline)
-        # A deadline knows its task, and a task that ends with an error that error, which knows every frame that it went through.
-        sending_context = partial(self._writing, method, weakref.ref(timeout))
-        try:
-            with translated(method, path):
-                async with timeout, send(sending_context=sending_context) as answer:
-                    data = await answer.read()
-                    self.has_answer = True
-                    if answer.status >= 500:
-                        # A proxy may have answered, which does not know the outcome.
-                        raise error_of(answer, data)
-            return answer, data
-        finally:
-            del timeout
+        with translated(method, path):
+            async with (
+                asyncio.timeout_at(deadline) as timeout,
+                send(sending_context=partial(self._writing, method, timeout)) as answer,
+            ):
+                data = await answer.read()
+                self.has_answer = True
+                if answer.status >= 500:
+                    # A proxy may have answered, which does not know the outcome.
+                    raise error_of(answer, data)
+        return answer, data
 
     @contextmanager
-    def _writing(self, method: str, known: weakref.ref[asyncio.Timeout]) -> Iterator[None]:
+    def _writing(self, method: str, timeout: asyncio.Timeout) -> Iterator[None]:
         """Around what is sent: asks for permission, and ends it with that."""
-        timeout = known()
-        if timeout is None or self._guard is None or method == "GET":
+        if self._guard is None or method == "GET":
             yield
             return
         ends_at, limit_at = timeout.when(), asyncio.get_running_loop().time() + self._guard.check()
         timeout.reschedule(limit_at if ends_at is None else min(ends_at, limit_at))
-        del timeout
         with self._guard.writing():
             yield
 

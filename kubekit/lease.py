@@ -18,13 +18,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
-from kubekit.transport import WriteGuard
 from kubekit.waiting import wait_for
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
@@ -73,19 +72,6 @@ class LeaderElectionConfig:
                 f"{self.duration_s:g}, {self.renew_deadline_s:g} and {self.retry_s:g} s do not fit together",
                 "twice the retry period below the renewal deadline, and that below the duration",
             )
-
-
-class _Uncounted:
-    """A guard that checks permission but does not track the write."""
-
-    def __init__(self, leadership: WriteFence) -> None:
-        self._leadership = leadership
-
-    def check(self) -> float:
-        return self._leadership.check()
-
-    def writing(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class WriteFence:
@@ -146,11 +132,6 @@ class WriteFence:
             self._open -= 1
             if not self._open:
                 self._quiet.set()
-
-    @property
-    def uncounted(self) -> WriteGuard:
-        """A guard for writes that may take effect late, such as events; releasing the lease does not wait for them."""
-        return _Uncounted(self)
 
     async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
         """Wait for open writes, at most ``limit_s``; returns whether none ended without an answer in the last ``since_s``."""

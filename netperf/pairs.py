@@ -268,9 +268,6 @@ def _choose(
     for link in links:
         old = before.get(link)
         rotation = _rotation(link, options, now_s)
-        if old is not None and _no_choice(link, usable):
-            # Its rotation would change nothing; it is repeated once there is a second node.
-            rotation = old.rotation
         if old is None or old.rotation != rotation:
             chosen[link] = _Ends(None, None, rotation)
             continue
@@ -289,11 +286,6 @@ def _choose(
         b = ends.b or chooser.pick(link, link.b, ends.rotation, {o.b for o in all_of}, {o.b for o in alike})
         chosen[link] = _Ends(a, b, ends.rotation)
     return chosen
-
-
-def _no_choice(link: _Link, usable: Mapping[str, Mapping[str, Peer]]) -> bool:
-    """Whether only one pair of nodes can measure the link."""
-    return len(usable[link.a]) == len(usable[link.b]) == 1
 
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:

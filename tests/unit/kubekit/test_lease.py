@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -213,22 +211,6 @@ async def test_who_refused_a_write_knows_that_it_takes_no_effect_and_who_gave_up
     assert await leadership.wait_for_writes(0.0, 10.0) is given_back
 
 
-async def test_an_event_on_its_way_does_not_keep_a_lease_from_being_given_back(api: SimulatedApi) -> None:
-    leadership = WriteFence()
-    leadership.extend(float("inf"))
-    async with api.running() as config, Client(config) as client:
-        api.answering.clear()
-        events = client.fenced(leadership.uncounted)
-        sent = asyncio.create_task(events.create(LEASES, BODY, Object, namespace="ns"))
-        await until(lambda: api.count("POST") == 1)
-        assert await leadership.wait_for_writes(0.0, 10.0)
-        leadership.end()
-        with pytest.raises(NotLeaderError):
-            await events.create(LEASES, BODY, Object, namespace="ns")
-        sent.cancel()
-        await asyncio.gather(sent, return_exceptions=True)
-
-
 @pytest.mark.parametrize("reading", [0, 2])
 async def test_a_write_that_waited_for_its_turn_is_not_sent_at_the_end_of_the_permission(
     api: SimulatedApi, reading: int
@@ -292,47 +274,6 @@ async def test_who_gave_the_lease_back_and_runs_again_does_not_take_it_from_its_
         await until(lambda: first.elector._seen[0] == "r1")
         await first.stop()
         assert holder(api) == "r1"
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["awaited", "in a task"])
-@pytest.mark.parametrize("status", [None, 404, 409, 503])
-async def test_a_write_that_failed_leaves_no_cycle_behind_that_keeps_what_its_caller_had(
-    api: SimulatedApi, status: int | None, *, apart: bool
-) -> None:
-    class Large:
-        """What a round works with."""
-
-    async def work(kept: list[weakref.ref[Large]]) -> None:
-        large = Large()
-        kept.append(weakref.ref(large))
-        await fenced.create(LEASES, BODY, Object, namespace="ns")
-
-    async def round_() -> weakref.ref[Large]:
-        kept: list[weakref.ref[Large]] = []
-        if apart:
-            (failure,) = await asyncio.gather(work(kept), return_exceptions=True)
-            assert isinstance(failure, (UnreachableError, ApiError))
-            del failure
-        else:
-            with suppress(UnreachableError, ApiError):
-                await work(kept)
-        return kept[0]
-
-    async with api.running() as config, Client(config, timeout_s=0.05 if status is None else 15.0) as client:
-        leadership = WriteFence()
-        leadership.extend(float("inf"))
-        fenced = client.fenced(leadership)
-        if status is None:
-            api.answering.clear()
-        else:
-            api.fail_writes = [status]
-        gc.disable()
-        try:
-            kept = await round_()
-            await asyncio.sleep(0.01)  # What the loop itself still has to do may know it.
-            assert kept() is None
-        finally:
-            gc.enable()
 
 
 async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:

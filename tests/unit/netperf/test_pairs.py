@@ -167,24 +167,6 @@ def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes
     assert sent / 10 < 5e6
 
 
-@given(st.integers(2, 12), options, st.floats(0, 1e7))
-def test_zones_of_one_node_have_nothing_to_rotate_and_their_plan_stands(
-    zones: int, options: PlanOptions, later_s: float
-) -> None:
-    nodes = cluster([1] * zones)
-    plan = plan_pairs(nodes, options, None, NOW_S)
-    assert plan_pairs(nodes, options, plan.zones, NOW_S + later_s).zones == plan.zones
-
-
-def test_a_rotation_that_had_no_choice_is_made_up_for_when_there_is_one() -> None:
-    options = PlanOptions(node_pairs=1)
-    plan = plan_pairs(cluster([1] * 6), options, None, NOW_S)
-    before = {frozenset((p.origin.zone, p.destination.zone)): p.rotation for p in all_probes(plan)}
-    grown = plan_pairs(cluster([4] * 6), options, plan.zones, NOW_S + 3600)
-    after = {frozenset((p.origin.zone, p.destination.zone)): p.rotation for p in all_probes(grown)}
-    assert after == {zones: rotation + 1 for zones, rotation in before.items()}
-
-
 def test_pairs_of_nodes_share_none_where_the_zones_allow_it() -> None:
     plan = plan_pairs(cluster([3, 3, 1]), PlanOptions(), None, NOW_S)
     for zones, pairs in by_link(plan).items():
