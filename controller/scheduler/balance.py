@@ -30,10 +30,10 @@ from kubekit.conditions import condition
 from kubekit.text import listed
 from kubekit.wire import Condition
 
-HOT = 1.5
-"""Times its fair share of the calls, from which on a replica is hot."""
+OVERLOADED_RATIO = 1.5
+"""Ratio of calls to the fair share above which a replica is reported."""
 LEAST_GAIN_US, LEAST_SHARE = 20.0, 0.05
-"""Of a call's time, what advice has to gain."""
+"""Least gain worth advice: microseconds, and share of a call's latency."""
 SHOWN = 3
 
 _FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
@@ -81,7 +81,7 @@ class Advice(NamedTuple):
 
 
 def placed_group(state: State, key: str) -> PlacedGroup:
-    """A group out of the scheduler's picture; nothing of it changes any more."""
+    """The placed pods of a group, from the scheduler's state. Nothing of it changes any more."""
     group, graph, members = state.groups[key], state.graph(key), state.members(key)
     placed = [
         {node: count for node, count in members.get(w.selector, {}).items() if node in state.place_of}
@@ -139,8 +139,8 @@ class _PlacedArrays:
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
 
     def callers_of(self, callee: int) -> list[CallEdge]:
-        """Dependencies on a workload with pods at both ends."""
-        found = [e for e in self.problem.edges if e.callee == callee]
+        """Dependencies on a workload that have traffic, and pods at both ends."""
+        found = [e for e in self.problem.edges if e.callee == callee and e.weight]
         return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
 
     def unlabelled(self, callee: int) -> bool:
@@ -162,8 +162,12 @@ class _PlacedArrays:
 
 def advise(current: PlacedGroup) -> list[Advice]:
     """Advice on routing calls within a group, the greatest gains first."""
-    arrays = _PlacedArrays(current)
-    found = [advice for callee in range(len(current.members)) if (advice := _advice(arrays, callee)) is not None]
+    return _all_advice(_PlacedArrays(current))
+
+
+def _all_advice(arrays: _PlacedArrays) -> list[Advice]:
+    callees = range(len(arrays.current.members))
+    found = [advice for callee in callees if (advice := _advice(arrays, callee)) is not None]
     return sorted(found, key=lambda advice: (-advice.gain_us, advice.service))
 
 
@@ -200,7 +204,7 @@ def _nearer(
     for routing in (Routing.ZONE, Routing.NODE):
         then = arrays.estimate(edges, routing)
         from_us = now if best is None else best[1]
-        if then.hottest <= max(HOT, now.hottest) and _is_gain(from_us.latency_us - then.latency_us, now):
+        if then.hottest <= max(OVERLOADED_RATIO, now.hottest) and _is_gain(from_us.latency_us - then.latency_us, now):
             best = routing, then
     return best
 
@@ -214,12 +218,17 @@ def _us(estimate: RoutingEstimate) -> str:
     return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
 
-def routed_near(current: PlacedGroup) -> Condition:
-    """The condition of that name: False where a Service could be routed better, and how."""
-    found, edges = advise(current), current.graph.edges
+def advice_conditions(current: PlacedGroup) -> list[Condition]:
+    """RoutedNear and Balanced, which are False where a Service could be routed better, or replicas should be elsewhere."""
+    arrays = _PlacedArrays(current)
+    return [_routed_near(arrays), _balanced(arrays)]
+
+
+def _routed_near(arrays: _PlacedArrays) -> Condition:
+    current, found = arrays.current, _all_advice(arrays)
     if found:
         holds, reason, message = False, found[0].reason, listed([advice.text for advice in found], SHOWN, "; ")
-    elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in edges):
+    elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
         holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"
@@ -227,21 +236,19 @@ def routed_near(current: PlacedGroup) -> Condition:
     return condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
 
 
-def balanced(current: PlacedGroup) -> Condition:
-    """The condition of that name: False where replicas that should be in several zones are in one, or one is hot."""
-    selectors = current.graph.selectors
+def _balanced(arrays: _PlacedArrays) -> Condition:
+    current, selectors = arrays.current, arrays.current.graph.selectors
+    in_one_zone = [(w, counts) for w, counts in replicas_by_zone(current) if len(counts) == 1]
     texts = [
-        f"all {counts.total()} replicas of {selectors[w]} are in {next(iter(counts)).zone}, and it is to survive a zone"
-        for w, counts in replicas_by_zone(current)
-        if len(counts) == 1
+        f"all {counts.total()} replicas of {selectors[w]} are {_where(counts)}, and it is to survive a zone"
+        for w, counts in in_one_zone
     ]
-    reason = "OneZone" if texts else "HotReplica"
     texts += [
         f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls"
-        for w, times in _hot_replicas(current)
+        for w, times in _overloaded(arrays)
     ]
     holds: bool | None = False
-    message = listed(texts, SHOWN, "; ")
+    reason, message = "OneZone" if in_one_zone else "HotReplica", listed(texts, SHOWN, "; ")
     if not any(current.members):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
     elif not texts:
@@ -251,14 +258,18 @@ def balanced(current: PlacedGroup) -> Condition:
     return condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
 
 
-def _hot_replicas(current: PlacedGroup) -> Iterator[tuple[int, float]]:
-    """Workloads of which a replica is hot, and its load over its fair share."""
-    arrays = _PlacedArrays(current)
-    for callee in range(len(current.members)):
+def _where(counts: Counter[Location]) -> str:
+    zone = next(iter(counts)).zone
+    return f"in {zone}" if zone else "on nodes without a zone"
+
+
+def _overloaded(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
+    """Workloads whose busiest replica takes too many calls, and its load over its fair share."""
+    for callee in range(len(arrays.current.members)):
         edges = arrays.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:
             hottest = arrays.estimate(edges, edges[0].routing).hottest
-            if hottest > HOT:
+            if hottest > OVERLOADED_RATIO:
                 yield callee, hottest
 
 

@@ -83,7 +83,7 @@ class State(Index):
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
         self._placed: dict[str, Placed] = {}
         self._scored: dict[tuple[str, str], ScoreTable] = {}
-        self._weighed_at = -1
+        self._scored_version = -1
         self.services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         self._by_answer = config.by_answer
@@ -277,9 +277,9 @@ class State(Index):
         key = self.group_of(namespace, group_name)
         if not key:
             return ScoreTable(NO_GROUP)
-        if self._weighed_at != self.version:
+        if self._scored_version != self.version:
             self._scored.clear()
-            self._weighed_at = self.version
+            self._scored_version = self.version
         if (key, workload) not in self._scored:
             self._scored[key, workload] = self._score(key, workload)
         return self._scored[key, workload]

@@ -19,7 +19,7 @@ from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
-from controller.scheduler.balance import balanced, placed_group, routed_near
+from controller.scheduler.balance import advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
@@ -148,7 +148,7 @@ class GatingController:
             return found
         current = placed_group(self.state, group)
         # Hundreds of dependencies take tens of milliseconds, which the event loop does not have.
-        return await asyncio.to_thread(lambda: [*found, routed_near(current), balanced(current)])
+        return await asyncio.to_thread(lambda: [*found, *advice_conditions(current)])
 
     async def run(self) -> None:
         """Work while leading, until cancelled."""

@@ -10,13 +10,13 @@ import pytest
 
 from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
-from controller.scheduler.balance import PlacedGroup, advise, balanced, placed_group, routed_near
+from controller.scheduler.balance import PlacedGroup, advice_conditions, advise, placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from tests.unit.controller import groups
 
-CASE = groups.Case((3, 3), ((0, 1, 100),), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
-"""w0 calls w1; zones are 5 ms apart."""
+CASE = groups.Case((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
+"""w0 calls w1, which calls w2; zones are 5 ms apart."""
 ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 
 
@@ -87,7 +87,9 @@ def test_nearness_that_would_heat_a_replica_is_not_advised() -> None:
 
 
 def test_a_hot_replica_is_told() -> None:
-    state = balanced(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone")))
+    _, state = advice_conditions(
+        stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
+    )
     assert (state.status, state.reason) == ("False", "HotReplica")
     assert "takes 3.0 times its fair share" in state.message
 
@@ -98,22 +100,39 @@ def test_a_replica_on_a_node_without_a_zone_makes_every_hint_useless() -> None:
     assert advise(stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) == [], "the field would do nothing"
 
 
+def states(current: PlacedGroup) -> list[tuple[str, str]]:
+    """Of RoutedNear and Balanced."""
+    return [(found.status, found.reason) for found in advice_conditions(current)]
+
+
 def test_the_conditions_say_it_and_that_all_is_well() -> None:
     well = stands(EVEN, groups.service("w1", "PreferSameZone"), spread="zone")
-    assert [(c.status, c.reason) for c in (routed_near(well), balanced(well))] == [
-        ("True", "AsNearAsCanBe"),
-        ("True", "Balanced"),
-    ]
-    nothing = stands((("a1",), ()), groups.service("w1"))
-    assert routed_near(nothing).status == "Unknown"
-    assert balanced(stands(((), ()))).status == "Unknown"
-    near = routed_near(stands(EVEN, groups.service("w1")))
-    assert (near.status, near.reason) == ("False", "NoTrafficDistribution")
+    assert states(well) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+    assert states(stands((("a1",), ()), groups.service("w1")))[0] == ("Unknown", "NothingPlaced")
+    assert states(stands(((), ())))[1] == ("Unknown", "NothingPlaced")
+    assert states(stands(EVEN, groups.service("w1")))[0] == ("False", "NoTrafficDistribution")
 
 
-def test_a_workload_that_is_to_survive_a_zone_and_is_in_one_is_named() -> None:
-    state = balanced(stands((("a1", "b1"), ("c1", "c2")), spread="zone"))
-    assert (state.status, state.reason) == ("False", "OneZone")
-    assert state.message == "all 2 replicas of w1 are in z2, and it is to survive a zone"
-    assert balanced(stands((("a1", "b1"), ("c1", "c2")), spread="soft")).status == "True"
-    assert balanced(stands((("a1", "b1"), ("c1",)), spread="zone")).status == "True", "one replica cannot be spread"
+def test_a_dependency_without_traffic_gets_no_advice() -> None:
+    weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
+    silent = stands((*EVEN, ("a1",)), groups.service("w1"), weights=weights)
+    assert advise(silent) == []
+    assert states(silent) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
+
+
+@pytest.mark.parametrize(
+    ("spread", "where", "found"),
+    [
+        ("zone", ("c1", "c2"), "all 2 replicas of w1 are in z2, and it is to survive a zone"),
+        ("zone", ("-1", "-1"), "all 2 replicas of w1 are on nodes without a zone, and it is to survive a zone"),
+        ("soft", ("c1", "c2"), ""),
+        ("zone", ("c1",), ""),
+    ],
+    ids=["in one zone", "in none", "need not survive", "one replica cannot be spread"],
+)
+def test_a_workload_that_is_to_survive_a_zone_and_is_in_one_is_named(
+    spread: str, where: tuple[str, ...], found: str
+) -> None:
+    _, state = advice_conditions(stands((("a1", "b1"), where), spread=spread))
+    assert (state.status, state.reason) == (("False", "OneZone") if found else ("True", "Balanced"))
+    assert not found or state.message == found

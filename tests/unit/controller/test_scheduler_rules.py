@@ -296,6 +296,19 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
     assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
 
 
+def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
+    """A thread reads the copy while the event loop goes on."""
+    objects = (*SEED_NODES, pod("p2", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS))
+    state = state_of(SchedulerConfig(), *objects)
+    copied = state.copy()
+    state.take_pod("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
+
+    def cost(of: State) -> int:
+        return of.score("default", "a1", "P1").place_score("N8", of.place_of["N8"]).cost
+
+    assert [cost(state), cost(copied), cost(state)] == [0, 20, 0]
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
