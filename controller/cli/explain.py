@@ -18,7 +18,7 @@ from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
-from controller.scheduler.explain import CandidateLine, Cell, Explanation, explain
+from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
 from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30
@@ -121,7 +121,7 @@ def _candidates(now: Explanation) -> RenderableType:
         sign, style = (
             ("●", GOOD) if line.chosen else ("○", GOOD) if line.planned else ("✗", BAD) if not line.passes else ("", "")
         )
-        cells = [_cell(cell) for cell in line.cells[: len(names)]]
+        cells = [_cell(cell, peer) for cell, peer in zip(line.cells, now.peers, strict=True)][: len(names)]
         rest = [Text(str(sum(cell.cost for cell in line.cells[len(names) :])), style=FAINT)] if hidden > 0 else []
         score = str(line.score) if line.score is not None else "-" if line.passes else "refused"
         nodes = ", ".join((line.node or counted(line.nodes, "node"), *_reasons(line)))
@@ -148,8 +148,8 @@ def _reasons(line: CandidateLine) -> list[str]:
     return [why if line.node else f"{count} {why}" for why, count in ranked[:SHOWN_REASONS]]
 
 
-def _cell(cell: Cell) -> Text:
-    if not cell.satisfied and not cell.violated and not cell.unknown:
+def _cell(cell: Cell, peer: PeerLine) -> Text:
+    if not peer.places:
         return Text("-", style=FAINT)
     sign = "✗" if cell.violated else "?" if cell.unknown else ""
     return Text(f"{cell.cost}{sign}", style=BAD if cell.violated else "")

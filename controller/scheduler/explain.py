@@ -7,11 +7,11 @@ a row of their own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.costs import SAME_HOST_COST, CostTable, LimitCheck
+from controller.cluster.costs import Costs, CostTable
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_places
 from controller.scheduler.state import State
@@ -29,7 +29,7 @@ class PeerLine(Struct, frozen=True):
 
     Attributes:
         workload: selector of the other workload.
-        direction: ``depends-on``, which decides filter and score, or ``depended-on-by``, which weighs in the score.
+        direction: ``depends-on``, which decides filter and score, or ``depended-on-by``, which only adds to the score.
         max_cost: maxNetworkCost.
         places: zone (or node without zone) -> placed pods.
     """
@@ -41,7 +41,7 @@ class PeerLine(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """One dependency from one candidate: total cost over its pods, and how many pods are within their maximum or beyond."""
+    """One peer from one candidate: total cost over its pods; of dependencies, how many are within their maximum or beyond."""
 
     cost: int
     satisfied: int
@@ -83,7 +83,7 @@ class CandidateLine(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """The whole answer.
+    """Scores of one pod on every candidate, and why it is where it is.
 
     Attributes:
         group: ``namespace/name`` of its AppGroup, empty when it has none.
@@ -112,122 +112,105 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     """Explain a pod, waiting or placed, by what holds now.
 
     Args:
-        state: the cluster in the rules' eyes.
+        state: what the rules read.
         pod: the pod.
         ineligible: see `PlanInputs.ineligible`; may be empty.
 
     Raises:
         DeletedNodeError: only in upstream parity.
     """
-    metadata = pod.metadata
-    target = target_of(pod)
-    key = state.group_of(metadata.namespace, pod.group) if pod.group else ""
-    score_table = state.score(metadata.namespace, pod.group, pod.workload)
-    costs = state.costs(state.groups[key].metadata.namespace) if key else None
-    peers: list[tuple[PeerWorkload, bool]] = []
-    if key:
-        dependencies, dependants = state.peers(key, pod.workload, state.members(key))
-        peers = [(peer, True) for peer in dependencies] + [(peer, False) for peer in dependants]
-    candidates: tuple[CandidateLine, ...] = ()
-    if not score_table.neutral and costs is not None:
-        candidates = _Table(state, pod, target, peers, costs.table).lines(score_table, ineligible)
+    namespace = pod.metadata.namespace
+    key = state.group_of(namespace, pod.group) if pod.group else ""
+    score_table = state.score(namespace, pod.group, pod.workload)
+    costs = state.costs(state.groups[key].metadata.namespace) if key else Costs(CostTable())
+    dependencies, dependents = state.peers(key, pod.workload, state.members(key)) if key else ((), ())
+    lines: Sequence[CandidateLine] = ()
+    if not score_table.neutral:
+        table, places, place_of = costs.table, state.places, state.place_of
+        scored = [
+            *(score_places((peer,), (), places, place_of, table) for peer in dependencies),
+            *(score_places((), (peer,), places, place_of, table) for peer in dependents),
+        ]
+        lines = _candidate_lines(state, pod, score_table, scored, ineligible)
     explanation = Explanation(
-        pod=metadata.key,
+        pod=pod.metadata.key,
         node=pod.spec.node_name,
         group=key,
         workload=pod.workload,
-        topology=costs.topology if costs else "",
-        weight=costs.weight if costs else "",
+        topology=costs.topology,
+        weight=costs.weight,
         neutral=score_table.neutral,
-        peers=tuple(_peer_line(state, peer, depends) for peer, depends in peers),
-        candidates=candidates,
-        target=target,
+        peers=(
+            *(_peer_line(state, peer, "depends-on") for peer in dependencies),
+            *(_peer_line(state, peer, "depended-on-by") for peer in dependents),
+        ),
+        candidates=tuple(_with_scores(lines)),
+        target=target_of(pod),
         decided="",
     )
     return msgspec.structs.replace(explanation, decided=conclude(explanation))
 
 
-def _peer_line(state: State, peer: PeerWorkload, depends: bool) -> PeerLine:
+def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
     places: Counter[str] = Counter()
     for node, count in peer.pods.items():
         places[state.places[state.place_of[node]].zone or node] += count
-    return PeerLine(
-        peer.selector, "depends-on" if depends else "depended-on-by", peer.max_cost, dict(sorted(places.items()))
-    )
+    return PeerLine(peer.selector, direction, peer.max_cost, dict(sorted(places.items())))
 
 
-class _Table:
-    """Makes the candidate lines."""
+def _candidate_lines(
+    state: State,
+    pod: GroupPod,
+    score_table: ScoreTable,
+    scored: Sequence[ScoreTable],
+    ineligible: Mapping[str, str],
+) -> list[CandidateLine]:
+    """One line for each place, and for each node that holds pods of peers; best first, without scores.
 
-    def __init__(
-        self,
-        state: State,
-        pod: GroupPod,
-        target: Target | None,
-        peers: Sequence[tuple[PeerWorkload, bool]],
-        costs: CostTable,
-    ) -> None:
-        self._state, self._target, self._peers, self._costs = state, target, peers, costs
-        self._node = pod.spec.node_name
-        # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
-        self._scored = [score_places((peer,), (), state.places, state.place_of, costs) for peer, _ in peers]
+    Args:
+        state: for the nodes.
+        pod: the pod.
+        score_table: its scores.
+        scored: its scores by each peer alone.
+        ineligible: node -> why it does not take the pod.
+    """
 
-    def lines(self, score_table: ScoreTable, ineligible: Mapping[str, str]) -> tuple[CandidateLine, ...]:
-        nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
-        for node, place in self._state.place_of.items():
-            nodes_of[place, node if node in score_table.by_node else ""].append(node)
-        rows = [self._line(row, nodes, score_table, ineligible) for row, nodes in nodes_of.items()]
-        costs = [line.cost for line in rows if line.takes_pod]
-        low, high = min(costs, default=0), max(costs, default=0)
-        found = [
-            msgspec.structs.replace(line, score=normalise(line.cost, low, high)) if line.takes_pod else line
-            for line in rows
-        ]
-        found.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
-        return tuple(found)
+    def line_of(node: str) -> tuple[int, str]:
+        return state.place_of.get(node, -1), node if node in score_table.by_node else ""
 
-    def _line(
-        self, row: tuple[int, str], nodes: Sequence[str], score_table: ScoreTable, ineligible: Mapping[str, str]
-    ) -> CandidateLine:
-        place, node = row
-        place_score, location = score_table.place_score(node, place), self._state.places[place]
-        return CandidateLine(
+    nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for node in state.place_of:
+        nodes_of[line_of(node)].append(node)
+    target, found = target_of(pod), []
+    for (place, node), nodes in nodes_of.items():
+        score, location = score_table.place_score(node, place), state.places[place]
+        alone = (each.place_score(node, place) for each in scored)
+        line = CandidateLine(
             region=location.region,
             zone=location.zone,
             node=node,
             nodes=len(nodes),
-            passes=place_score.passes,
-            satisfied=place_score.satisfied,
-            violated=place_score.violated,
-            cost=place_score.cost,
+            passes=score.passes,
+            satisfied=score.satisfied,
+            violated=score.violated,
+            cost=score.cost,
             score=None,
-            cells=tuple(self._cell(place, node, i) for i in range(len(self._peers))),
-            planned=self._target is not None and self._is_at(self._target.node, place, node),
-            chosen=self._is_at(self._node, place, node),
+            cells=tuple(Cell(each.cost, each.satisfied, each.violated, each.unknown) for each in alone),
+            planned=target is not None and line_of(target.node) == (place, node),
+            chosen=line_of(pod.spec.node_name) == (place, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
+        found.append(line)
+    found.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
+    return found
 
-    def _is_at(self, wanted: str, place: int, node: str) -> bool:
-        if node:
-            return node == wanted
-        return self._state.place_of.get(wanted) == place and not any(wanted in peer.pods for peer, _ in self._peers)
 
-    def _cell(self, place: int, node: str, number: int) -> Cell:
-        peer, depends = self._peers[number]
-        if depends:
-            place_score = self._scored[number].place_score(node, place)
-            return Cell(place_score.cost, place_score.satisfied, place_score.violated, place_score.unknown)
-        here, cost = self._state.places[place], 0
-        verdicts: Counter[LimitCheck] = Counter()
-        for peer_node, count in peer.pods.items():
-            verdict, each = self._costs.check_limit(
-                self._state.places[self._state.place_of[peer_node]], here, peer.max_cost
-            )
-            if peer_node == node:
-                verdict, each = "satisfied", SAME_HOST_COST
-            verdicts[verdict] += count
-            cost += each * count
-        return Cell(cost, verdicts["satisfied"], verdicts["violated"], verdicts["unknown"])
+def _with_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
+    """The lines, with a score for each that takes the pod."""
+    costs = [line.cost for line in lines if line.takes_pod]
+    for line in lines:
+        score = normalise(line.cost, min(costs), max(costs)) if line.takes_pod else None
+        yield msgspec.structs.replace(line, score=score)
 
 
 def conclude(explanation: Explanation) -> str:

@@ -50,7 +50,7 @@ def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> 
         (1, False, 20, None),
         (1, False, 21, None),
     ]
-    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].cells] == [(20, 0, 1), (1, 1, 0)]
+    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].cells] == [(20, 0, 1), (1, 0, 0)]
     assert found.decided == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
     assert (found.group, found.topology, found.weight) == ("default/a1", "default/nt-default", "UserDefined")
 
