@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from controller.cli.session import Session
 from controller.cli.shared import read_facts_of, state_of
 from controller.scheduler.config import SchedulerConfig
 from kubekit.errors import ConfigError
 from tests.unit.controller.test_cli_output import parsed
-from tests.unit.controller.test_one_answer import NODES, group, pod, topology, weight
-from tests.unit.kubekit.simulated_api import connected
+from tests.unit.controller.test_one_answer import HEAD, HOME, NODES, group, pod, session_of, topology, weight
 
-HOME = "netaware-system"
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
-HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 MINE = (
     HEAD
     + """
@@ -33,40 +27,6 @@ scheduler:
 )
 COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", namespace=HOME)
 OTHER = topology(weight("UserDefined", 3))
-LISTS = {
-    "nodes": "Node",
-    "pods": "Pod",
-    "services": "Service",
-    "deployments": "Deployment",
-    "statefulsets": "StatefulSet",
-    "appgroups": "AppGroup",
-    "networktopologies": "NetworkTopology",
-}
-
-
-@asynccontextmanager
-async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator[Session]:
-    """A session with an API server that has these objects, and a controller with this configuration; None for no controller."""
-
-    async def answer(request: web.Request) -> web.Response:
-        parent, _, last = request.path.rpartition("/")
-        space = parent.rpartition("/namespaces/")[2].partition("/")[0] if "/namespaces/" in parent else None
-        if last == "netaware-controller" and config is not None:
-            volume = {"name": "config", "configMap": {"name": "settings"}}
-            return web.json_response({"spec": {"template": {"spec": {"volumes": [volume]}}}})
-        if last == "settings" and config is not None:
-            return web.json_response({"data": {"config.yaml": config}})
-        if last in {*LISTS, "configmaps"}:
-            named = [o for o in objects if o["kind"] == LISTS.get(last)]
-            items = [o for o in named if space in {None, o["metadata"].get("namespace")}]
-            return web.json_response({"metadata": {}, "items": items})
-        for found in objects:
-            if found["metadata"]["name"] == last:
-                return web.json_response(found)
-        return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
-
-    async with connected(answer) as client:
-        yield Session(client, None, "x", HOME)
 
 
 async def ask(session: Session, *argv: str) -> Any:
@@ -82,10 +42,10 @@ def group_file(folder: Any, *made: Any) -> str:
 
 
 async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
-    async with cluster(MINE, *NODES) as session:
-        snapshot = await session.snapshot()
-        assert session.notes == {}
-        facts = await read_facts_of(session)
+    session = session_of(MINE, *NODES)
+    snapshot = await session.snapshot()
+    assert session.notes == {}
+    facts = await read_facts_of(session)
     assert (snapshot.rules.weights_name, snapshot.rules.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
     assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
@@ -93,20 +53,20 @@ async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
 
 @pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])
 async def test_a_configuration_that_cannot_be_read_is_noted_and_the_defaults_count(config: str | None) -> None:
-    async with cluster(config, *NODES) as session:
-        snapshot = await session.snapshot()
-        assert snapshot.scheduler == SchedulerConfig()
-        assert "defaults are used" in session.notes["configuration"]
+    session = session_of(config, *NODES)
+    snapshot = await session.snapshot()
+    assert snapshot.scheduler == SchedulerConfig()
+    assert "defaults are used" in session.notes["configuration"]
 
 
 async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) -> None:
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
     file = group_file(tmp_path, group(most=5))
-    async with cluster(MINE, *objects) as session:
-        shown = await ask(session, "costs")
-        (view,) = await ask(session, "graph")
-        simulated = await ask(session, "simulate", "-f", file)
-        explained = await ask(session, "explain", "pod", "a-n1")
+    session = session_of(MINE, *objects)
+    shown = await ask(session, "costs")
+    (view,) = await ask(session, "graph")
+    simulated = await ask(session, "simulate", "-f", file)
+    explained = await ask(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
@@ -122,9 +82,9 @@ async def test_a_file_of_odd_objects_is_told_and_does_not_end_the_command(
 ) -> None:
     file = tmp_path / "odd.json"
     file.write_text(json.dumps([odd]))
-    async with cluster(HEAD) as session:
-        with pytest.raises(ConfigError, match=told):
-            await ask(session, "simulate", "-f", str(file))
+    session = session_of(HEAD)
+    with pytest.raises(ConfigError, match=told):
+        await ask(session, "simulate", "-f", str(file))
 
 
 def deployment(name: str, *, replicas: int) -> dict[str, Any]:
@@ -152,9 +112,9 @@ async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_
         one = deployment(name, replicas=1)
         made.append({**one, "spec": {**one["spec"], "template": template}})
     file = group_file(tmp_path, *made)
-    async with cluster(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2")) as session:
-        session.namespace = "default"
-        simulated = await ask(session, "simulate", "-f", file)
+    session = session_of(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2"))
+    session.namespace = "default"
+    simulated = await ask(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
@@ -167,8 +127,8 @@ async def test_a_simulation_follows_the_groups_annotations_and_the_services_and_
         made = group("default")
         made["metadata"]["annotations"] = {"netaware.io/spread": spread}
         file = group_file(tmp_path, made, *(deployment(name, replicas=2) for name in "ab"))
-        async with cluster(HEAD, *nodes, *more) as session:
-            found[spread] = await ask(session, "simulate", "-f", file)
+        session = session_of(HEAD, *nodes, *more)
+        found[spread] = await ask(session, "simulate", "-f", file)
     packed, apart = found["none"].network_aware.zones, found["zone"].network_aware.zones
     assert len({*packed["a"], *packed["b"]}) == 1
     assert found["none"].default.violations == 0
@@ -193,11 +153,11 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
     file = group_file(tmp_path, group())
-    async with cluster(HERE[config], *NODES, *topologies) as session:
-        used = state_of(await session.snapshot(), ()).costs("x")
-        simulated = await ask(session, "simulate", "-f", file)
-        session.notes.clear()
-        shown = await ask(session, "costs")
+    session = session_of(HERE[config], *NODES, *topologies)
+    used = state_of(await session.snapshot(), ()).costs("x")
+    simulated = await ask(session, "simulate", "-f", file)
+    session.notes.clear()
+    shown = await ask(session, "costs")
     assert used.weight == ""
     assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
     assert shown.network.weights is not None
@@ -207,6 +167,6 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
 
 async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
     own, shared = (topology(weight("UserDefined", cost), namespace=at) for at, cost in (("x", 7), ("default", 3)))
-    async with cluster(HEAD, *NODES, own, shared) as session:
-        assert not (await ask(session, "costs")).network.unused
-        assert session.notes == {}
+    session = session_of(HEAD, *NODES, own, shared)
+    assert not (await ask(session, "costs")).network.unused
+    assert session.notes == {}

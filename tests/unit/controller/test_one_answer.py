@@ -51,7 +51,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, Node, Object, Resource
+from kubekit.wire import Node, Object, Resource
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.policy import CostPolicy
 
@@ -86,32 +86,54 @@ class Silent(EventRecorder):
 
 
 class Served:
-    """In the place of a client: an API server that has a world's objects, and the controller's configuration."""
+    """In the place of a client: an API server that has these objects, and the controller's configuration; None for no controller."""
 
-    def __init__(self, world: World, *, may_list_all: bool) -> None:
-        self._world, self._may = world, may_list_all
+    def __init__(
+        self, objects: Iterable[dict[str, Any]], configuration: str | None, *, may_list_all: bool = True
+    ) -> None:
+        self._objects, self._may = [*objects], may_list_all
+        if configuration is not None:
+            volume = {"name": "config", "configMap": {"name": "settings"}}
+            spec = {"template": {"spec": {"volumes": [volume]}}}
+            data = {"config.yaml": configuration}
+            self._objects += [
+                {"kind": "Deployment", "metadata": {"name": "netaware-controller", "namespace": HOME}, "spec": spec},
+                {"kind": "ConfigMap", "metadata": {"name": "settings", "namespace": HOME}, "data": data},
+            ]
 
-    async def pages(self, resource: Resource, *, namespace: str | None = None, **_: object) -> AsyncIterator[RawPage]:
+    async def pages(
+        self, resource: Resource, *, namespace: str | None = None, label_selector: str = "", **_: object
+    ) -> AsyncIterator[RawPage]:
         if namespace is None and not self._may:
             raise ApiError(403, "Forbidden", "not yours")
-        found = [plain for plain in self._world.objects if plain["kind"] == resource.kind]
+        found = [plain for plain in self._objects if plain["kind"] == resource.kind]
         mine = [plain for plain in found if namespace in {None, plain["metadata"].get("namespace")}]
-        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in mine])
+        labelled = [plain for plain in mine if not label_selector or plain["metadata"].get("labels")]
+        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in labelled])
 
     async def list(self, resource: Resource, type_: type[Any], **_: object) -> list[Any]:
-        return self._world.of(resource.kind, type_)
+        return [msgspec.convert(plain, type_) for plain in self._objects if plain["kind"] == resource.kind]
 
     async def get(self, resource: Resource, name: str, type_: type[Any], **_: object) -> Any:
-        head = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
-        text = f"{head}scheduler: {{parity: {self._world.config.parity}}}"
-        volume = {"name": "config", "configMap": {"name": "config"}}
-        known = {
-            DEPLOYMENTS: {"spec": {"template": {"spec": {"volumes": [volume]}}}},
-            CONFIGMAPS: {"data": {"config.yaml": text}},
-        }
-        if resource not in known or "netperf" in name:
-            raise ApiError(404, "NotFound", "there is none")
-        return msgspec.convert(known[resource], type_)
+        for plain in self._objects:
+            if (plain["kind"], plain["metadata"]["name"]) == (resource.kind, name):
+                return msgspec.convert(plain, type_)
+        raise ApiError(404, "NotFound", "there is none")
+
+
+def session_of(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
+    """A session of a command with such an API server."""
+    return Session(cast("Client", Served(objects, configuration, **more)), None, namespace, HOME)
+
+
+def asked(command: Command, *argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-n", dest="namespace", default="")
+    command.configure(parser)
+    return parser.parse_args(argv)
+
+
+HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 
 
 class World:
@@ -222,12 +244,9 @@ class World:
 
     async def command(self, command: Command, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
         """What a command answers, of an API server that has these objects and the controller's configuration."""
-        parser = argparse.ArgumentParser()
-        parser.add_argument("-n", dest="namespace", default="")
-        command.configure(parser)
-        options = parser.parse_args(argv)
-        client = cast("Client", Served(self, may_list_all=may_list_all))
-        session = Session(client, None, options.namespace or "default", HOME)
+        options = asked(command, *argv)
+        text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
+        session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
         return await command.ask(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from typing import Any
 
 import msgspec
@@ -48,23 +47,6 @@ def worth_of(start: GroupSnapshot, plan: Plan) -> tuple[int, int]:
 
 def zones_of(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
-
-
-@pytest.mark.solver
-def test_plans_are_near_the_optimum_on_random_groups_with_capacities_that_bind() -> None:
-    rng, ratios = random.Random(11), []
-    for _ in range(30):
-        case = groups.random_case(rng, most_workloads=6, most_replicas=2, most_zones=4)
-        violations, cost = groups.optimum(case)
-        plan = plan_group(groups.snapshot_of(case))
-        assert not plan.unplaced
-        if not violations:
-            assert plan.violations == 0
-            ratios.append(plan.cost / max(cost, 1))
-    assert len(ratios) >= 15
-    assert min(ratios) >= 1.0
-    assert statistics.median(ratios) == 1.0
-    assert max(ratios) <= 1.05, "restarts find what one long run from elsewhere does not"
 
 
 @pytest.mark.parametrize("seed", range(12))
