@@ -36,7 +36,7 @@ from kubekit.text import counted, listed
 
 SHOWN = 8
 RUNS = 25
-"""The default scheduler draws lots between equal nodes, so that one run of it says little."""
+"""The default scheduler picks at random between equal nodes, so that one run of it says little."""
 
 
 class Outcome(View, frozen=True):
@@ -81,7 +81,7 @@ class Simulate(Command):
     )
     description = (
         "Reads an AppGroup from a file, with its Deployments and StatefulSets if they are in it, and plans it for the cluster "
-        "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
+        "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it picks at random "
         "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
         "requests. Nothing is created. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
         "appgroups,networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
@@ -152,7 +152,7 @@ class Simulate(Command):
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> Simulation:
-    """Plan a group both ways, as if none of its pods were there. The default scheduler draws lots from fixed seeds."""
+    """Plan a group both ways, as if none of its pods were there. The default scheduler picks at random, from fixed seeds."""
     snapshot = empty_group(inputs, group, templates)
     hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
     reader = PodReader()

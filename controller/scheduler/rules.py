@@ -84,7 +84,7 @@ def score_places(
     place_of: Mapping[str, int],
     costs: CostTable,
 ) -> ScoreTable:
-    """Weigh every place for one pod.
+    """Score every place for one pod.
 
     Args:
         dependencies: what the pod depends on; decides filter and score.
@@ -111,7 +111,7 @@ class _Sums:
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add_dependency(self, peer: PeerWorkload) -> None:
-        """Judge by the replicas that may answer: all of them, or those near by where the Service keeps calls near."""
+        """Add a dependency. Only replicas that kube-proxy would route to count."""
         by_place = self._by_place(peer)
         near = self._answered_near(peer, by_place)
         for place, count in by_place.items():
@@ -141,7 +141,7 @@ class _Sums:
         return frozenset(by_place) if has_zone_hints(peer.routing, zones) else frozenset()
 
     def _answer_here(self, peer: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
-        """Replicas on the node itself: by zone some of those that answer, by node the only ones.
+        """Correct the score of a node that holds replicas itself.
 
         Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
         """
@@ -192,7 +192,7 @@ class _Sums:
         return found
 
     def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:
-        """The node's place took its own pods for those of neighbours, with this verdict; they are on the same host."""
+        """Replace the in-zone cost of pods on this node by the same-host cost; returns the correction and the in-zone verdict."""
         place, here = self._places[self._place_of[node]], self._here[node]
         verdict, cost = self._costs.check_limit(place, place, 0)
         here[2] += count * (SAME_HOST_COST - cost)

@@ -55,7 +55,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class State(Index):
-    """The cluster in the rules' eyes.
+    """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
         version: counts changes of anything that may change an answer.
@@ -267,7 +267,7 @@ class State(Index):
         return self.cost_index.of(group_namespace)
 
     def score(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
-        """Weigh every place for a pod with these labels.
+        """Score every place for a pod with these labels.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
@@ -292,7 +292,7 @@ class State(Index):
             return ScoreTable(str(error))
 
     def score_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
-        """Weigh every place as if these placed pods were gone already; those of other groups make no difference.
+        """Score every place as if these placed pods were gone already; those of other groups make no difference.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.

@@ -22,13 +22,13 @@ read_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
 _SYMMETRIC = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
-"""Kinds by which pods that stay have a say in who joins them; what else they asked for counted when they were placed."""
-_WISH = 1.0
-"""Price of a pair that a pod wished apart: its user's own wish comes before the network."""
+"""Kinds whose terms on bound pods bind new pods, too; other kinds counted when the bound pods were placed."""
+_PREFERENCE_PRICE = 1.0
+"""Penalty of a pair that a preferred term keeps apart; above any gain of the network."""
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One thing that a pod says. Equal terms of several pods are one rule.
+    """A spread constraint or (anti-)affinity term of a pod. Equal terms of several pods are one rule.
 
     Attributes:
         kind: see `RuleKind`.
@@ -37,7 +37,7 @@ class Term(msgspec.Struct, frozen=True):
         namespaces: of the pods that count; empty for all.
         skew: of a spread.
         least_domains: of a spread; 0 for none.
-        price: of a wish.
+        price: of a preferred term.
         nodes: what of the owner's spec decides which nodes make domains, JSON; empty for every node.
     """
 
@@ -70,14 +70,14 @@ class PodTopologyConstraints:
         for class_, pod in enumerate(self._pods):
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
-        standing_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
+        bound_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
         for host, pod in self._bound:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.ANTI_AFFINITY:
-                    standing_owners.setdefault(term, []).append((host, pod))
+                    bound_owners.setdefault(term, []).append((host, pod))
         found = []
-        for term in dict.fromkeys([*owners, *standing_owners]):
-            rule = self._rule(term, owners.get(term, []), standing_owners.get(term, []))
+        for term in dict.fromkeys([*owners, *bound_owners]):
+            rule = self._rule(term, owners.get(term, []), bound_owners.get(term, []))
             if rule.roles:
                 found.append(rule)
         return tuple(found)
@@ -144,17 +144,21 @@ def terms_of(pod: GroupPod) -> Iterator[Term]:
     if anti_affinity is not None:
         for term in anti_affinity.required_during_scheduling_ignored_during_execution or ():
             yield _affinity_term(pod, term, RuleKind.ANTI_AFFINITY)
-        for wish in anti_affinity.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.PREFERENCE, _WISH * wish.weight / 100)
+        for preferred in anti_affinity.preferred_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(
+                pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, _PREFERENCE_PRICE * preferred.weight / 100
+            )
     if together is not None:
         for term in together.required_during_scheduling_ignored_during_execution or ():
             yield _affinity_term(pod, term, RuleKind.AFFINITY)
-        for wish in together.preferred_during_scheduling_ignored_during_execution or ():
-            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.PREFERENCE, -_WISH * wish.weight / 1000)
+        for preferred in together.preferred_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(
+                pod, preferred.pod_affinity_term, RuleKind.PREFERENCE, -_PREFERENCE_PRICE * preferred.weight / 1000
+            )
 
 
 def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
-    """ScheduleAnyway is a wish; matchLabelKeys add the pod's own values to the selector."""
+    """ScheduleAnyway is a preference; matchLabelKeys add the pod's own values to the selector."""
     labels = pod.metadata.labels or {}
     selector = constraint.label_selector
     own = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
@@ -168,7 +172,7 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
         namespaces=(pod.metadata.namespace,),
         skew=max(constraint.max_skew, 1) if hard else 1,
         least_domains=(constraint.min_domains or 0) if hard else 0,
-        price=0.0 if hard else _WISH,
+        price=0.0 if hard else _PREFERENCE_PRICE,
         nodes=_nodes_of(pod.spec, constraint) if hard else b"",
     )
 
@@ -195,12 +199,12 @@ def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: 
     return Term(kind, term.topology_key, _selector(term.label_selector), namespaces, price=price)
 
 
-_NOBODY = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
+_MATCHES_NOTHING = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
 
 
 def _selector(selector: LabelSelector | None) -> bytes:
     """The selector as JSON; an absent one matches nothing."""
-    return _NOBODY if selector is None else msgspec.json.encode(selector)
+    return _MATCHES_NOTHING if selector is None else msgspec.json.encode(selector)
 
 
 def _counts(term: Term, selector: LabelSelector, pod: GroupPod) -> bool:

@@ -21,8 +21,8 @@ Bools = NDArray[np.bool_]
 
 
 class RuleKind(IntEnum):
-    """SPREAD: topologySpreadConstraint, DoNotSchedule. APART: required anti-affinity. TOGETHER: required affinity. SOFT: a
-    wish, priced by the pairs of owner and counted pod that share a domain.
+    """SPREAD: topologySpreadConstraint with DoNotSchedule. ANTI_AFFINITY, AFFINITY: required terms. PREFERENCE: preferred terms and
+    ScheduleAnyway, as a penalty for each pair of owner and counted pod in one domain.
     """
 
     SPREAD = 0
@@ -56,7 +56,7 @@ class CallEdge(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Prices between zones.
+    """Cost of a call by zone pair.
 
     Attributes:
         latency: [zone, zone] from a caller to a callee on another host, microseconds (or costs, in parity).
@@ -70,7 +70,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule about replicas that must, must not, or would rather not share a domain.
+    """A rule about replicas that must, must not, or should not share a domain.
 
     Attributes:
         kind: see there.
@@ -115,10 +115,10 @@ class Problem(msgspec.Struct, frozen=True):
         tables: at least one where there are edges.
         rules: required and preferred rules.
         must_span_zones: [workload] whether it must not be wholly in one zone.
-        colocation_penalty: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
-            with those that they talk to; zones count a thousandth of that, so that they decide between equals only.
-        crowd: the same of any two replicas of the problem, ever less where there are more replicas than hosts.
-        load: what of a call that loads a replica above its fair share is priced as though it went elsewhere, 0 to 1 and more.
+        colocation_penalty: [workload] of two of its replicas on one host, as a share of the most that sharing a host with peers gains;
+            sharing a zone counts a thousandth of that, so that it decides between equals only.
+        crowd: the same for any two replicas of the problem, less where there are more replicas than hosts.
+        load: share of a call above a replica's fair share that costs as much as a call to another zone.
         balance: how much a step of load from an empty host to a full one counts, as a share of the mean price of a replica.
         host_names: names of the hosts.
         resource_names: names of the resources; ports of hosts among them.

@@ -24,31 +24,31 @@ from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import (
     ON_HOST_US,
+    canonical_limits,
+    combine_with_money,
     cost_matrix,
-    limits_that_differ,
     money_table,
     price_table,
-    weighed_with_money,
 )
 from controller.scheduler.rules import raw_score
 
 Objective = Literal["time", "parity", "money", "both"]
 """``time``: what calls spend on the network, by the replica that answers. ``parity``: upstream's sum of whole costs over all
-pairs of caller and replica. ``money``: what their bytes cost, and time between equals. ``both``: the dearest way between two zones
-weighs as much as the slowest one.
+pairs of caller and replica. ``money``: what their bytes cost, and time between equals. ``both``: the most expensive path between two
+zones counts like the slowest one.
 """
 PRICED: frozenset[Objective] = frozenset({"money", "both"})
 """Those that need prices."""
 Spread = Literal["none", "soft", "zone"]
-"""``none``: replicas may share hosts and zones. ``soft``: they would rather not. ``zone``: and no workload of several replicas is
-wholly in one zone.
+"""``none``: replicas may share hosts and zones. ``soft``: replicas prefer different hosts. ``zone``: and no workload of several
+replicas is in one zone only.
 """
 
 _BALANCE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
 _BETWEEN_EQUALS = 1e-3
-"""Time's weight beside money where money decides: most ways within a zone, and many between zones, cost the same."""
+"""Weight of time where money decides: most paths cost the same."""
 _CROWD = 0.1
-"""So much of what sharing a host gains is lost with each replica that is there already: some share hosts, never all."""
+"""Share by which each replica on a host reduces the gain of co-location: some share hosts, never all."""
 
 
 class WaitingReplica(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class _Class(msgspec.Struct, frozen=True):
 
 
 def compile_problem(request: PlacementRequest) -> Problem:
-    """Make the arrays."""
+    """Compile a request to arrays."""
     return _Compiler(request).problem()
 
 
@@ -134,17 +134,17 @@ class _Compiler:
         self._allowed: list[Bools] = []
         self._classes: dict[bytes, int] = {}
         self._known: list[_Class] = []
-        labels_tell = _anybody_shares(request)
-        self._class_of = [self._classify(waiting, labels_tell=labels_tell) for waiting in request.waiting]
+        labels_matter = _has_pod_topology_terms(request)
+        self._class_of = [self._classify(waiting, labels_matter=labels_matter) for waiting in request.waiting]
         self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
 
-    def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
+    def _classify(self, waiting: WaitingReplica, *, labels_matter: bool) -> int:
         spec = waiting.pod.spec
         limits = (spec.node_selector, required_of(spec.affinity), spec.tolerations)
         hosts = msgspec.json.encode((*limits, waiting.volumes, sorted(waiting.refused)))
         asks = asks_of(spec)
         shares: tuple[object, ...] = ()
-        if labels_tell:
+        if labels_matter:
             meta = waiting.pod.metadata
             shares = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
         key = hosts + msgspec.json.encode((waiting.workload, sorted(asks.items()), shares))
@@ -238,9 +238,9 @@ class _Compiler:
         local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
         if objective in PRICED and snapshot.prices is not None:
             share = _BETWEEN_EQUALS if objective == "money" else 1.0
-            prices, local = weighed_with_money(prices, local, money_table(locations, snapshot.prices), share)
+            prices, local = combine_with_money(prices, local, money_table(locations, snapshot.prices), share)
         matrix = cost_matrix(locations, snapshot.costs)
-        limits = limits_that_differ((edge.max_cost for edge in self._request.edges), matrix)
+        limits = canonical_limits((edge.max_cost for edge in self._request.edges), matrix)
         number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
         tables = tuple(Table(prices, local, matrix > limit) for limit in number_of)
         return tables, {asked: number_of[limit] for asked, limit in limits.items()}
@@ -267,7 +267,7 @@ class _Compiler:
         return PodTopologyConstraints([known.pod for known in self._known], self._hosts, bound).rules()
 
     def _eligible_hosts(self, waiting: WaitingReplica) -> Bools:
-        """[host] whether a replica may go there at all, see `why_refused`."""
+        """[host] whether a replica may go there, see `why_refused`. Only some nodes can refuse a pod without node constraints."""
         looked_at = self._names
         if not has_node_constraints(waiting.pod.spec) and not waiting.volumes:
             looked_at = [*self._repelling, *(waiting.refused & self._number_of.keys())]
@@ -296,8 +296,8 @@ def total_cost(request: PlacementRequest, problem: Problem, at: Ints) -> int:
     return sum(cost(on[edge.caller], on[edge.callee], locations) for edge in request.edges)
 
 
-def _anybody_shares(request: PlacementRequest) -> bool:
-    """Whether any pod has affinity or anti-affinity to other pods; then labels distinguish pods."""
+def _has_pod_topology_terms(request: PlacementRequest) -> bool:
+    """Whether any pod has terms about other pods; then labels distinguish pods."""
     pods = [w.pod for w in request.waiting] + [s.pod for s in request.bound if s.pod is not None]
     return any(
         pod.spec.topology_spread_constraints

@@ -35,7 +35,7 @@ def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: 
     else:
         one_zone = is_one_zone(locations)
         flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
-    return _closed(np.array(flat, np.float64).reshape(len(locations), len(locations)))
+    return _read_only(np.array(flat, np.float64).reshape(len(locations), len(locations)))
 
 
 def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
@@ -44,11 +44,11 @@ def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
     return np.array(flat, np.float64).reshape(len(locations), len(locations))
 
 
-def weighed_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
-    """Times and prices as one table, and what a way within a host counts in it.
+def combine_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
+    """Combine times and money in one table; returns it and the value within a host.
 
-    Money is scaled to time, the dearest path to the slowest, so that code for microseconds fits; time counts
-    ``share`` of itself. Where every way costs the same, money has no say, and time alone is left.
+    Money is scaled to time, the most expensive path to the slowest, and time counts ``share`` of itself. If all prices are
+    equal, the times are unchanged.
 
     Args:
         times: [zone, zone].
@@ -59,13 +59,13 @@ def weighed_with_money(times: Floats, local: float, money: Floats, share: float)
     dearest = float(money.max(initial=0.0))
     if dearest <= 0 or float(money.min()) == dearest:
         return times, local
-    return _closed(money * (float(times.max()) / dearest) + share * times), share * local
+    return _read_only(money * (float(times.max()) / dearest) + share * times), share * local
 
 
 def latency_us(
     origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool = False
 ) -> float:
-    """Measured, else from the whole cost (1 is a millisecond), else a guess that keeps regions apart.
+    """Published latency; else cost x 1 ms; else, without a NetworkTopology, 1 ms within a region and 50 ms between regions.
 
     Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
     """
@@ -84,26 +84,24 @@ def latency_us(
 
 @lru_cache(_TABLES)
 def cost_matrix(locations: tuple[Location, ...], costs: CostTable) -> Ints:
-    """[zone, zone] cost of a pair on different hosts as limits count it: beyond every limit, or -1 within every one.
-    Read-only.
-    """
+    """[zone, zone] cost to compare with a limit: GREATEST_COST + 1 if always violated, -1 if never. Read-only."""
 
-    def cost(a: Location, b: Location) -> int:
+    def limit_cost(a: Location, b: Location) -> int:
         found, cost = costs.check_limit(a, b, GREATEST_COST)
         if found == "violated":
             return GREATEST_COST + 1
         return cost if found == "satisfied" and a != b else -1
 
-    flat = [cost(a, b) for a in locations for b in locations]
-    return _closed(np.array(flat, np.int64).reshape(len(locations), len(locations)))
+    flat = [limit_cost(a, b) for a in locations for b in locations]
+    return _read_only(np.array(flat, np.int64).reshape(len(locations), len(locations)))
 
 
-def limits_that_differ(limits: Iterable[int], matrix: Ints) -> dict[int, int]:
-    """Each limit -> the least one that the same pairs violate: a group may have a limit for each of its dependencies."""
+def canonical_limits(limits: Iterable[int], matrix: Ints) -> dict[int, int]:
+    """Map each limit to the smallest one that the same pairs violate: a group may have a limit for each dependency."""
     known = np.unique(matrix).tolist()
     return {limit: known[bisect_right(known, limit) - 1] if known and limit >= known[0] else -1 for limit in limits}
 
 
-def _closed(table: NDArray[T]) -> NDArray[T]:
+def _read_only(table: NDArray[T]) -> NDArray[T]:
     table.setflags(write=False)
     return table
