@@ -46,7 +46,7 @@ from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
 from tests.unit.controller.situations import NOW_S, SITUATIONS
 from tests.unit.controller.test_cli_output import parsed
-from tests.unit.controller.test_one_answer import HOME, Served, World
+from tests.unit.controller.test_one_answer import HEAD, HOME, Served, World
 
 PAYLOAD = "x$(touch pwned)`touch pwned`; touch pwned '; touch pwned; ' \x1b]0;pwned\x07\x9b2J\u202e"
 T = TypeVar("T")
@@ -263,13 +263,13 @@ class Cluster(World):
     """These objects, read as commands and the page read them."""
 
     async def read(self) -> None:
-        client = cast("Client", Hostile(self, may_list_all=True))
+        client = cast("Client", Hostile(self.objects, HEAD))
         whole = await Session(client, None, None, HOME).snapshot(everything=True)
         self.snapshot = msgspec.structs.replace(whole, now_s=NOW_S)
 
     def session(self, namespace: str | None) -> Session:
         """A session that has read the cluster already."""
-        session = Session(cast("Client", Hostile(self, may_list_all=True)), None, namespace, HOME)
+        session = Session(cast("Client", Hostile(self.objects, HEAD)), None, namespace, HOME)
 
         async def read(**_: bool) -> ClusterSnapshot:
             return self.snapshot
@@ -290,7 +290,7 @@ class Hostile(Served):
         if resource is CONFIGMAPS and name.startswith("netperf"):
             return ConfigMap(data=results())
         if resource is PODS:
-            return next(pod for pod in self._world.of("Pod", type_) if pod.metadata.name == name)
+            return next(pod for pod in await self.list(PODS, type_) if pod.metadata.name == name)
         return await super().get(resource, name, type_, **more)
 
 

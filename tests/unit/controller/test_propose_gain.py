@@ -12,8 +12,7 @@ from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
-from tests.unit.controller.test_cli_as_the_scheduler import HEAD, cluster
-from tests.unit.controller.test_one_answer import node
+from tests.unit.controller.test_one_answer import HEAD, node, session_of
 
 Json = dict[str, Any]
 WORKLOADS = [f"w{number}" for number in range(8)]
@@ -52,11 +51,11 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
     spread = {"annotations": {"netaware.io/spread": "zone"}}
     group = made("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
-    async with cluster(HEAD, *nodes, *more, *objects, group) as session:
-        workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
-        snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
-        (proposal,) = propose(graph, workloads, snapshot.groups, "shop", lambda *_: None)
-        return proposal, await gain_of(session, proposal, snapshot)
+    session = session_of(HEAD, *nodes, *more, *objects, group)
+    workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
+    snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
+    (proposal,) = propose(graph, workloads, snapshot.groups, "shop", lambda *_: None)
+    return proposal, await gain_of(session, proposal, snapshot)
 
 
 @pytest.mark.parametrize("labelled", [False, True])

@@ -298,8 +298,8 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
 
 def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
     """A thread reads the copy while the event loop goes on."""
-    objects = (*SEED_NODES, pod("p2", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS))
-    state = state_of(SchedulerConfig(), *objects)
+    called = group({"P1": [("P2", 15)], "P2": []})
+    state = state_of(SchedulerConfig(), *SEED_NODES, pod("p2", "P2", "N1"), called, topology(SEED_COSTS))
     copied = state.copy()
     state.take_pod("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
 
