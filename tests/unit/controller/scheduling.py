@@ -27,17 +27,24 @@ def node(name: str, region: str, zone: str, **allocatable: str) -> Node:
     return msgspec.convert(body, Node)
 
 
-def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
+def weight(zones: Costs, regions: Costs | None = None, name: str = "UserDefined") -> dict[str, Any]:
     levels = []
     for key, costs in ((REGION, regions or {}), (ZONE, zones)):
         origins = [{"origin": a, "costList": [{"destination": b, "networkCost": c}]} for (a, b), c in costs.items()]
         levels.append({"topologyKey": key, "originList": origins})
-    weights = [{"name": "UserDefined", "topologyList": levels}]
+    return {"name": name, "topologyList": levels}
+
+
+def topology_of(*weights: Mapping[str, Any]) -> NetworkTopology:
     body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
     return msgspec.convert(body, NetworkTopology)
 
 
-def app_group(calls: Mapping[str, Mapping[str, int]]) -> AppGroup:
+def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
+    return topology_of(weight(zones, regions))
+
+
+def app_group(calls: Mapping[str, Mapping[str, int]], namespace: str = "default") -> AppGroup:
     """Caller -> callee -> maxNetworkCost; who calls nobody has an empty entry."""
 
     def reference(selector: str) -> dict[str, str]:
@@ -52,7 +59,7 @@ def app_group(calls: Mapping[str, Mapping[str, int]]) -> AppGroup:
         }
         for caller, callees in calls.items()
     ]
-    body = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
+    body = {"metadata": {"name": "a1", "namespace": namespace}, "spec": {"workloads": workloads}}
     return msgspec.convert(body, AppGroup)
 
 
@@ -69,6 +76,21 @@ def gated(**fields: Any) -> GroupPod:
     return pod("P1", schedulingGates=[{"name": GATE}], **fields)
 
 
+def state_with(config: SchedulerConfig, *objects: Node | GroupPod | AppGroup | NetworkTopology) -> State:
+    state = State(config, "netaware-system")
+    for item in objects:
+        key = item.metadata.key
+        if isinstance(item, Node):
+            state.take_node(key, None, item)
+        elif isinstance(item, GroupPod):
+            state.take_pod(key, None, item)
+        elif isinstance(item, AppGroup):
+            state.take_group(key, None, item)
+        else:
+            state.take_topology(key, None, item)
+    return state
+
+
 def state_of(
     nodes: Iterable[Node],
     costs: NetworkTopology,
@@ -77,12 +99,5 @@ def state_of(
     config: SchedulerConfig | None = None,
 ) -> State:
     """The state with these bound pods: workload and node of each."""
-    state = State(config or SchedulerConfig(), "netaware-system")
-    for one in nodes:
-        state.take_node(one.metadata.name, None, one)
-    state.take_topology("default/nt-default", None, costs)
-    state.take_group("default/a1", None, app_group(calls))
-    for number, (workload, where) in enumerate(placed):
-        bound = pod(workload, where, name=f"{workload.lower()}-{number}")
-        state.take_pod(bound.metadata.key, None, bound)
-    return state
+    pods = (pod(w, node, name=f"{w.lower()}-{number}") for number, (w, node) in enumerate(placed))
+    return state_with(config or SchedulerConfig(), *nodes, costs, app_group(calls), *pods)

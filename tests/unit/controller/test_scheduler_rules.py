@@ -15,7 +15,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import amounts
-from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
+from controller.cluster.resources import AppGroup, WeightInfo
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
 from controller.scheduler.extender import encoding
@@ -28,59 +28,13 @@ from controller.scheduler.rules import (
     score_places,
 )
 from controller.scheduler.state import State
-from kubekit.wire import Node, Object, ObjectMeta
+from kubekit.wire import Object, ObjectMeta
 from tests.unit.controller import scheduling
-from tests.unit.controller.scheduling import GROUP, REGION, WORKLOAD, ZONE, app_group, node
+from tests.unit.controller.scheduling import GROUP, WORKLOAD, app_group, node, state_with, topology_of, weight
 
 
 def pod(name: str, workload: str, node: str = "", *, phase: str = "Running", **meta: Any) -> GroupPod:
     return scheduling.pod(workload, node, name=name, metadata=meta, status={"phase": phase})
-
-
-def group(calls: dict[str, list[tuple[str, int]]], namespace: str = "default") -> AppGroup:
-    made = app_group({caller: dict(callees) for caller, callees in calls.items()})
-    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, namespace=namespace))
-
-
-def weight(
-    zones: dict[tuple[str, str], int], regions: dict[tuple[str, str], int], name: str = "UserDefined"
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "topologyList": [
-            {
-                "topologyKey": key,
-                "originList": [
-                    {"origin": origin, "costList": [{"destination": destination, "networkCost": cost}]}
-                    for (origin, destination), cost in costs.items()
-                ],
-            }
-            for key, costs in ((REGION, regions), (ZONE, zones))
-        ],
-    }
-
-
-def topology(*weights: dict[str, Any]) -> NetworkTopology:
-    body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": list(weights)}}
-    return msgspec.convert(body, NetworkTopology)
-
-
-Known = Node | GroupPod | AppGroup | NetworkTopology
-
-
-def state_of(config: SchedulerConfig, *objects: Known) -> State:
-    state = State(config, "netaware-system")
-    for item in objects:
-        key = item.metadata.key
-        if isinstance(item, Node):
-            state.take_node(key, None, item)
-        elif isinstance(item, GroupPod):
-            state.take_pod(key, None, item)
-        elif isinstance(item, AppGroup):
-            state.take_group(key, None, item)
-        else:
-            state.take_topology(key, None, item)
-    return state
 
 
 def extender_of(state: State, config: SchedulerConfig) -> Extender:
@@ -105,8 +59,8 @@ def ask(extender: Extender, verb: str, workload: str, names: list[str], **metada
 @pytest.mark.parametrize("config", [UPSTREAM, SchedulerConfig()], ids=["parity", "ours"])
 def test_the_published_worked_example(config: SchedulerConfig) -> None:
     """Seed 001: P1 depends on P2 with maxNetworkCost 15, P2 runs on N1."""
-    state = state_of(
-        config, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
+    state = state_with(
+        config, *SEED_NODES, pod("p2-one", "P2", "N1"), app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS)
     )
     extender = extender_of(state, config)
     answer = ask(extender, "filter", "P1", [n.metadata.name for n in SEED_NODES])
@@ -216,12 +170,12 @@ def check_against_the_table(case: Case) -> None:
     places, placed, dependencies, zones, regions, asked, _ = case
     nodes = [(f"n{i}", region, zone) for i, (region, zone) in enumerate(places)]
     pods = [(selector, nodes[i % len(nodes)]) for selector, i in placed]
-    state = state_of(
+    state = state_with(
         UPSTREAM,
         *(node(*n) for n in nodes),
         *(pod(f"p{i}", selector, where[0]) for i, (selector, where) in enumerate(pods)),
-        group({"A": list(dependencies.items()), "B": [], "C": [], "D": []}),
-        topology(weight(zones, regions)),
+        app_group({"A": dependencies, "B": {}, "C": {}, "D": {}}),
+        topology_of(weight(zones, regions)),
     )
     extender = extender_of(state, UPSTREAM)
     candidates = [nodes[i] for i in dict.fromkeys(i % len(nodes) for i in asked)]
@@ -249,14 +203,14 @@ def check_against_the_table(case: Case) -> None:
 
 def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
     config = SchedulerConfig()
-    state = state_of(
+    state = state_with(
         config,
         *SEED_NODES,
         pod("done", "P2", "N1", phase="Succeeded"),
         pod("leaving", "P2", "N1", deletionTimestamp="2026-01-01T00:00:00Z"),
         pod("lost", "P2", "gone"),
-        group({"P1": [("P2", 15)], "P2": []}),
-        topology(SEED_COSTS),
+        app_group({"P1": {"P2": 15}, "P2": {}}),
+        topology_of(SEED_COSTS),
     )
     assert state.score("default", "a1", "P1").neutral
     answer = ask(extender_of(state, config), "filter", "P1", ["N1", "N8"])
@@ -264,15 +218,15 @@ def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
 
 
 def test_upstream_parity_counts_finished_pods_and_fails_on_deleted_nodes() -> None:
-    objects: list[Known] = [*SEED_NODES, group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)]
-    finished = state_of(UPSTREAM, *objects, pod("done", "P2", "N1", phase="Succeeded"))
+    called, costs = app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS)
+    finished = state_with(UPSTREAM, *SEED_NODES, called, costs, pod("done", "P2", "N1", phase="Succeeded"))
     assert "N8" in ask(extender_of(finished, UPSTREAM), "filter", "P1", ["N1", "N8"])["failedNodes"]
-    lost = state_of(UPSTREAM, *objects, pod("lost", "P2", "gone"))
+    lost = state_with(UPSTREAM, *SEED_NODES, called, costs, pod("lost", "P2", "gone"))
     assert "gone" in ask(extender_of(lost, UPSTREAM), "filter", "P1", ["N1", "N8"])["error"]
 
 
 def test_counts_follow_pods_as_they_come_move_and_go() -> None:
-    state = state_of(SchedulerConfig(), *SEED_NODES, group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS))
+    state = state_with(SchedulerConfig(), *SEED_NODES, app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS))
     waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
     state.take_pod("default/p2", None, waiting)
     assert state.score("default", "a1", "P1").neutral
@@ -284,12 +238,12 @@ def test_counts_follow_pods_as_they_come_move_and_go() -> None:
 
 
 def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
-    state = state_of(
+    state = state_with(
         SchedulerConfig(),
         *SEED_NODES,
         pod("p2", "P2", "N1"),
-        group({"P1": [("P2", 15)], "P2": []}),
-        topology(SEED_COSTS),
+        app_group({"P1": {"P2": 15}, "P2": {}}),
+        topology_of(SEED_COSTS),
     )
     assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
     state.take_node("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
@@ -298,8 +252,8 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
 
 def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
     """A thread reads the copy while the event loop goes on."""
-    called = group({"P1": [("P2", 15)], "P2": []})
-    state = state_of(SchedulerConfig(), *SEED_NODES, pod("p2", "P2", "N1"), called, topology(SEED_COSTS))
+    called = app_group({"P1": {"P2": 15}, "P2": {}})
+    state = state_with(SchedulerConfig(), *SEED_NODES, pod("p2", "P2", "N1"), called, topology_of(SEED_COSTS))
     copied = state.copy()
     state.take_pod("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
 
@@ -318,15 +272,15 @@ def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
     ],
 )
 def test_the_weight_asked_for_wins_over_the_measured_one(weights: tuple[dict[str, Any], ...], expected: str) -> None:
-    assert state_of(SchedulerConfig(), topology(*weights)).costs("default").weight == expected
-    parity = state_of(UPSTREAM, topology(*weights)).costs("default").weight
+    assert state_with(SchedulerConfig(), topology_of(*weights)).costs("default").weight == expected
+    parity = state_with(UPSTREAM, topology_of(*weights)).costs("default").weight
     assert parity == ("UserDefined" if expected == "UserDefined" else "")
 
 
 def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the_groups_word() -> None:
     config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
-    shared = group({"P": []}, namespace="default")
-    own = group({"P": []}, namespace="shop")
+    shared = app_group({"P": {}})
+    own = app_group({"P": {}}, "shop")
     named = msgspec.convert(
         {
             "metadata": {"name": "a1", "namespace": "central"},
@@ -334,9 +288,11 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the
         },
         AppGroup,
     )
-    state = state_of(config, shared, own, named)
+    state = state_with(config, shared, own, named)
     lets_in = ObjectMeta(name="branch", labels={"netaware.io/appgroups-from": "central"})
+    before = state.version
     state.on_namespace_change("branch", None, Object(metadata=lets_in))
+    assert state.version > before
     assert state.group_of("shop", "a1") == "shop/a1"
     assert state.group_of("branch", "a1") == "default/a1"
     assert state.group_of("elsewhere", "a1") == "default/a1"
@@ -344,38 +300,7 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the
     assert state.group_of("branch", "a1") == "central/a1"
     assert state.group_of("elsewhere", "a1") == ""
     assert state.group_of("shop", "unknown") == ""
-    assert state_of(UPSTREAM, own).group_of("shop", "a1") == ""
-
-
-def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_it_in() -> None:
-    """Whoever may write an AppGroup could otherwise take everybody's pods into it."""
-    evil = msgspec.convert(
-        {
-            "metadata": {"name": "a1", "namespace": "evil"},
-            "spec": {"workloads": [{"workload": {"kind": "D", "name": "p", "selector": "P", "namespace": "prod"}}]},
-        },
-        AppGroup,
-    )
-    state = State(SchedulerConfig(), "netaware-system")
-    state.take_group("evil/a1", None, evil)
-    before = state.surroundings_version
-
-    def label(value: str) -> None:
-        labels = {"netaware.io/appgroups-from": value}
-        state.on_namespace_change("prod", None, Object(metadata=ObjectMeta(name="prod", labels=labels)))
-
-    assert state.group_of("prod", "a1") == ""
-    assert state.group_of("evil", "a1") == "evil/a1"
-    label("friends.family")
-    assert state.group_of("prod", "a1") == ""
-    label("friends.evil")
-    assert state.group_of("prod", "a1") == "evil/a1"
-    assert state.surroundings_version > before
-    state.take_group("default/a1", None, group({"P": []}, namespace="default"))
-    assert state.group_of("prod", "a1") == "default/a1"
-    state.take_group("default/a1", group({"P": []}, namespace="default"), None)
-    state.on_namespace_change("prod", None, None)
-    assert state.group_of("prod", "a1") == ""
+    assert state_with(UPSTREAM, own).group_of("shop", "a1") == ""
 
 
 def normalise_all(raw: list[int]) -> list[int]:
