@@ -34,8 +34,8 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "class_of": (np.int32, "replicas"),
     "total": (np.int64, "workloads"),
     "must_span_zones": (np.uint8, "workloads"),
-    "host_wish": (np.float64, "workloads"),
-    "zone_wish": (np.float64, "workloads"),
+    "host_penalty": (np.float64, "workloads"),
+    "zone_penalty": (np.float64, "workloads"),
     "fixed_start": (np.int64, "workloads+1"),
     "fixed_host": (np.int32, "fixed"),
     "caller": (np.int32, "edges"),
@@ -62,9 +62,9 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
 """The arrays of `Problem` in state.h, in its order, and how many entries each has: a product of counts."""
 _PRICES = ("limit_price", "one_zone_price", "load_price", "balance_price", "crowd_price")
 
-_WHOLE = 1e6
-"""What all calls together cost at worst, once scaled: prices above it come first in any unit of weights."""
-LIMIT_PRICE = 4 * _WHOLE
+_TOTAL_COST = 1e6
+"""Cost of all calls at worst, once scaled: prices above it come first in any unit of weights."""
+LIMIT_PRICE = 4 * _TOTAL_COST
 ONE_ZONE_PRICE = 1e4 * LIMIT_PRICE
 
 
@@ -96,8 +96,10 @@ class Prepared:
     """A problem in C's arrays; kept while searches run on it, several at once if need be."""
 
     def __init__(self, problem: Problem) -> None:
-        counts = _counts(problem)
-        found = _host_arrays(problem) | _replica_arrays(problem) | _edge_arrays(problem) | _rule_arrays(problem)
+        costs = _Costs(problem)
+        counts = _counts(problem, costs)
+        found = _host_arrays(problem, costs) | _replica_arrays(problem, costs)
+        found |= _edge_arrays(problem, costs) | _rule_arrays(problem, costs)
         self._arrays = {name: _checked(name, found.pop(name), counts) for name in _ARRAYS}
         assert not found, f"C knows nothing of {', '.join(found)}"
         self._raw = _Problem()
@@ -107,9 +109,9 @@ class Prepared:
             setattr(self._raw, name, array.ctypes.data)
         self._raw.limit_price, self._raw.one_zone_price = LIMIT_PRICE, ONE_ZONE_PRICE
         self._raw.load_price = problem.load
-        self._raw.balance_price = problem.balance * _per_replica(problem)
-        crowd = problem.crowd / max(1.0, _everybody(problem) / max(len(problem.free), 1)) ** 2
-        self._raw.crowd_price = crowd * _per_replica(problem) * _gain_of_host(problem)
+        self._raw.balance_price = problem.balance * costs.per_replica
+        crowd = problem.crowd / max(1.0, costs.replicas / max(len(problem.free), 1)) ** 2
+        self._raw.crowd_price = crowd * costs.per_replica * costs.gain_of_host
 
     def search(
         self,
@@ -163,7 +165,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _counts(problem: Problem) -> dict[str, int]:
+def _counts(problem: Problem, costs: _Costs) -> dict[str, int]:
     hosts, resources = problem.free.shape
     return {
         "hosts": hosts,
@@ -172,7 +174,7 @@ def _counts(problem: Problem) -> dict[str, int]:
         "classes": len(problem.asks),
         "workloads": problem.workloads,
         "replicas": len(problem.class_of),
-        "edges": len(_edges(problem)),
+        "edges": len(costs.edges),
         "tables": len(problem.tables),
         "rules": len(problem.rules),
         "rows": len(problem.allowed),
@@ -209,17 +211,35 @@ def _joined(arrays: list[NDArray[Any]]) -> object:
     return np.concatenate(arrays) if arrays else []
 
 
-def _edges(problem: Problem) -> list[int]:
-    """Numbers of the edges whose ends both have replicas."""
-    totals = problem.totals
-    return [
-        i
-        for i, edge in enumerate(problem.edges)
-        if totals[edge.caller] and totals[edge.callee] and edge.caller != edge.callee
-    ]
+class _Costs:
+    """Costs that others are shares of. Everything is scaled so that all calls together cost `_TOTAL_COST` at worst.
+
+    Attributes:
+        edges: those whose ends both have replicas.
+        worst: [table] cost of a call at worst.
+        scale: factor of an edge's weight.
+        replicas: those that stay included, for the calls are everybody's, and the last pod of a group weighs no more than its first.
+        per_replica: mean of the worst cost of a replica's calls.
+        gain_of_host: gain of a call that stays on its host, as a share of its worst cost.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        totals = problem.totals
+        self.edges = [e for e in problem.edges if totals[e.caller] and totals[e.callee] and e.caller != e.callee]
+        self.worst = [max(float(table.latency.max(initial=0.0)), table.local) for table in problem.tables]
+        of_all = sum(edge.weight * self.worst[edge.table] for edge in self.edges)
+        self.scale = _TOTAL_COST / of_all if of_all else 1.0
+        self.replicas = max(int(totals.sum()), 1)
+        self.per_replica = _TOTAL_COST / self.replicas
+        gains = [
+            (float(np.diagonal(table.latency).min()) - table.local) / worst
+            for table, worst in zip(problem.tables, self.worst, strict=True)
+            if table.latency.size and worst > 0
+        ]
+        self.gain_of_host = min(max(gains, default=0.0), 1.0) or 0.05
 
 
-def _host_arrays(problem: Problem) -> dict[str, object]:
+def _host_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
     prices = np.zeros(len(inverse)) if problem.host_price is None else problem.host_price
     return {
@@ -227,17 +247,17 @@ def _host_arrays(problem: Problem) -> dict[str, object]:
         "inverse": inverse,
         "zone_of": problem.zone_of,
         "zoned": problem.zoned,
-        "host_price": prices * _per_replica(problem),
+        "host_price": prices * costs.per_replica,
     }
 
 
-def _replica_arrays(problem: Problem) -> dict[str, object]:
+def _replica_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     asking = problem.asks > 0
     classes, resources = np.nonzero(asking)
     must_span_zones = (
         np.zeros(problem.workloads, np.bool_) if problem.must_span_zones is None else problem.must_span_zones
     )
-    host_wish = _host_wishes(problem)
+    host_penalty = _host_penalties(problem, costs)
     return {
         "workload_of": problem.workload_of,
         "row_of": problem.row_of,
@@ -248,76 +268,41 @@ def _replica_arrays(problem: Problem) -> dict[str, object]:
         "class_of": problem.class_of,
         "total": problem.totals,
         "must_span_zones": must_span_zones & (problem.totals > 1),
-        "host_wish": host_wish,
-        "zone_wish": host_wish * 1e-3,
+        "host_penalty": host_penalty,
+        "zone_penalty": host_penalty * 1e-3,
         "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),
         "fixed_host": [host for hosts in problem.fixed for host in hosts],
     }
 
 
-def _per_replica(problem: Problem) -> float:
-    """Mean of the worst cost of a replica's calls."""
-    return _WHOLE / _everybody(problem)
-
-
-def _everybody(problem: Problem) -> int:
-    """Replicas, those that stay included: the calls are everybody's, and the last pod of a group weighs no more than its first."""
-    return max(int(problem.totals.sum()), 1)
-
-
-def _gain_of_host(problem: Problem) -> float:
-    """Gain of a call that stays on its host, as a share of its worst cost."""
-    gains = [
-        (float(np.diagonal(table.latency).min()) - table.local) / worst
-        for table, worst in zip(problem.tables, _worst(problem), strict=True)
-        if table.latency.size and worst > 0
-    ]
-    return min(max(gains, default=0.0), 1.0) or 0.05
-
-
-def _host_wishes(problem: Problem) -> Floats:
-    """[workload] price of a pair on one host."""
-    totals = np.maximum(problem.totals, 1)
-    traffic, worst = np.zeros(problem.workloads), _worst(problem)
-    for i in _edges(problem):
-        edge = problem.edges[i]
+def _host_penalties(problem: Problem, costs: _Costs) -> Floats:
+    """[workload] cost of a pair of its replicas on one host."""
+    traffic = np.zeros(problem.workloads)
+    if problem.colocation_penalty is None:
+        return traffic
+    for edge in costs.edges:
         for end in (edge.caller, edge.callee):
-            traffic[end] += edge.weight * worst[edge.table]
-    calls = traffic / totals * _scale(problem)
-    colocation_penalty = (
-        np.zeros(problem.workloads) if problem.colocation_penalty is None else problem.colocation_penalty
-    )
-    wishes: Floats = 0.75 * colocation_penalty * np.maximum(calls, _per_replica(problem)) * _gain_of_host(problem)
-    return wishes
+            traffic[end] += edge.weight * costs.worst[edge.table]
+    calls = traffic / np.maximum(problem.totals, 1) * costs.scale
+    found: Floats = 0.75 * problem.colocation_penalty * np.maximum(calls, costs.per_replica) * costs.gain_of_host
+    return found
 
 
-def _scale(problem: Problem) -> float:
-    of_table = _worst(problem)
-    worst = sum(problem.edges[i].weight * of_table[problem.edges[i].table] for i in _edges(problem))
-    return _WHOLE / worst if worst else 1.0
-
-
-def _edge_arrays(problem: Problem) -> dict[str, object]:
-    edges = [problem.edges[i] for i in _edges(problem)]
-    scale = _scale(problem)
+def _edge_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
+    edges = costs.edges
     return {
         "caller": [edge.caller for edge in edges],
         "callee": [edge.callee for edge in edges],
         "routing": [int(edge.routing) for edge in edges],
         "table": [edge.table for edge in edges],
-        "weight": [edge.weight * scale for edge in edges],
+        "weight": [edge.weight * costs.scale for edge in edges],
         "latency": [table.latency for table in problem.tables],
         "local": [table.local for table in problem.tables],
         "violates_limit": [table.violates_limit for table in problem.tables],
     }
 
 
-def _worst(problem: Problem) -> list[float]:
-    """[table] what a call costs at worst."""
-    return [max(float(table.latency.max(initial=0.0)), table.local) for table in problem.tables]
-
-
-def _rule_arrays(problem: Problem) -> dict[str, object]:
+def _rule_arrays(problem: Problem, costs: _Costs) -> dict[str, object]:
     rules = problem.rules
     by_class: list[list[tuple[int, int]]] = [[] for _ in problem.asks]
     for number, rule in enumerate(rules):
@@ -329,7 +314,7 @@ def _rule_arrays(problem: Problem) -> dict[str, object]:
         "rule_kind": [int(rule.kind) for rule in rules],
         "rule_skew": [rule.skew for rule in rules],
         "rule_short": [rule.short for rule in rules],
-        "rule_price": [rule.price * _per_replica(problem) for rule in rules],
+        "rule_price": [rule.price * costs.per_replica for rule in rules],
         "domain_of": [rule.domain_of for rule in rules],
         "domain_start": _starts(domains),
         "bound": _joined([rule.bound for rule in rules]),

@@ -17,6 +17,7 @@
 #define MOST_MEMBERS 48      /* of a host that an ejection looks at */
 #define MOST_HOSTS 64        /* that an ejection looks at */
 #define MOST_FOLLOWERS 16    /* that need the company of one who moves */
+#define MOST_STEPS (2 * MOST_FOLLOWERS + 1) /* of a trial */
 #define MOST_SETTLED 20000000 /* replicas times hosts */
 #define MOST_SETTLED_TWICE 200000
 
@@ -68,8 +69,8 @@ static int32_t best_host(Search *q, int32_t i, int64_t zone) {
       if (q->flat_turn[z] != q->turn) q->flat[z] = state_network(s, class, -1, h), q->flat_turn[z] = q->turn;
       price = q->flat[z];
     }
-    price += state_side(s, class, -1, h);
-    if (price < least && state_open(s, class, -1, h)) least = price, best = h;
+    price += state_other_delta(s, class, -1, h);
+    if (price < least && state_allows(s, class, -1, h)) least = price, best = h;
   }
   return best;
 }
@@ -160,13 +161,45 @@ typedef struct {
 } Ejection;
 
 static int admits(const State *s, int32_t class, int32_t host) {
-  return state_fits(s, class, host) && state_open(s, class, -1, host);
+  return state_fits(s, class, host) && state_allows(s, class, -1, host);
 }
 
-static int role_in(const State *s, int32_t class, int64_t rule) {
-  const Problem *p = s->p;
-  for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++)
-    if (p->role_rule[a] == rule) return p->role[a];
+static int may_go(const State *s, int32_t i, int32_t h) {
+  int32_t class = class_at(s, i);
+  return allows(s->p, class, h) && state_fits(s, class, h) && state_allows(s, class, s->at[i], h);
+}
+
+static int accepts(State *s, double delta, double heat) {
+  return delta <= 0 || (heat > 0 && chance(s) < exp(-delta / heat));
+}
+
+/* Steps that belong together: all of them stay, or none. */
+typedef struct {
+  State *s;
+  double delta;
+  int steps;
+  int32_t replica[MOST_STEPS], from[MOST_STEPS];
+} Trial;
+
+/* Moves a replica, or takes it from its host (-1), if room and rules allow it. */
+static int try_move(Trial *t, int32_t i, int32_t to) {
+  State *s = t->s;
+  if (to < 0 ? !state_may_leave(s, class_at(s, i), s->at[i]) : !may_go(s, i, to)) return 0;
+  t->replica[t->steps] = i;
+  t->from[t->steps++] = s->at[i];
+  t->delta += state_delta(s, i, to);
+  state_move(s, i, to);
+  return 1;
+}
+
+static void undo(Trial *t) {
+  while (t->steps--) state_move(t->s, t->replica[t->steps], t->from[t->steps]);
+}
+
+/* Keeps the steps if all of them were possible and the change is accepted; what they changed. */
+static double finish(Trial *t, int possible, double heat) {
+  if (possible && accepts(t->s, t->delta, heat)) return t->delta;
+  undo(t);
   return 0;
 }
 
@@ -175,7 +208,7 @@ static int has_rules(const State *s, int32_t class) { return s->p->role_start[cl
 /* Whether a host would admit a class once these replicas of it were gone. Where rules have a say they leave, and come back. */
 static int admits_without(State *s, int32_t class, int32_t host, const int32_t *gone, int n) {
   const Problem *p = s->p;
-  int ruled = has_rules(s, class), left = 0;
+  int ruled = has_rules(s, class), open = 1;
   for (int64_t a = p->ask_start[class]; a < p->ask_start[class + 1]; a++) {
     int64_t r = p->ask_resource[a], room = s->free[host * p->resources + r];
     for (int k = 0; k < n; k++) room += s->ask[class_at(s, gone[k]) * p->resources + r];
@@ -183,9 +216,10 @@ static int admits_without(State *s, int32_t class, int32_t host, const int32_t *
   }
   for (int k = 0; k < n; k++) ruled |= has_rules(s, class_at(s, gone[k]));
   if (!ruled) return 1;
-  while (left < n && state_may_leave(s, class_at(s, gone[left]), host)) state_move(s, gone[left++], -1);
-  int open = left == n && admits(s, class, host);
-  while (left--) state_move(s, gone[left], host);
+  Trial t = {.s = s};
+  for (int k = 0; open && k < n; k++) open = try_move(&t, gone[k], -1);
+  open = open && admits(s, class, host);
+  undo(&t);
   return open;
 }
 
@@ -225,7 +259,7 @@ static void shake(State *s, int turns) {
   const Problem *p = s->p;
   for (int k = 0; k < turns; k++) {
     int32_t i = (int32_t)below(s, p->replicas), h = (int32_t)below(s, p->hosts);
-    if (s->at[i] >= 0 && s->at[i] != h && state_fits(s, class_at(s, i), h) && state_open(s, class_at(s, i), s->at[i], h))
+    if (s->at[i] >= 0 && s->at[i] != h && state_fits(s, class_at(s, i), h) && state_allows(s, class_at(s, i), s->at[i], h))
       state_move(s, i, h);
   }
 }
@@ -279,55 +313,6 @@ static void eject(Search *q, Pool *pool) {
   state_move(s, i, found.host);
 }
 
-/* Those in a domain whose rule wants company there, itself excepted; -1 when they are too many. */
-static int followers(const State *s, int64_t r, int32_t domain, int32_t but, int32_t *found) {
-  const Problem *p = s->p;
-  int n = 0;
-  for (int32_t h = 0; h < p->hosts; h++) {
-    if (p->domain_of[r * p->hosts + h] != domain) continue;
-    for (int32_t k = 0; k < s->roster[h].length; k++) {
-      int32_t i = s->roster[h].item[k];
-      if (i == but || !(role_in(s, class_at(s, i), r) & OWNER)) continue;
-      if (n == MOST_FOLLOWERS) return -1;
-      found[n++] = i;
-    }
-  }
-  return n;
-}
-
-/* One that needs company where there is none has somebody brought there; who kept them company looks for a place, too. */
-static void summon(Search *q, Pool *pool, int64_t k) {
-  State *s = q->s;
-  const Problem *p = s->p;
-  int32_t i = pool->item[k], class = class_at(s, i), host = (int32_t)below(s, p->hosts), gone[MOST_FOLLOWERS];
-  if (!allows(p, class, host) || !state_fits(s, class, host)) return;
-  for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) {
-    int64_t r = p->role_rule[a];
-    int32_t domain = p->domain_of[r * p->hosts + host];
-    if (p->rule_kind[r] != RULE_AFFINITY || !(p->role[a] & OWNER) || domain < 0 || s->here[p->domain_start[r] + domain]) continue;
-    int32_t j = (int32_t)below(s, p->replicas), to = (int32_t)below(s, p->hosts), from = s->at[j], other = class_at(s, j);
-    for (int turn = 0; turn < 64 && (j == i || !(role_in(s, other, r) & COUNTED)); turn++)
-      j = (int32_t)below(s, p->replicas), from = s->at[j], other = class_at(s, j);
-    for (int turn = 0; turn < 32 && p->domain_of[r * p->hosts + to] != domain; turn++) to = (int32_t)below(s, p->hosts);
-    if (j == i || from < 0 || !(role_in(s, other, r) & COUNTED) || p->domain_of[r * p->hosts + to] != domain) return;
-    int32_t left = p->domain_of[r * p->hosts + from];
-    int n = left >= 0 && s->here[p->domain_start[r] + left] == 1 ? followers(s, r, left, j, gone) : 0, out = 0, fine = n >= 0;
-    for (; fine && out < n; out++) {
-      if (!(fine = state_may_leave(s, class_at(s, gone[out]), s->at[gone[out]]))) break;
-      state_move(s, gone[out], -1);
-    }
-    if (fine && state_may_leave(s, other, from)) {
-      state_move(s, j, -1);
-      fine = admits(s, other, to);
-      state_move(s, j, fine ? to : from);
-    } else fine = 0;
-    /* Whoever left and was not followed finds the way back by itself. */
-    for (int m = 0; m < out; m++) pool->item[pool->length++] = gone[m];
-    if (fine && admits(s, class, host)) state_move(s, i, host), pool->item[k] = pool->item[--pool->length];
-    return;
-  }
-}
-
 /* Finds places for replicas that have none by ejecting others, which then look for places themselves. */
 static void make_room(Search *q, int64_t turns) {
   State *s = q->s;
@@ -342,7 +327,6 @@ static void make_room(Search *q, int64_t turns) {
   memcpy(best, s->at, (size_t)p->replicas * sizeof(int32_t));
   for (int32_t turn = 1; turn <= turns && pool.length && !late(q); turn++) {
     eject(q, &pool);
-    if (pool.length) summon(q, &pool, below(s, pool.length));
     if (turn % 4 == 0) shake(s, 12);
     admit_all(q, &pool, turn);
     if (s->placed > most) most = s->placed, memcpy(best, s->at, (size_t)p->replicas * sizeof(int32_t));
@@ -368,15 +352,6 @@ static int32_t propose(State *s, int32_t i) {
   return (int32_t)below(s, p->hosts);
 }
 
-static int accepts(State *s, double delta, double heat) {
-  return delta <= 0 || (heat > 0 && chance(s) < exp(-delta / heat));
-}
-
-static int may_go(const State *s, int32_t i, int32_t h) {
-  int32_t class = class_at(s, i);
-  return allows(s->p, class, h) && state_fits(s, class, h) && state_open(s, class, s->at[i], h);
-}
-
 
 static int swap_fits(const State *s, int32_t one, int32_t other, int32_t here, int32_t there) {
   const Problem *p = s->p;
@@ -393,83 +368,39 @@ static int swap_fits(const State *s, int32_t one, int32_t other, int32_t here, i
 static double swap(State *s, int32_t i, int32_t j, double heat) {
   int32_t here = s->at[i], there = s->at[j], one = class_at(s, i), other = class_at(s, j);
   if (one == other || !allows(s->p, one, there) || !allows(s->p, other, here)) return 0;
-  if (!swap_fits(s, one, other, here, there)) return 0;
-  if (!state_may_leave(s, one, here) || !state_may_leave(s, other, there)) return 0;
-  double delta = state_delta(s, i, -1);
-  state_move(s, i, -1);
-  if (state_open(s, other, there, here)) {
-    delta += state_delta(s, j, here);
-    state_move(s, j, here);
-    if (state_open(s, one, -1, there)) {
-      delta += state_delta(s, i, there);
-      if (accepts(s, delta, heat)) {
-        state_move(s, i, there);
-        return delta;
-      }
-    }
-    state_move(s, j, there);
-  }
-  state_move(s, i, here);
-  return 0;
-}
-
-/* A replica moves where there is no room: up to three make room, and go where it was or anywhere. */
-static double press_in(State *s, int32_t i, int32_t to, double heat) {
-  int32_t here = s->at[i], class = class_at(s, i), gone[MOST_EJECTED];
-  int n = 0, back = 0, fine = state_may_leave(s, class, here);
-  if (!fine) return 0;
-  double delta = state_delta(s, i, -1);
-  state_move(s, i, -1);
-  while (fine && n < MOST_EJECTED && s->roster[to].length && !state_fits(s, class, to)) {
-    int32_t j = s->roster[to].item[below(s, s->roster[to].length)];
-    fine = state_may_leave(s, class_at(s, j), to);
-    if (!fine) break;
-    delta += state_delta(s, j, -1);
-    state_move(s, j, -1);
-    gone[n++] = j;
-  }
-  if (fine && admits(s, class, to)) {
-    delta += state_delta(s, i, to);
-    state_move(s, i, to);
-    for (; fine && back < n; back++) {
-      int32_t j = gone[back], goal = -1;
-      for (int turn = 0; goal < 0 && turn < 12; turn++) {
-        int32_t h = turn ? (int32_t)below(s, s->p->hosts) : here;
-        if (admits(s, class_at(s, j), h)) goal = h;
-      }
-      fine = goal >= 0;
-      if (!fine) break;
-      delta += state_delta(s, j, goal);
-      state_move(s, j, goal);
-    }
-    if (fine && accepts(s, delta, heat)) return delta;
-  }
-  state_move(s, i, here);
-  for (int k = 0; k < n; k++) state_move(s, gone[k], to);
-  return 0;
+  if (!swap_fits(s, one, other, here, there) || !state_may_leave(s, other, there)) return 0;
+  Trial t = {.s = s};
+  return finish(&t, try_move(&t, i, -1) && try_move(&t, j, here) && try_move(&t, i, there), heat);
 }
 
 /* One that has no place takes another's, or neither moves: who is left out decides what the rest costs. */
 static double replace(State *s, int32_t i, int32_t j, double heat) {
   int32_t host = s->at[j];
-  if (!state_may_leave(s, class_at(s, j), host)) return 0;
-  double delta = state_delta(s, j, -1);
-  state_move(s, j, -1);
-  if (may_go(s, i, host)) {
-    delta += state_delta(s, i, host);
-    if (accepts(s, delta, heat)) {
-      state_move(s, i, host);
-      return delta;
-    }
-  }
-  state_move(s, j, host);
-  return 0;
+  Trial t = {.s = s};
+  return finish(&t, try_move(&t, j, -1) && try_move(&t, i, host), heat);
 }
 
-/* One whose company others need moves, and they come along. */
+/* Replicas in a domain whose rule requires company there, one excepted; -1 when they are too many. */
+static int followers(const State *s, int64_t r, int32_t domain, int32_t except, int32_t *found) {
+  const Problem *p = s->p;
+  int n = 0;
+  for (int32_t h = 0; h < p->hosts; h++) {
+    if (p->domain_of[r * p->hosts + h] != domain) continue;
+    for (int32_t k = 0; k < s->roster[h].length; k++) {
+      int32_t i = s->roster[h].item[k], owner = 0, class = class_at(s, i);
+      for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) owner |= p->role_rule[a] == r && (p->role[a] & OWNER);
+      if (i == except || !owner) continue;
+      if (n == MOST_FOLLOWERS) return -1;
+      found[n++] = i;
+    }
+  }
+  return n;
+}
+
+/* A replica moves to another domain, and those that require its company follow: to its host, else to one of some others. */
 static double lead(State *s, int32_t i, int32_t to, double heat) {
   const Problem *p = s->p;
-  int32_t class = class_at(s, i), here = s->at[i], gone[MOST_FOLLOWERS], left[MOST_FOLLOWERS];
+  int32_t class = class_at(s, i), here = s->at[i], gone[MOST_FOLLOWERS];
   int64_t rule = -1;
   for (int64_t a = p->role_start[class]; a < p->role_start[class + 1]; a++) {
     int64_t r = p->role_rule[a];
@@ -478,43 +409,23 @@ static double lead(State *s, int32_t i, int32_t to, double heat) {
       rule = r;
   }
   if (rule < 0) return 0;
-  int n = followers(s, rule, p->domain_of[rule * p->hosts + here], i, gone), out = 0, back = 0, fine = n > 0;
-  double delta = 0;
-  for (; fine && out < n; out++) {
-    left[out] = s->at[gone[out]];
-    if (!(fine = state_may_leave(s, class_at(s, gone[out]), left[out]))) break;
-    delta += state_delta(s, gone[out], -1);
-    state_move(s, gone[out], -1);
+  int n = followers(s, rule, p->domain_of[rule * p->hosts + here], i, gone), possible = n > 0;
+  Trial t = {.s = s};
+  for (int k = 0; possible && k < n; k++) possible = try_move(&t, gone[k], -1);
+  possible = possible && state_may_leave(s, class, here) && try_move(&t, i, to);
+  for (int k = 0; possible && k < n; k++) {
+    possible = try_move(&t, gone[k], to);
+    for (int turn = 1; !possible && turn < 24; turn++) possible = try_move(&t, gone[k], (int32_t)below(s, p->hosts));
   }
-  if (fine && (fine = state_may_leave(s, class, here) && may_go(s, i, to))) {
-    delta += state_delta(s, i, to);
-    state_move(s, i, to);
-    for (; fine && back < n; back++) {
-      int32_t goal = -1, of = class_at(s, gone[back]);
-      for (int turn = 0; goal < 0 && turn < 24; turn++) {
-        int32_t h = turn ? (int32_t)below(s, p->hosts) : to;
-        if (admits(s, of, h)) goal = h;
-      }
-      if (!(fine = goal >= 0)) break;
-      delta += state_delta(s, gone[back], goal);
-      state_move(s, gone[back], goal);
-    }
-    if (fine && accepts(s, delta, heat)) return delta;
-    state_move(s, i, here);
-  }
-  for (int m = 0; m < out; m++) state_move(s, gone[m], left[m]);
-  return 0;
+  return finish(&t, possible, heat);
 }
 
-/* One step. What the moves are worth on M3 (3,485 replicas of 547 services, 2,000 steps a replica, mean of eight seeds), as gained
- * affinity, give or take 0.4 %; small groups gain by none of them what more runs would not give.
+/* One step. The effect of each move, measured by leaving it out:
  *
- *   all       85.1 %
- *   move      wherever the host has room
- *   swap      where it has none                  84.1 % without
- *   press_in  the same, 1 in 8                   84.7 % without
- *   lead      1 in 20, required affinity alone   M3 has none; of 170 random clusters one breaks a limit without
- *   replace   where one has no place             M3 has none; 2 of 50 random clusters cost more without, up to 1.7 times
+ *   move     wherever the host has room
+ *   swap     where it has none: M3 (3,485 replicas of 547 services) gains 1 % less affinity without
+ *   lead     1 in 10, required affinity alone: of 200 random clusters one breaks a limit more without
+ *   replace  where a replica has no place: 5 of 200 random clusters cost more without, up to 1.6 times, or break more limits
  */
 static double step(State *s, double heat) {
   const Problem *p = s->p;
@@ -526,7 +437,7 @@ static double step(State *s, double heat) {
     else if (there->length && allows(p, class_at(s, i), to)) return replace(s, i, there->item[below(s, there->length)], heat);
     return 0;
   }
-  if (has_rules(s, class_at(s, i)) && below(s, 20) == 0) return lead(s, i, to, heat);
+  if (has_rules(s, class_at(s, i)) && below(s, 10) == 0) return lead(s, i, to, heat);
   if (may_go(s, i, to)) {
     double delta = state_delta(s, i, to);
     if (!accepts(s, delta, heat)) return 0;
@@ -534,7 +445,6 @@ static double step(State *s, double heat) {
     return delta;
   }
   if (!there->length || !allows(p, class_at(s, i), to)) return 0;
-  if (below(s, 8) == 0) return press_in(s, i, to, heat);
   return swap(s, i, there->item[below(s, there->length)], heat);
 }
 
@@ -580,7 +490,7 @@ static void settle(Search *q, int passes) {
       int32_t to = best_host(q, i, -1);
       double after = to < 0 ? NEVER : state_delta(s, i, to);
       state_move(s, i, here);
-      if (to == here || after >= before - 1e-9 * fabs(before) || !state_open(s, class_at(s, i), here, to)) continue;
+      if (to == here || after >= before - 1e-9 * fabs(before) || !state_allows(s, class_at(s, i), here, to)) continue;
       state_move(s, i, to);
       changed++;
     }

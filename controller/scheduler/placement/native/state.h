@@ -1,4 +1,4 @@
-/* A placement in the making: which replica is on which host, what that costs, and what a step would change.
+/* A placement: which replica is on which host, what that costs, and what a move would change.
  *
  * Plain C without Python's headers, called through ctypes: one library serves every Python, and the interpreter's lock is
  * free while it runs. problem.py says what the arrays mean; here they are only counted. "Nowhere" is host -1.
@@ -29,14 +29,14 @@ typedef struct {
   const int32_t *class_of;      /* [replica] */
   const int64_t *total;         /* [workload] replicas of it, fixed ones included */
   const uint8_t *must_span_zones;      /* [workload] whether it must not be wholly in one zone */
-  const double *host_wish, *zone_wish; /* [workload] price of two of its replicas on one host, in one zone, over 2 */
+  const double *host_penalty, *zone_penalty; /* [workload] cost of two of its replicas on one host, in one zone, over 2 */
   const int64_t *fixed_start;   /* [workload + 1] into fixed_host */
   const int32_t *fixed_host;    /* a host per fixed replica */
   const int32_t *caller, *callee, *routing, *table; /* [edge] */
   const double *weight;         /* [edge] traffic of all callers together */
   const double *latency;        /* [table][zone][zone] between different hosts */
   const double *local;          /* [table] within a host */
-  const uint8_t *violates_limit;        /* [table][zone][zone] whether that breaks the edge's limit */
+  const uint8_t *violates_limit;        /* [table][zone][zone] whether the path exceeds the table's limit */
   const int32_t *rule_kind, *rule_skew; /* [rule] */
   const uint8_t *rule_short;    /* [rule] fewer domains than asked for: the least is 0 */
   const double *rule_price;     /* [rule] of soft ones */
@@ -50,12 +50,12 @@ typedef struct {
   double limit_price, one_zone_price, load_price, balance_price, crowd_price;
 } Problem;
 
-typedef struct { int32_t *item, length, room; } Roster;
+typedef struct { int32_t *item, length, capacity; } Roster;
 
 typedef struct {
   const Problem *p;
   int32_t *at;                  /* [replica] */
-  int32_t *place;               /* [replica] its index in the roster of its host */
+  int32_t *roster_index;        /* [replica] in the roster of its host */
   Roster *roster;               /* [host] */
   int64_t *free;                /* [host][resource] */
   int64_t *ask;                 /* [class][resource] */
@@ -63,15 +63,15 @@ typedef struct {
   int64_t *in_zone;             /* [workload][zone] */
   int64_t *unzoned;             /* [workload] its replicas on nodes without a zone label: from one on, nobody's zone hints count */
   int64_t *shared;              /* [edge][zone] pairs on one host, or what of the calls stays on the host */
-  double *towards;              /* [edge][zone] what one caller there pays to all replicas of the callee */
+  double *to_all;               /* [edge][zone] cost of one caller there to all replicas of the callee */
   double *term;                 /* [edge][zone] */
-  double *far;                  /* [table][zone] what a call that leaves the zone pays more */
-  double *unit;                 /* [edge] weight of one pair */
+  double *mean_detour;          /* [table][zone] mean extra latency of a call that leaves the zone */
+  double *pair_weight;          /* [edge] weight of one pair */
   int64_t *adjacent_start;      /* [workload + 1] into adjacent: edge * 2 + (1 when it is the callee) */
   int64_t *adjacent;
   int64_t *member_start;        /* [workload + 1] into member */
   int32_t *member;              /* movable replicas by workload */
-  int64_t *here, *own;          /* per rule and domain */
+  int64_t *counted, *owners;    /* per rule and domain: replicas that the rule counts, and that carry it */
   int64_t *least;               /* [rule] of the eligible domains */
   int32_t *crowd;               /* [host] replicas on it, fixed ones included */
   int64_t placed;
@@ -82,13 +82,13 @@ State *state_new(const Problem *p, uint64_t seed);
 void state_free(State *s);
 
 double state_network(const State *s, int32_t class, int32_t from, int32_t to);
-double state_side(const State *s, int32_t class, int32_t from, int32_t to);
+double state_other_delta(const State *s, int32_t class, int32_t from, int32_t to);
 double state_delta(const State *s, int32_t replica, int32_t to);
 double state_cost(const State *s);
 void state_move(State *s, int32_t replica, int32_t to);
 int state_fits(const State *s, int32_t class, int32_t host);
 int state_may_leave(const State *s, int32_t class, int32_t from);
-int state_open(const State *s, int32_t class, int32_t from, int32_t host);
+int state_allows(const State *s, int32_t class, int32_t from, int32_t host);
 
 static inline uint64_t draw(State *s) {
   s->random ^= s->random << 13;
