@@ -207,7 +207,7 @@ def classify(message: str) -> UnschedulableReason:
     counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
-        number = re.search(r"(?:^|: )(\d+) ", part)
+        number = re.search(r"(?:^|: )([0-9]{1,9}) ", part)
         for place, reason in enumerate(_TABLE):
             if re.search(reason.pattern, part):
                 counts[place] += int(number[1]) if number else 1

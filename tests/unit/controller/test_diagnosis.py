@@ -295,6 +295,8 @@ def without_a_node(message: str) -> Facts:
         # Pods that wait behind one without a node are hurt by it.
         (facts(pods=(pod(scheduled=UNSCHEDULABLE), *waiting(workload="cart"))), ["no-node-capacity"]),
         (facts(pods=(*QUEUED, pod("other", node="n1", scheduler="another")), our_schedulers=()), ["no-scheduler"]),
+        # Whoever may write a pod's status chooses the number.
+        (without_a_node(f"0/4 nodes are available: {'9' * 5000} Insufficient cpu."), ["no-node-capacity"]),
         (facts(pods=(pod(created=NOW_S - 19),)), []),
         (facts(pods=(pod(created=NOW_S - 21),)), ["no-scheduler"]),
         # Written at creation, it stays until the scheduler's first attempt.
