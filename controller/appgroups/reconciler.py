@@ -21,7 +21,6 @@ from controller.cluster.services import ServiceIndex, has_same_routing
 from controller.cluster.status_writing import announce, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
-from kubekit.conditions import changed_status_or_reason
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import Condition, Node
@@ -142,10 +141,8 @@ class AppGroupController:
         if written is not None:
             self._own.note(key, group, written)
             self._metrics.writes.inc()
-        had_no_conditions = group.status.conditions is None
-        changed = changed_status_or_reason(group.status.conditions, wanted.conditions)
-        to_announce = [c for c in changed if _is_bad(c) or not had_no_conditions]
-        announce(self._recorder, reference(APPGROUPS, group.metadata), to_announce, _is_bad, action="Order")
+        about = reference(APPGROUPS, group.metadata)
+        announce(self._recorder, about, group.status.conditions, wanted.conditions, is_bad=_is_bad, action="Order")
 
 
 def _is_bad(condition: Condition) -> bool:
@@ -188,7 +185,9 @@ class AppGroupMetrics(Collector):
         faults = GaugeMetricFamily(
             "netaware_appgroup_spec_faults", "Errors in a group's spec, by kind.", labels=["appgroup", "problem"]
         )
-        cycles = GaugeMetricFamily("netaware_appgroup_cycles", "Cycles among a group's workloads.", labels=["appgroup"])
+        cycles = GaugeMetricFamily(
+            "netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.", labels=["appgroup"]
+        )
         for key, (group, facts) in tuple(self._facts.items()):
             pods.add_metric([key, "wanted"], group.spec.num_members)
             pods.add_metric([key, "running"], facts.running)
@@ -198,5 +197,5 @@ class AppGroupMetrics(Collector):
                 edges.add_metric([key, verdict], verdicts[verdict])
             for problem, count in collections.Counter(fault.problem for fault in facts.graph.faults).items():
                 faults.add_metric([key, problem], count)
-            cycles.add_metric([key], len(facts.order.cycles))
+            cycles.add_metric([key], len(facts.order.cycle) > 0)
         yield from (pods, edges, faults, cycles)

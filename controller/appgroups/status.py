@@ -285,8 +285,8 @@ def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
 def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:
     """Each thing that is wrong with a spec: a reason, and what to do in a sentence."""
     problems: list[tuple[str, str]] = [(fault.problem, fault.detail) for fault in graph.faults]
-    for cycle in ordered.cycles:
-        path = " -> ".join(graph.selectors[i] for i in cycle)
+    if ordered.cycle:
+        path = " -> ".join(graph.selectors[i] for i in ordered.cycle)
         problems.append(("Cycle", f"dependencies form a cycle ({path}), so their order is arbitrary"))
     algorithm = group.spec.topology_sorting_algorithm
     if algorithm not in ALGORITHMS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
 from kubekit.client import Client
+from kubekit.conditions import changed_status_or_reason
 from kubekit.events import EventRecorder, Reference
 from kubekit.wire import Condition, Resource
 
@@ -53,12 +54,15 @@ async def write_status(
 def announce(
     recorder: EventRecorder,
     about: Reference,
-    changes: Iterable[Condition],
-    is_bad: Callable[[Condition], bool],
+    before: Sequence[Condition] | None,
+    after: Sequence[Condition] | None,
     *,
+    is_bad: Callable[[Condition], bool],
     action: str,
 ) -> None:
-    """One event per condition that changed; a warning where a person should look."""
-    for change in changes:
-        say = recorder.warning if is_bad(change) else recorder.normal
-        say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)
+    """One event per condition that changed, a warning where a person should look; a new condition only if it is bad."""
+    known = {condition.type for condition in before or ()}
+    for change in changed_status_or_reason(before, after):
+        if change.type in known or is_bad(change):
+            say = recorder.warning if is_bad(change) else recorder.normal
+            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)

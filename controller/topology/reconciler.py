@@ -275,9 +275,8 @@ class TopologyController:
             self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
-        to_announce = status.transitions(before.conditions, wanted.conditions)
         about = reference(NETWORK_TOPOLOGIES, topology.metadata)
-        announce(self._recorder, about, to_announce, status.is_bad, action="Measure")
+        announce(self._recorder, about, before.conditions, wanted.conditions, is_bad=status.is_bad, action="Measure")
 
 
 def _account_of(pod: GroupPod) -> tuple[object, ...]:

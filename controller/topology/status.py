@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.resources import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, ZoneMap
-from kubekit.conditions import changed_status_or_reason, condition, merge
+from kubekit.conditions import condition, merge
 from kubekit.text import listed
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
@@ -233,12 +233,6 @@ def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatu
     if last_s < COUNT_S:
         before = msgspec.structs.replace(before, node_count=wanted.node_count)
     return wanted != before
-
-
-def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
-    """Conditions to report by events; a new condition with a good status is not reported."""
-    known = {c.type for c in before or ()}
-    return [c for c in changed_status_or_reason(before, after) if c.type in known or is_bad(c) or c.type == MEASURED]
 
 
 def is_bad(reported: Condition) -> bool:
