@@ -163,7 +163,7 @@ APPGROUPS = Dashboard(
                     "Pods behind their gate",
                     "short",
                     "Pods of AppGroups that wait for the workloads before theirs.",
-                    Query("sum(netaware_gated_pods)", "gated"),
+                    Query("max(netaware_gated_pods)", "gated"),
                     width=6,
                 ),
                 lines(

@@ -65,8 +65,9 @@ def cost(origin: str, destination: str) -> str:
     return f'netaware_network_cost{{topology="s/nt", level="zone", origin="{origin}", destination="{destination}"}}'
 
 
-def latency(origin: str, destination: str) -> str:
-    return f'netaware_zone_latency_seconds{{topology="s/nt", origin="{origin}", destination="{destination}"}}'
+def latency(origin: str, destination: str, basis: str = "measured") -> str:
+    zones = f'origin="{origin}", destination="{destination}"'
+    return f'netaware_zone_latency_seconds{{topology="s/nt", {zones}, basis="{basis}"}}'
 
 
 AGENT_SERIES = {
@@ -83,7 +84,7 @@ LEADER_SERIES = {
     'netaware_leader{instance="c1"}': WELL,
     basis("measured"): WELL,
     basis("mirrored"): WELL,
-    **{basis(name): NEVER for name in ("stale", "inferred", "absent", "unreachable")},
+    **{basis(name): NEVER for name in ("absent", "unreachable")},
     **{cost(*pair): "2x60" for pair in PAIRS},
     **{latency(*pair): "0.002x60" for pair in PAIRS},
     "netaware_gated_pods": NEVER,
@@ -124,14 +125,16 @@ ZONE_BLIND: Series = {
     # Old for half an hour, then a guess.
     basis("measured"): "1x9 0x50",
     basis("mirrored"): "1x9 0x50",
-    basis("stale"): "0x9 2x30 0x19",
-    basis("inferred"): "0x40 2x19",
+    **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
+    **{latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
+    **{latency(*pair, "inferred"): "_x41 0.002x19" for pair in PAIRS},
 }
 NO_AGENTS: Series = {
     **ended(AGENT_SERIES),
     **{agent(node): "1x4 0x55" for node in AGENTS},
     basis("measured"): "1x9 0x50",
-    basis("stale"): "0x9 2x30 0x19",
+    **{latency(*pair): "0.002x9 stale" for pair in PAIRS},
+    **{latency(*pair, "stale"): "_x10 0.002x30 stale" for pair in PAIRS},
     basis("absent"): "0x40 2x19",
 }
 CUT: Series = {
@@ -178,7 +181,7 @@ SHOWN: Mapping[str, Series] = {
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
     "a costPolicy that makes no sense": {},
     "results that nobody asked for": {REFUSED: "0x4 3x55"},
-    "old measurements": {basis("stale"): "0x4 2x55", basis("measured"): "1x4 0x55"},
+    "old measurements": {latency("z0", "z1"): ENDS, latency("z0", "z1", "stale"): "_x5 0.002x55"},
     "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
     "dependencies that cost too much": {
         'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': BEGINS,
@@ -205,7 +208,7 @@ OTHERS: Mapping[str, Series] = {
     "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': BEGINS},
     "NetawareApiWritesFailing": {FAILING: COUNTS},
     "NetawareProbeSecretRefused": {'netaware_probe_secret_refused{instance="n0"}': BEGINS},
-    "NetawareZonePairUnmeasured": {basis("inferred"): "0x4 2x55", basis("measured"): "1x4 0x55"},
+    "NetawareZonePairUnmeasured": {latency("z0", "z1"): ENDS, latency("z0", "z1", "inferred"): "_x5 0.002x55"},
     "NetawareProbesFailing": {
         runs("z0", "z1", "ok"): "0+10x4 50x55",
         runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
