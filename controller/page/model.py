@@ -15,28 +15,17 @@ import msgspec
 from controller.diagnosis.model import PairView
 from controller.views.model import Overview
 
-BASES = {
-    "measured": "m",
-    "mirrored": "r",
-    "stale": "s",
-    "inferred": "i",
-    "unreachable": "u",
-    "given": "g",
-    "absent": "a",
-}
 COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "cost": lambda p: p.cost,
-    "basis": lambda p: BASES[p.basis],
+    "basis": lambda p: p.basis,
     "p50": lambda p: _whole(p.p50_us),
     "p90": lambda p: _whole(p.p90_us),
     "p99": lambda p: _whole(p.p99_us),
     "at": lambda p: None if p.measured_at is None else round(p.measured_at, 1),
-    "doubts": lambda p: " ".join(p.quality_flags),
+    "flags": lambda p: " ".join(p.quality_flags),
     "prober": lambda p: p.prober,
     "jitter": lambda p: _whole(p.jitter_us),
     "loss": lambda p: p.loss_ratio,
-    "capacity": lambda p: p.bandwidth_capacity_bps,
-    "allocated": lambda p: p.bandwidth_allocated_bps,
     # A mirrored pair is measured the other way, and that way has the names.
     "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.basis != "mirrored" else "",
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.prices import Place, PriceTable, Reach, per_month, reach_of
+from controller.traffic.prices import Place, PriceTable, Reach, reach_of
 from controller.traffic.workloads import Workloads
 
 
@@ -91,7 +91,7 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         for client, server, rate in spread_over_zones(dependency, workloads):
             pairs[client, server] += rate
             crossing += rate if client != server else 0.0
-            month += _month(prices, client, server, rate) or 0.0
+            month += prices.per_month(rate, client, server) if prices else 0.0
         client_key, server_key = dependency.client.key, dependency.server.key
         group = groups.get(client_key, "")
         if prices is not None:
@@ -99,7 +99,13 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         total, measured = dependency.bytes_per_s, not dependency.zoneless_bytes_per_s
         bills.append(Bill(client_key, server_key, group, total, crossing, month if prices else None, measured))
     zone_pairs = [
-        ZonePairBill(client[1], server[1], reach_of(client, server), rate, _month(prices, client, server, rate))
+        ZonePairBill(
+            client[1],
+            server[1],
+            reach_of(client, server),
+            rate,
+            prices.per_month(rate, client, server) if prices else None,
+        )
         for (client, server), rate in pairs.items()
     ]
     return Money(
@@ -114,7 +120,3 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         ),
         groups=dict(sorted(by_group.items(), key=lambda item: -item[1])),
     )
-
-
-def _month(prices: PriceTable | None, client: Place, server: Place, rate: float) -> float | None:
-    return per_month(rate, prices.per_gb(client, server)) if prices else None

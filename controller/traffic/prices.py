@@ -48,6 +48,10 @@ class PriceTable(Section, frozen=True):
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
 
+    def per_month(self, bytes_per_s: float, origin: Place, destination: Place) -> float:
+        """Money that a steady rate costs in a month of 730 hours."""
+        return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
+
     def per_gb(self, origin: Place, destination: Place) -> float:
         """Price of a GB between two places."""
         zones = self.same_zone if self.between_zones is None else self.between_zones
@@ -75,8 +79,3 @@ _SOURCES = {
     "gcp": "Google Cloud VPC network pricing, North America, premium tier, list prices of early 2026",
     "azure": "Azure bandwidth pricing, North America, list prices of early 2026",
 }
-
-
-def per_month(bytes_per_s: float, price_per_gb: float) -> float:
-    """Money that a steady rate costs in a month of 730 hours."""
-    return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * price_per_gb

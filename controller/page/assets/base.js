@@ -11,7 +11,7 @@ const state = {
 };
 
 const SVG = "http://www.w3.org/2000/svg";
-const BASES = { m: "measured", r: "measured, from the way back", s: "old measurement", i: "inferred from a path over other zones", u: "unreachable: the path is dead", g: "set by the user", a: "no cost: counts as 100" };
+const BASES = { measured: "measured", mirrored: "measured the other way", stale: "old measurement", inferred: "inferred from a path over other zones", unreachable: "unreachable: the path is dead", given: "set by the user", absent: "no cost: counts as 100" };
 
 function byId(id) { return document.getElementById(id); }
 

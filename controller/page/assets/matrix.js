@@ -2,7 +2,7 @@
 // Built once; then only cells that look different are touched, since at 100 zones there are 9,900.
 
 const matrix = { key: "", cells: [] };
-const MARKS = { s: ["~", "old measurement"], i: ["*", "inferred from a path"], u: ["x", "unreachable"], "!": ["!", "newest sample not trusted"] };
+const MARKS = { stale: ["~", "old measurement"], inferred: ["*", "inferred from a path"], unreachable: ["x", "unreachable"], "!": ["!", "newest sample not trusted"] };
 
 function drawMatrix() {
   const zones = state.page.network.zones, m = state.page.matrix;
@@ -11,7 +11,7 @@ function drawMatrix() {
   const values = m.cost.map((_, k) => MEASURES[state.measure].of(m, k));
   const ends = classes(values);
   matrix.cells.forEach((cell, k) => {
-    const value = values[k], mark = m.doubts[k] ? "!" : MARKS[m.basis[k]]?.[0] ?? "";
+    const value = values[k], mark = m.flags[k] ? "!" : MARKS[m.basis[k]]?.[0] ?? "";
     const text = value === null ? "·" : `${number(value)}${mark}`;
     const look = value === null ? "none" : `shade${shadeOf(value, ends) + 1}`;
     if (cell.firstChild.data !== text) cell.firstChild.data = text;
@@ -34,7 +34,7 @@ function drawLegend() {
   const network = state.page.network, m = state.page.matrix;
   const unit = state.measure === "cost" && network.weights === "NetperfCosts"
     ? `cost; 1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}, rounded up` : MEASURES[state.measure].unit;
-  const marks = Object.entries(MARKS).filter(([basis]) => (basis === "!" ? m.doubts.some(Boolean) : m.basis.includes(basis))).map(([, [mark, text]]) => h("span", {}, `${mark} ${text}`));
+  const marks = Object.entries(MARKS).filter(([basis]) => (basis === "!" ? m.flags.some(Boolean) : m.basis.includes(basis))).map(([, [mark, text]]) => h("span", {}, `${mark} ${text}`));
   byId("matrix-legend").replaceChildren(h("span", {}, unit), ...marks, m.cost.includes(null) ? h("span", {}, "· none") : "");
 }
 
@@ -57,10 +57,9 @@ function drawPairDetail() {
     ["Cost", m.cost[k] ?? "none"], ["The other way", m.cost[back] ?? "none"], ["Rests on", BASES[m.basis[k]]],
     ["p50", ms(m.p50[k])], ["p90", ms(m.p90[k])], ["p99", ms(m.p99[k])], ["Jitter", ms(m.jitter[k])], ["Loss", m.loss[k] === null ? "–" : `${number(m.loss[k] * 100)} %`],
     ["Measured", m.at[k] === null ? "not yet" : `${age(since(m.at[k]))} ago`], ["By", m.prober[k] || "–"], ["Between", nodes ? nodes.replace(" ", " and ") : "–"],
-    ["Bandwidth", rate(m.capacity[k])], ["Allocated", rate(m.allocated[k])],
   ];
   byId("pair-facts").replaceChildren(
-    m.doubts[k] ? h("p", { class: "bad" }, `✗ newest sample not trusted: ${m.doubts[k]}`) : "",
+    m.flags[k] ? h("p", { class: "bad" }, `✗ newest sample not trusted: ${m.flags[k]}`) : "",
     h("dl", { class: "facts" }, ...facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])));
 }
 
