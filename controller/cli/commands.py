@@ -42,9 +42,8 @@ SUMMARIES: Sequence[Summary] = (
     Summary("convert", "turn older spellings of AppGroup and NetworkTopology into accepted ones", "convert", "Convert"),
 )
 ALIASES = {"why": "diagnose"}
-HELP = {summary.name: summary.help for summary in SUMMARIES}
 
 
-def load_all() -> Sequence[Command]:
-    """Import every command."""
-    return tuple(summary.load() for summary in SUMMARIES)
+def load_command(name: str) -> Command:
+    """Import the command of that name, or of that alias."""
+    return next(summary for summary in SUMMARIES if summary.name == ALIASES.get(name, name)).load()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.cli.command import Command
-from controller.cli.commands import ALIASES, HELP, Summary
+from controller.cli.commands import ALIASES, SUMMARIES
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
@@ -48,14 +48,14 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def parse(commands: Sequence[Command | Summary], argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; shared flags may stand before or after the subcommand."""
     # With defaults of its own the subcommand's parser would overwrite what stood before it.
-    return build_parser(commands).parse_args(argv, argparse.Namespace(**_DEFAULTS))
+    return build_parser(argv).parse_args(argv or ["--help"], argparse.Namespace(**_DEFAULTS))
 
 
-def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentParser:
-    """The grammar, without the arguments of those commands that are only summaries."""
+def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The grammar, with the arguments of those commands that are among ``words``, since importing all takes most of a second."""
     shared = _shared()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
@@ -67,15 +67,16 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
-    for command in commands:
-        aliases = [alias for alias, name in ALIASES.items() if name == command.name]
-        if isinstance(command, Summary):
-            subparsers.add_parser(command.name, aliases=aliases, help=command.help)
+    for summary in SUMMARIES:
+        names = [summary.name, *(alias for alias, name in ALIASES.items() if name == summary.name)]
+        if not set(names) & set(words):
+            subparsers.add_parser(names[0], aliases=names[1:], help=summary.help)
             continue
+        command = summary.load()
         sub = subparsers.add_parser(
-            command.name,
-            aliases=aliases,
-            help=HELP[command.name],
+            names[0],
+            aliases=names[1:],
+            help=summary.help,
             description=textwrap.fill(command.description, WIDTH),
             epilog=_epilog(command),
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from controller.cli.command import Command
-from controller.cli.commands import ALIASES, SUMMARIES
+from controller.cli.commands import load_command
 from controller.cli.parser import parse
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
@@ -29,12 +29,9 @@ SILENCE_S = 2.0
 
 def run(argv: Sequence[str]) -> int:
     """Parse, ask, print; return the exit code."""
-    # Importing a command takes most of a second, so only those are imported that arguments may mean.
-    words = {ALIASES.get(word, word) for word in argv}
-    options = parse([s.load() if s.name in words else s for s in SUMMARIES], argv or ["--help"])
-    named = ALIASES.get(options.command, options.command)
+    options = parse(argv)
     logs.set_up(level="error")
-    command = next(summary for summary in SUMMARIES if summary.name == named).load()
+    command = load_command(options.command)
     return _guarded(lambda: asyncio.run(_run(command, options)))
 
 

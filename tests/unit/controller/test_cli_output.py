@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from controller.cli.command import Command
-from controller.cli.commands import load_all
+from controller.cli.commands import SUMMARIES, load_command
 from controller.cli.output import open_screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
@@ -100,9 +100,8 @@ def sick() -> ClusterSnapshot:
 
 
 def parsed(*argv: str) -> tuple[Command, argparse.Namespace]:
-    commands = load_all()
-    options = parse(commands, argv)
-    return next(command for command in commands if command.name == options.command), options
+    options = parse(argv)
+    return load_command(options.command), options
 
 
 async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
@@ -267,12 +266,12 @@ def test_help_imports_no_command_and_status_no_planner() -> None:
 
 
 def test_every_example_is_right_usage() -> None:
-    commands = load_all()
+    commands = [summary.load() for summary in SUMMARIES]
     lines = [(line.split()[0], line) for line in re.findall(r"kubectl netaware (.*?)\s{3,}", EPILOG)]
     assert lines
     assert all(command.examples for command in commands)
     lines += [(command.name, line) for command in commands for line, _ in command.examples]
-    assert [line for name, line in lines if parse(commands, shlex.split(line)).command != name] == []
+    assert [line for name, line in lines if parse(shlex.split(line)).command != name] == []
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

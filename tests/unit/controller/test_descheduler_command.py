@@ -33,7 +33,7 @@ def answer() -> Preview:
 
 
 def options(*argv: str) -> argparse.Namespace:
-    return parse([COMMAND], ["deschedule", *argv])
+    return parse(["deschedule", *argv])
 
 
 def shown(preview: Preview) -> str:
