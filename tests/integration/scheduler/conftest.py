@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -119,7 +118,6 @@ def lead(client: Client) -> Lead:
         *,
         writer: Client | None = None,
         begins: asyncio.Event | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> AsyncIterator[GatingController]:
         registry = CollectorRegistry()
         caches = Caches(client, "netaware-system")
@@ -130,7 +128,6 @@ def lead(client: Client) -> Lead:
             config or SchedulerConfig(),
             recorder,
             registry,
-            clock=clock,
         )
 
         async def work() -> None:

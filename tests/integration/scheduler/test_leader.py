@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
-from controller.cluster.pods import GroupPod, target_of
+from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
@@ -22,13 +21,11 @@ from tests.integration.scheduler.conftest import (
     PROFILE,
     Lead,
     MakeZones,
-    Scheduling,
     create_group,
     create_pod,
     events_of,
     read_pod,
     until,
-    until_bound,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -62,12 +59,9 @@ async def bind(client: Client, namespace: str, pod: str, node: str) -> None:
     await client.request("POST", f"/api/v1/namespaces/{namespace}/pods/{pod}/binding", body=body)
 
 
-async def open_gate(client: Client, namespace: str, pod: str, *, ours: bool = True) -> None:
-    """The gate of others, and ours as well where that is asked for."""
-    gates = (await read_pod(client, namespace, pod)).spec.scheduling_gates or ()
-    left = [] if ours else [{"name": gate.name} for gate in gates if gate.name != FOREIGN]
+async def open_gates(client: Client, namespace: str, pod: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
-    await client.request("PATCH", path, body={"spec": {"schedulingGates": left or None}}, content_type=MERGE_PATCH)
+    await client.request("PATCH", path, body={"spec": {"schedulingGates": None}}, content_type=MERGE_PATCH)
 
 
 async def until_leads(client: Client, namespace: str) -> None:
@@ -92,7 +86,7 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
         for name in ("old", "gone"):
             await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
             await until(lambda: _sees_gated(controller, 1))
-            await open_gate(client, namespace, name)
+            await open_gates(client, namespace, name)
             await bind(client, namespace, name, "n-a")
             await until(lambda: _sees_gated(controller, 0))
         await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
@@ -100,7 +94,7 @@ async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
         await until_leads(client, namespace)
         await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
         await until(lambda: _sees_gated(controller, 1))
-        await open_gate(client, namespace, "new")
+        await open_gates(client, namespace, "new")
         await bind(client, namespace, "new", "n-a")
         await until(lambda: _told(client, namespace, "new"))
         assert await placements(client, namespace, "old", "gone") == [0, 0]
@@ -123,26 +117,6 @@ async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
     await client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
     yield name
     await client.delete(NAMESPACES, name)
-
-
-async def test_a_pod_that_another_gate_held_for_long_goes_by_the_plan_when_that_opens(
-    client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
-) -> None:
-    """Kueue holds a job for hours; its wait is not ours."""
-    await zones("a", "b")
-    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=2)
-    await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
-    hours_s = 0.0
-    async with scheduling(SchedulerConfig(gates=PATIENT), clock=lambda: time.time() + hours_s, asks=False):
-        spec: dict[str, Any] = {"schedulingGates": [{"name": FOREIGN}], "labels": {"netaware.io/placement": "affinity"}}
-        await create_pod(client, namespace, "held", group="a1", workload="P1", **spec)
-        hours_s = 10 * PATIENT.max_wait_s
-        await open_gate(client, namespace, "held", ours=False)
-        await until_bound(client, namespace, "held")
-    pod = await read_pod(client, namespace, "held")
-    target = target_of(pod)
-    assert target is not None
-    assert target.node == pod.spec.node_name == "n-b"
 
 
 async def _open(client: Client, namespace: str, pod: str) -> bool:

@@ -105,31 +105,32 @@ async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_
     assert world.plans.assumed.refused(world.of("d/g1")) == {}
 
 
-async def test_room_on_a_host_that_refused_is_asked_for_again_when_a_pod_leaves_it() -> None:
-    world = World(1, 4)
-    world.add_group("d/g1", 1)
-    world.add_pod("d/g1", "old", "P2", 2)
-    world.bind("d/old", "n00")
-    world.seat("d/old")
-    refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.assumed.refuse(refused, "n00")
-    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
-    world.delete("d/g1", "d/old")
-    assert world.plans.assumed.refused([refused]) == {}
-
-
-async def test_room_on_a_host_that_refused_is_asked_for_again_when_its_promise_to_another_group_ends() -> None:
-    """A promise to another group refused it; that ends when the other group goes, though no pod left the host."""
+@pytest.mark.parametrize(
+    ("is_bound", "happens", "is_refused"),
+    [(True, "delete", False), (False, "delete", False), (False, "bind", True)],
+    ids=["a pod leaves", "a reservation ends", "a reservation becomes a pod"],
+)
+async def test_a_host_that_refused_is_asked_again_when_room_comes(
+    happens: str, *, is_bound: bool, is_refused: bool
+) -> None:
     world = World(1, 4)
     world.add_group("d/g1", 1)
     world.add_group("d/g2", 1)
     world.add_pod("d/g2", "b", "P1", 3)
-    await world.plans.make("d/g2")
+
+    def bind() -> None:
+        world.bind("d/b", "n00")
+        world.seat("d/b")
+
+    if is_bound:
+        bind()
+    else:
+        await world.plans.make("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
     world.plans.assumed.refuse(refused, "n00")
     assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
-    world.delete("d/g2", "d/b")
-    assert world.plans.assumed.refused([refused]) == {}
+    bind() if happens == "bind" else world.delete("d/g2", "d/b")
+    assert bool(world.plans.assumed.refused([refused])) == is_refused
 
 
 async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
