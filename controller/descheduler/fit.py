@@ -26,6 +26,8 @@ _REASONS = {
     RuleKind.ANTI_AFFINITY: "pod anti-affinity",
     RuleKind.AFFINITY: "pod affinity",
 }
+OTHER_PODS = frozenset(_REASONS.values())
+"""Refusals that depend on other pods."""
 
 
 def describe_misfits(reasons: Mapping[str, int]) -> str:

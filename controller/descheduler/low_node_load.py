@@ -14,7 +14,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.requests import add
 from controller.descheduler.args import LowNodeLoad, Pool
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, check
-from controller.descheduler.fit import describe_misfits
+from controller.descheduler.fit import OTHER_PODS, describe_misfits
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     Detector,
@@ -45,6 +45,7 @@ class LoadRound(MoveStrategy):
         loads = classify(settings, base.snapshot.nodes.values(), base.snapshot.usage.nodes)
         self.loads = {load.name: load for load in loads}
         self._why: dict[str, str] = {}
+        self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._stuck: set[str] = set()
         self._targets = {
             pool.name: sorted((load for load in loads if load.pool is pool and load.kind == "under"), key=self._order)
@@ -165,6 +166,11 @@ class LoadRound(MoveStrategy):
             free = self._free[pool.name]
             short = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
             return f"it uses more {', '.join(short)} than nodes with low load can take" if short else ""
+        # What the round plans only takes room: pods like one that fits nowhere, and that use as much, fit nowhere either.
+        alike = pool.name, pod.constraints, pod.claims, tuple(pod.asks.items())
+        used, why = self._misfits.get(alike, ({}, ""))
+        if why and all(candidate.used.get(resource, 0.0) >= amount for resource, amount in used.items()):
+            return why
         reasons: Counter[str] = Counter()
         for load in self._targets[pool.name]:
             arriving = self._base.arriving.get(load.name, {})
@@ -174,7 +180,10 @@ class LoadRound(MoveStrategy):
                 candidate.target = load.name
                 return ""
             reasons[why] += 1
-        return describe_misfits(reasons)
+        why = describe_misfits(reasons)
+        if not pod.claims and not reasons.keys() & OTHER_PODS:
+            self._misfits[alike] = candidate.used, why
+        return why
 
     def objection(self, candidate: Candidate, node: Host) -> str:
         """See `MoveStrategy`."""

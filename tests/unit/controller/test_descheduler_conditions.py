@@ -34,6 +34,8 @@ from tests.unit.controller.descheduling import (
 )
 
 EVICT = "descheduler.alpha.kubernetes.io/evict"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+BY_HOST = {"topologyKey": "kubernetes.io/hostname"}
 
 
 BIG = node("idle", cpu="64", memory="256Gi")
@@ -277,8 +279,17 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
     assert moved(decision) == ([] if why else ["p"])
 
 
+def test_pods_alike_but_for_labels_are_told_apart_where_others_refuse_one() -> None:
+    anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
+    shy = pod("shy", "idle", spec={"affinity": anti})
+    nodes, usage = [node("hot"), node("idle", cpu="64")], {"hot": amounts(4, 1), "idle": amounts(0, 1)}
+    pods = [separate(name, labels={"app": name}) for name in ("a", "b", "c")]
+    view = snapshot(nodes, [*pods, shy], usage, {name: amounts(0.9, 0.1) for name in ("a", "b", "c")})
+    assert moved(once(view, settings())) == ["b", "c"]
+
+
 def required(*terms: dict[str, Any]) -> dict[str, Any]:
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {REQUIRED: {"nodeSelectorTerms": terms}}
 
 
 def named(name: str) -> dict[str, Any]:
@@ -317,8 +328,8 @@ def test_required_node_affinity_has_every_operator(key: str, operator: str, valu
 
 
 def test_required_anti_affinity_keeps_replicas_apart() -> None:
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "db"}}}
-    anti = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    term = {**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}
+    anti = {"affinity": {"podAntiAffinity": {REQUIRED: [term]}}}
     here = [separate(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
     nodes = [node("hot"), *(node(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
     there = [pod("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
@@ -364,7 +375,6 @@ def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
     assert moved(once(view, settings(), memory=History(pending=(flying,)))) == []
 
 
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SPREAD = [
     {
         "topologyKey": "zone",
@@ -375,7 +385,6 @@ SPREAD = [
 ]
 
 
-BY_HOST = {"topologyKey": "kubernetes.io/hostname"}
 TO_DB = {"podAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}]}}
 FROM_WEB = {
     "affinity": {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "web"}}}]}}
