@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, settings
 from lab.build import OLDEST_CONTROL_PLANE, find_or_build
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
+from lab.netperf_install import Netperf
+from lab.netperf_install import find_or_fetch as find_or_fetch_netperf
 from lab.realnode.programs import find_or_build_node_programs
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
@@ -173,6 +175,15 @@ def axe() -> str:
     if isinstance(found, Missing):
         pytest.skip(found.reason)
     return found.read_text()
+
+
+@pytest.fixture(scope="session")
+def netperf_programs() -> Netperf:
+    """Real netperf and netserver: from PATH, or the distribution's package in the user's cache."""
+    found = find_or_fetch_netperf()
+    if isinstance(found, Missing):
+        pytest.skip(found.reason)
+    return found
 
 
 @pytest.fixture(autouse=True)

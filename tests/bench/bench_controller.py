@@ -14,7 +14,7 @@ from kubekit.wire import NAMESPACES, Object
 from lab.controlplane import ControlPlane
 from tests.bench.figures import Figures, figure
 from tests.integration.controller.harness import Replica
-from tests.scale.objects import running_pod, settled_node
+from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import put_all
 
 ZONES, NODES, PODS = 40, 10_000, 30_000
@@ -37,7 +37,7 @@ async def _measure() -> Figures:
         ):
             await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
             names = [f"node-{i:05}" for i in range(NODES)]
-            nodes = (settled_node(name, zone=i % ZONES, number=i, nodes=NODES) for i, name in enumerate(names))
+            nodes = (node_body(name, zone=i % ZONES, number=i) for i, name in enumerate(names))
             await put_all(plane, ((f"minions/{node['metadata']['name']}", node) for node in nodes))
             alone = await _run_manager(plane, folder)
             labels = {f"example.com/label-{j}": f"value-{j}" for j in range(12)}

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.debian import Missing
 from lab.errors import NoRoomError, UnsupportedError
-from lab.netperf_install import Netperf, find_or_fetch
 from lab.network import require_privileges
 from lab.realnode.machine import require
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
@@ -110,12 +108,3 @@ def await_room(programs: NodePrograms, folder: Path) -> None:
             pytest.skip(str(error))
         else:
             return
-
-
-@pytest.fixture(scope="session")
-def netperf_programs() -> Netperf:
-    """Real netperf and netserver."""
-    found = find_or_fetch()
-    if isinstance(found, Missing):
-        pytest.skip(found.reason)
-    return found

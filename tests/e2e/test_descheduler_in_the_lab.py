@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
-from collections.abc import Awaitable, Callable
+from functools import partial
 
+import aiohttp
 import pytest
 
 from controller.cluster.resources import (
@@ -23,8 +23,9 @@ from controller.cluster.resources import (
 )
 from controller.topology.weights import written_costs
 from kubekit.client import Client
-from kubekit.errors import ApiError
+from kubekit.waiting import poll_until
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
+from lab.controlplane import is_there
 from lab.installation import MANIFESTS
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
@@ -39,15 +40,6 @@ SHOP = "shop"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> float:
-    """Wait until ``check`` holds; how long it took."""
-    started = time.monotonic()
-    async with asyncio.timeout(deadline_s):
-        while not await check():
-            await asyncio.sleep(0.2)
-    return time.monotonic() - started
-
-
 async def cost(client: Client) -> int:
     topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
     return written_costs(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
@@ -60,35 +52,22 @@ async def node_of(client: Client, app: str) -> str:
     return running[0].spec.node_name if len(running) == 1 else ""
 
 
-async def has_account(client: Client) -> bool:
-    try:
-        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=SHOP)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-        return False
-    return True
-
-
 def member(workload: str) -> dict[str, str]:
     return {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: workload}
 
 
-def _fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
-
-
-async def evictions(controller_url: str, name: str = "netaware_descheduler_evictions_total") -> float:
-    text = await asyncio.to_thread(_fetch, f"{controller_url}/metrics")
-    lines = [line for line in text.splitlines() if line.startswith(name)]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+async def total(controller_url: str, name: str = "netaware_descheduler_evictions_total") -> float:
+    """Sum of the controller's samples whose name and labels begin so."""
+    timeout = aiohttp.ClientTimeout(total=5)
+    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{controller_url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 async def deploy(client: Client) -> None:
     """The AppGroup: web in z2 depends on db, which stays in z1."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
-    await until(lambda: has_account(client), 30)
+    await poll_until(partial(is_there, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
     web = {"kind": "ReplicaSet", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": SHOP}
     db = {**web, "name": "db", "selector": "db"}
     spec = {
@@ -123,15 +102,15 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
         async def measured() -> bool:
             return 0 <= await cost(client) <= 15
 
-        await until(measured, 90)
+        await poll_until(measured, "costs", 90)
         await deploy(client)
 
         async def web_runs() -> bool:
             return bool(await node_of(client, "web") and await node_of(client, "db"))
 
-        await until(web_runs, 30)
+        await poll_until(web_runs, "both pods", 30)
         await asyncio.sleep(HOLD_S + 5)
-        assert await evictions(installed.controller_url) == 0, "near enough"
+        assert await total(installed.controller_url) == 0, "near enough"
 
         lab.wan.change_link(*PAIR, rtt_us=60_000.0)
 
@@ -139,18 +118,19 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
             return await node_of(client, "web") in {"n1", "n2"}
 
         # Two rounds of probes, the time that the gain must last, and the pod's own move.
-        took_s = await until(followed, 2 * 8 + HOLD_S + 15)
-        assert took_s >= HOLD_S, "moved before the gain had lasted"
+        started = time.monotonic()
+        await poll_until(followed, "web in db's zone", 2 * 8 + HOLD_S + 15)
+        assert time.monotonic() - started >= HOLD_S, "moved before the gain had lasted"
         where = await node_of(client, "web")
-        assert await evictions(installed.controller_url) == 1
+        assert await total(installed.controller_url) == 1
         (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
         assert event.note.startswith('Pod evicted from node "n3" by the reason "pod is misplaced, network cost(')
 
         lab.wan.change_link(*PAIR, rtt_us=topology.link(*PAIR).rtt_us)
 
-        await until(measured, 60)
+        await poll_until(measured, "costs as before", 60)
         await asyncio.sleep(2 * HOLD_S)
-        assert await evictions(installed.controller_url) == 1, "flapping"
+        assert await total(installed.controller_url) == 1, "flapping"
         assert await node_of(client, "web") == where
         helped = 'netaware_descheduler_moves_ended_total{outcome="helped",strategy="NetworkMisplacement"}'
-        assert await evictions(installed.controller_url, helped) == 1
+        assert await total(installed.controller_url, helped) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,13 @@ from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
 from lab.build import OLDEST_CONTROL_PLANE, Binaries, find_or_build
 from lab.cluster import Lab
+from lab.controlplane import is_there
 from lab.demo import COMPONENTS
 from lab.errors import BootError
-from lab.installation import MANIFESTS, install
+from lab.installation import install
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
+from tests.integration.manifests.kubectl import on_top_of
 from tests.support.webhook_program import start_webhook
 
 DEADLINE_S = 360.0
@@ -54,20 +57,6 @@ def minor_of(binaries: Binaries) -> str:
     return binaries.version.removeprefix("v").rpartition(".")[0]
 
 
-def overlay(folder: Path, minor: str) -> Path:
-    """As docs/install.md has it for clusters of that version."""
-    up = Path(*[".."] * len(folder.resolve().parts[1:])) / MANIFESTS.relative_to("/")
-    components = (f"kubernetes-{minor}", "replace-pending")
-    body = {
-        "kind": "Kustomization",
-        "resources": [str(up / "overlays" / "default")],
-        "components": [str(up / "components" / component) for component in components],
-    }
-    folder.mkdir()
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(body))
-    return folder
-
-
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 @pytest.mark.usefixtures("privileges")
 async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest(
@@ -77,6 +66,10 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
     older = find_or_build(OLDEST_CONTROL_PLANE)
     release = Release(tmp_path / "bin", Binaries(older.version, {**newest.paths, **older.paths}))
     began = time.monotonic()
+
+    def overlay(minor: str) -> Path:
+        """As docs/install.md has it for clusters of that version."""
+        return on_top_of("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
 
     def passed(what: str) -> None:
         nonlocal began
@@ -92,7 +85,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
     ) as lab:
         steps = Steps(lab, placement)
         config = {"scheduler": {"placement": placement}}
-        await install(lab, controller_config=config, overlay=overlay(tmp_path / "oldest", minor_of(older)))
+        await install(lab, controller_config=config, overlay=overlay(minor_of(older)))
         keys = tmp_path / "keys"
         keys.mkdir()
         _, configuration = start_webhook(lab.programs, keys)
@@ -109,7 +102,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         for program in [program for program in lab.programs if program.name.startswith("kube-")]:
             await lab.programs.restart(program)
             await until(lambda: steps.serves(newest.version), "the newest API server")
-        await steps.kubectl("apply", "--server-side", "-k", overlay(tmp_path / "newest", minor_of(newest)))
+        await steps.kubectl("apply", "--server-side", "-k", overlay(minor_of(newest)))
         await steps.kubectl("delete", "-f", webhook)
         await until(steps.are_gated, "pods to be gated by the policy")
         await steps.roll_out()
@@ -141,7 +134,9 @@ class Steps:
         await self.kubectl("create", "namespace", BOUTIQUE)
         if self._placement == "affinity":
             await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
-        await until(self._has_account, "the namespace's service account")
+        async with Client(self._lab.client_config) as client:
+            account = partial(is_there, client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
+            await until(account, "the namespace's service account")
         await until(self.are_gated, "pods of a group to be gated")
 
     async def place(self) -> None:
@@ -197,10 +192,6 @@ class Steps:
             topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
         measured = conditions.find_condition(topology.status.conditions, "Measured")
         return measured is not None and measured.status == "True"
-
-    async def _has_account(self) -> bool:
-        async with Client(self._lab.client_config) as client:
-            return bool(await client.list(SERVICE_ACCOUNTS, Object, namespace=BOUTIQUE))
 
     async def are_gated(self) -> bool:
         """Whether admission gates a pod, by one that is not made."""

@@ -17,8 +17,6 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
-from lab.debian import Missing
-from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -159,15 +157,6 @@ async def make_node(client: Client) -> AsyncIterator[MakeNode]:
     yield make
     for name in made:
         await client.delete(NODES, name)
-
-
-@pytest.fixture(scope="session")
-def netperf_programs() -> Netperf:
-    """Real netperf and netserver: from PATH, or the distribution's package in the user's cache."""
-    found = find_or_fetch()
-    if isinstance(found, Missing):
-        pytest.skip(found.reason)
-    return found
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:

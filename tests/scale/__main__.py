@@ -1,6 +1,6 @@
 """``python -m tests.scale``: ten thousand nodes in a hundred zones on the real API server, our controller, and what it takes.
 
-Kubelets are played, agents are simulated, everything else is real. Needs no privileges, 6 GB of memory, and some minutes to fill the
+There are no kubelets, agents are simulated, everything else is real. Needs no privileges, 6 GB of memory, and some minutes to fill the
 cluster before the time that is measured begins. Prints one JSON object; exit code 0 when the Lease never changed hands, else 1.
 """
 

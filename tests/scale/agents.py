@@ -35,39 +35,26 @@ def latency_us(one: str, other: str) -> float:
     return _NEAR_US + int.from_bytes(digest, "big") / 2**32 * (_FAR_US - _NEAR_US)
 
 
-def sample_of(probe: Probe, sequence: int, rng: random.Random, now_s: float, *, mean_us: float) -> Sample:
-    """What the probe's agent would have read of a way that takes ``mean_us`` in the mean."""
-    us = round(mean_us * rng.gauss(1.0, 0.01), 1)
+def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
+    """What the probe's agent would have read."""
+    us = round(latency_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
     read = Measurement(
         prober="netperf" if probe.pair_index == 0 else "datagrams",
         test="TCP_RR",  # for datagrams alone the usual test's name stands
-        min_us=round(us * 0.97, 1),
-        mean_us=us,
-        max_us=round(us * 1.4, 1),
         p50_us=us,
         p90_us=round(us * 1.05, 1),
         p99_us=round(us * 1.2, 1),
         transactions=500,
         duration_s=1.0,
         loss_ratio=0.0,
-        retransmits=0,
-        throttled_us=0.0,
-        run_queue_us=100.0,
     )
     return Sample(
         origin=probe.origin.place,
         destination=probe.destination.place,
         measurement=read,
-        sequence=sequence,
+        sequence=int(now_s),
         taken_at=now_s,
     )
-
-
-class Traffic:
-    """What all simulated agents received: ``plan_bytes``, once for every agent that would have received them."""
-
-    def __init__(self) -> None:
-        self.plan_bytes = 0
 
 
 class ZoneAgents:
@@ -78,6 +65,9 @@ class ZoneAgents:
         zone: its name.
         agents: how many nodes it has.
         dead: zones that are out of reach; their own agents say nothing.
+
+    Attributes:
+        plan_bytes: received, once for every agent that would have received them.
     """
 
     def __init__(
@@ -85,22 +75,22 @@ class ZoneAgents:
         client: Client,
         zone: str,
         agents: int,
-        traffic: Traffic,
         dead: Callable[[str], bool],
     ) -> None:
-        self._client, self.zone, self._agents, self._traffic, self._dead = client, zone, agents, traffic, dead
+        self._client, self.zone, self._agents, self._dead = client, zone, agents, dead
         selector = f"metadata.name={plan_object_name(zone)}"
         self._store = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
-        self._store.subscribe(self._take)
+        self._store.subscribe(self._on_plan)
         self._rng = random.Random(zone)
         self.plan: ZonePlan | None = None
         self._planned = asyncio.Event()
+        self.plan_bytes = 0
 
-    def _take(self, _key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+    def _on_plan(self, _key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
         self.plan = None
         if new is None:
             return
-        self._traffic.plan_bytes += size_bytes(new.data or {}) * self._agents
+        self.plan_bytes += size_bytes(new.data or {}) * self._agents
         try:
             self.plan = decode_plan(new.data).plan
         except PlanRefusedError:
@@ -134,11 +124,8 @@ class ZoneAgents:
 
     async def _write(self, plan: ZonePlan, probes: list[Probe]) -> None:
         now_s = time.time()
-        samples = []
-        for probe in probes:
-            if not self._dead(probe.destination.zone):
-                mean_us = latency_us(probe.origin.zone, probe.destination.zone)
-                samples.append(sample_of(probe, int(now_s), self._rng, now_s, mean_us=mean_us))
+        reached = [probe for probe in probes if not self._dead(probe.destination.zone)]
+        samples = [sample_of(probe, self._rng, now_s) for probe in reached]
         # The API server is busy; the next turn writes what is newer.
         with suppress(KubekitError):
             await self._client.patch(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.scale.agents import Traffic
 from tests.scale.populate import Sizes
 
 _CALLS, _REQUESTS = "apiserver_request_sli_duration_seconds", "apiserver_request_total"
@@ -91,7 +90,7 @@ def read(texts: Iterable[str]) -> Readings:
 
 
 def report(
-    sizes: Sizes, before: Moment, after: Moment, *, levels: Sequence[Levels], traffic: Traffic, done: Mapping[str, int]
+    sizes: Sizes, before: Moment, after: Moment, *, levels: Sequence[Levels], plan_bytes: int, done: Mapping[str, int]
 ) -> ScaleReport:
     """Put the figures together. Pure."""
     first, last = levels[0], levels[-1]
@@ -118,7 +117,7 @@ def report(
         cores=round((last.cpu_s - first.cpu_s) / seconds, 3),
         plans_s=spread(_PLANS),
         gate_wait_s=spread(_GATES),
-        plan_bytes_per_minute=round(traffic.plan_bytes / seconds * 60),
+        plan_bytes_per_minute=round(plan_bytes / seconds * 60),
         zone_pairs={labels["basis"]: value for labels, value in _of(after.readings, _PAIRS)},
         done=dict(done),
     )

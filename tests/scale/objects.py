@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from lab.controlplane import PLAYED_BY_KWOK
-from netperf.contract import (
-    AGENT,
-    AGENT_ANNOTATION,
-    BANDWIDTH,
-    NAME_LABEL,
-    PART_OF,
-    REGION_LABEL,
-    ZONE_LABEL,
-)
+from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
 from netperf.plans import PROBE_PORT
 
 ZONES_PER_REGION = 4
 CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
-TTL_ANNOTATION = "node.alpha.kubernetes.io/ttl"
 _MOMENT = "2026-01-01T00:00:00Z"
-# kube-controller-manager's ttl controller: up to so many nodes, so many seconds.
-_TTL_S = ((100, 0), (500, 15), (1000, 30), (2000, 60), (10_000, 300))
 
 
 def zone_name(index: int) -> str:
@@ -71,7 +58,7 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "labels": labels,
-            "annotations": {AGENT_ANNOTATION: note, **dict([PLAYED_BY_KWOK])},
+            "annotations": {AGENT_ANNOTATION: note},
         },
         "spec": {"podCIDR": "10.244.0.0/24"},
         "status": {
@@ -88,76 +75,29 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
     }
 
 
-def settled_node(name: str, *, zone: int, number: int, nodes: int) -> dict[str, Any]:
-    """The same as a cluster of so many nodes has long had it: with what the controller manager writes to every node that it
-    meets, for it would write to all of them at once here.
-    """
-    body = node_body(name, zone=zone, number=number)
-    ttl_s = next((ttl_s for most, ttl_s in _TTL_S if nodes <= most), _TTL_S[-1][1])
-    body["metadata"]["annotations"][TTL_ANNOTATION] = str(ttl_s)
-    return body
-
-
-def pod_body(name: str, node: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """A pod that is on its node already."""
+def running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A pod as its kubelet has reported it: Running and Ready; ``number`` is for its address."""
+    container = {"name": "main", "image": "registry.example.com/team/service:1.0"}
+    kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+    address = f"10.{128 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+    running = {"imageID": "", "ready": True, "started": True, "restartCount": 0}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": dict(labels)},
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
         "spec": {
             "nodeName": node,
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 1,
             "tolerations": [{"operator": "Exists"}],
-            "containers": [
-                {
-                    "name": "main",
-                    "image": "registry.example.com/team/service:1.0",
-                    "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-                }
-            ],
+            "containers": [{**container, "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}],
+        },
+        "status": {
+            "phase": "Running",
+            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": _MOMENT} for kind in kinds],
+            "startTime": _MOMENT,
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "containerStatuses": [{**container, **running, "state": {"running": {"startedAt": _MOMENT}}}],
         },
     }
-
-
-def running_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], number: int) -> dict[str, Any]:
-    """The same as its kubelet has reported it: Running and Ready."""
-    body = pod_body(name, node, labels)
-    address = f"10.{128 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
-    containers = [(c["name"], c["image"]) for c in body["spec"]["containers"]]
-    body["metadata"]["namespace"] = namespace
-    return {**body, "status": running_status(containers, address, _MOMENT)}
-
-
-def running_status(containers: Iterable[tuple[str, str]], address: str, now: str) -> dict[str, Any]:
-    """What a kubelet reports of a pod that runs: names and images of its containers."""
-    kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
-    return {
-        "phase": "Running",
-        "conditions": [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds],
-        "startTime": now,
-        "podIP": address,
-        "podIPs": [{"ip": address}],
-        "containerStatuses": [
-            {
-                "name": name,
-                "image": image,
-                "imageID": "",
-                "ready": True,
-                "started": True,
-                "restartCount": 0,
-                "state": {"running": {"startedAt": now}},
-            }
-            for name, image in containers
-        ],
-    }
-
-
-def agent_labels() -> dict[str, str]:
-    """Of the pods of the agent's DaemonSet."""
-    return {NAME_LABEL: AGENT, **PART_OF}
-
-
-def group_labels(group: str, workload: str) -> dict[str, str]:
-    """Of an AppGroup's pods."""
-    return {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload}

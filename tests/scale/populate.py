@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from controller.cluster.pods import OUR_SCHEDULER
-from controller.cluster.resources import APPGROUPS
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from kubekit.client import Client
 from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
@@ -20,8 +20,8 @@ from lab.controlplane import ControlPlane, is_there
 from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.progress import Say
-from netperf.contract import AGENT, HOME_NAMESPACE
-from tests.scale.objects import agent_labels, group_labels, running_pod, settled_node
+from netperf.contract import AGENT, HOME_NAMESPACE, NAME_LABEL, PART_OF
+from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
 
 LIVING_SHARE = 0.1
@@ -74,10 +74,7 @@ async def restore(plane: ControlPlane, sizes: Sizes, say: Say) -> list[list[str]
     """
     names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
     flat = [(zone, name) for i in range(sizes.nodes_per_zone) for zone, name in enumerate(z[i] for z in names)]
-    nodes = (
-        (f"minions/{name}", settled_node(name, zone=zone, number=number, nodes=len(flat)))
-        for number, (zone, name) in enumerate(flat)
-    )
+    nodes = ((f"minions/{name}", node_body(name, zone=zone, number=number)) for number, (zone, name) in enumerate(flat))
     say(f"{await put_all(plane, nodes)} nodes")
     say(f"{await put_all(plane, _pods(sizes, names))} pods")
     return names
@@ -92,12 +89,12 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
         return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
 
     for node in flat:
-        yield pod(HOME_NAMESPACE, f"agent-{node}", node, agent_labels())
+        yield pod(HOME_NAMESPACE, f"agent-{node}", node, {NAME_LABEL: AGENT, **PART_OF})
     for g in range(sizes.living_groups, sizes.groups):
         for w, workload in enumerate(workloads):
             # A group's pods are near each other, as a plan would have them.
             zone = names[(g + (w % 3)) % len(names)]
-            labels = group_labels(group["metadata"]["name"], workload)
+            labels = {APPGROUP_LABEL: group["metadata"]["name"], WORKLOAD_LABEL: workload}
             yield pod(group_namespace(g), f"pod-{workload.lower()}", zone[(g * 7 + w) % len(zone)], labels)
     others = sizes.pods - len(flat) - sizes.groups * len(workloads)
     for number in range(max(0, others)):
@@ -120,6 +117,9 @@ async def create_groups(client: Client, sizes: Sizes) -> list[tuple[str, str]]:
     for g in range(sizes.groups):
         await client.create(APPGROUPS, application.group, Object, namespace=group_namespace(g))
         for body in application.deployments.values() if g < sizes.living_groups else ():
+            # No kubelet ends a pod, or says that it is ready.
+            body["spec"]["strategy"] = {"type": "Recreate"}
+            body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
             await client.create(DEPLOYMENTS, body, Object, namespace=group_namespace(g))
             living.append((group_namespace(g), str(body["metadata"]["name"])))
     return living

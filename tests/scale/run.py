@@ -26,17 +26,16 @@ from lab.programs import is_ready
 from lab.progress import Say
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 from tests.scale import figures, populate
-from tests.scale.agents import Traffic, ZoneAgents
+from tests.scale.agents import ZoneAgents
 from tests.scale.figures import Levels, Moment, ScaleReport
-from tests.scale.kubelets import Kubelets
 from tests.scale.life import Life
 from tests.scale.objects import zone_name
 from tests.scale.populate import Sizes
 from tests.support.etcd import client_context
 
-# Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are none, kubelets
-# report the nodes' status every twenty minutes, and the node controller is as patient.
-_MANAGER = ("--node-monitor-grace-period=60m", "--node-monitor-period=10s")
+# Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are no kubelets, the
+# node controller is patient, and no controller writes to every node that it meets.
+_MANAGER = ("--node-monitor-grace-period=600m", "--node-monitor-period=10s", "--controllers=*,-ttl-controller")
 _SETTLE_S, _LOOK_EVERY_S = 30.0, 5.0
 _DEADLINE_S = 600.0
 
@@ -61,20 +60,16 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
         say("controller and extender are ready")
-        life, traffic = Life(admin, nodes), Traffic()
-        of_kubelets = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
-        beside = Beside(stack)
-        beside.run(Kubelets(of_kubelets, lambda: life.nodes, life.is_silent).run())
+        life, beside = Life(admin, nodes), Beside(stack)
         life.deployments = await populate.create_groups(admin, sizes)
-        zones = await _start_agents(lab, sizes, traffic, life, beside, stack)
+        zones = await _start_agents(lab, sizes, life, beside, stack)
         say(f"the cluster stands after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
         # What beginning costs is no part of a day's life.
         await asyncio.sleep(_SETTLE_S)
         before = await _read(lab, admin, controller_url)
         for zone in zones:
+            zone.plan_bytes = 0
             beside.run(zone.run())
-        traffic.plan_bytes = 0
-        beside.run(life.churn())
         beside.run(life.rollouts())
         length_s = sizes.minutes * 60
         # After a third of the time, for a fifth of it: that leaves room for the way back.
@@ -82,7 +77,8 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         levels = await _look(lab, length_s, beside)
         await failing
         after = await _read(lab, admin, controller_url)
-        return figures.report(sizes, before, after, levels=levels, traffic=traffic, done=life.done)
+        plan_bytes = sum(zone.plan_bytes for zone in zones)
+        return figures.report(sizes, before, after, levels=levels, plan_bytes=plan_bytes, done=life.done)
 
 
 class Beside:
@@ -123,14 +119,12 @@ async def _start_programs(lab: Lab) -> str:
     return urls[0]
 
 
-async def _start_agents(
-    lab: Lab, sizes: Sizes, traffic: Traffic, life: Life, beside: Beside, stack: AsyncExitStack
-) -> list[ZoneAgents]:
+async def _start_agents(lab: Lab, sizes: Sizes, life: Life, beside: Beside, stack: AsyncExitStack) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
-    zones = [ZoneAgents(client, name, sizes.nodes_per_zone, traffic, life.dead.__contains__) for name in names]
+    zones = [ZoneAgents(client, name, sizes.nodes_per_zone, life.dead.__contains__) for name in names]
     for zone in zones:
         beside.run(zone.store())
     async with asyncio.timeout(_DEADLINE_S):
