@@ -290,7 +290,7 @@ def find_node_programs(topology: Topology | None) -> NodePrograms | None:
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
-    nodes = [WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.nodes]
+    nodes = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.nodes]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))

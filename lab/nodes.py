@@ -16,8 +16,6 @@ from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
-CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
-CONTROL_PLANE_TAINT = {"key": CONTROL_PLANE, "effect": "NoSchedule"}
 
 
 def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
@@ -28,29 +26,20 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": ARCHITECTURE,
         **place_labels(node, lab),
-        **role_labels(node),
     }
-    spec = {"taints": [CONTROL_PLANE_TAINT]} if node.control_plane else {}
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
     addresses = [{"type": "InternalIP", "address": network.address}, {"type": "Hostname", "address": node.name}]
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": node.name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])},
-        "spec": spec,
         "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
     }
 
 
 def place_labels(node: LabNode, lab: str) -> dict[str, str]:
     """Labels of the node's zone and region."""
-    zone = {ZONE_LABEL: node.zone} if node.zone else {}
-    return {REGION_LABEL: node.region, **zone, "netaware.io/lab": lab}
-
-
-def role_labels(node: LabNode) -> dict[str, str]:
-    """Label of the node's role, which no kubelet may set."""
-    return {CONTROL_PLANE: ""} if node.control_plane else {}
+    return {REGION_LABEL: node.region, ZONE_LABEL: node.zone, "netaware.io/lab": lab}
 
 
 async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab: str) -> None:

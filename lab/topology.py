@@ -54,7 +54,7 @@ class LabNode:
     Attributes:
         name: of the Node object.
         region: label ``topology.kubernetes.io/region``.
-        zone: label ``topology.kubernetes.io/zone``; empty on a control-plane node, which is in no zone.
+        zone: label ``topology.kubernetes.io/zone``.
         cpu, memory, pods: its capacity, as quantities.
         nic_bps: nominal speed of its network card, bits per second.
         kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
@@ -69,16 +69,6 @@ class LabNode:
     nic_bps: int
     kubelet: str = KWOK
 
-    @property
-    def site(self) -> str:
-        """The node's site in the wide-area network: its zone, or itself."""
-        return self.zone or self.name
-
-    @property
-    def control_plane(self) -> bool:
-        """It carries the control-plane label and taint, so that no workload lands on it."""
-        return not self.zone
-
 
 @dataclass(frozen=True)
 class Topology:
@@ -86,9 +76,9 @@ class Topology:
 
     Attributes:
         name: of the topology, not of the lab.
-        nodes: in the order of the file, control-plane node first.
+        nodes: in the order of the file.
         same_zone: between two nodes of one zone.
-        links: between two sites, by their names in bytewise order.
+        links: between two zones, by their names in bytewise order.
     """
 
     name: str
@@ -99,7 +89,7 @@ class Topology:
     @property
     def zones(self) -> tuple[str, ...]:
         """Names of the zones, in the order of the file."""
-        return tuple(dict.fromkeys(node.zone for node in self.nodes if node.zone))
+        return tuple(dict.fromkeys(node.zone for node in self.nodes))
 
     @property
     def real_nodes(self) -> tuple[LabNode, ...]:
@@ -110,9 +100,9 @@ class Topology:
         """The topology with kubelets of one kind on all nodes."""
         return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
-    def link(self, site: str, other: str) -> Link:
-        """The link between two sites; between a site and itself the one inside a zone."""
-        return self.same_zone if site == other else self.links[site_pair(site, other)]
+    def link(self, zone: str, other: str) -> Link:
+        """The link between two zones; between a zone and itself the one inside it."""
+        return self.same_zone if zone == other else self.links[site_pair(zone, other)]
 
 
 def site_pair(site: str, other: str) -> tuple[str, str]:
@@ -157,18 +147,11 @@ class _PairFile(_LinkFile, frozen=True):
     between: tuple[str, str] = ("", "")
 
 
-class _ControlPlaneFile(Section, frozen=True):
-    name: str
-    region: str
-    rtt: str | float
-
-
 class _TopologyFile(Section, frozen=True):
     name: str
     regions: list[_RegionFile]
     description: str = ""
     node_defaults: _Defaults = _Defaults()
-    control_plane: _ControlPlaneFile | None = None
     same_zone: _LinkFile = _LinkFile(rtt="150us")
     links: list[_PairFile] = []
 
@@ -215,29 +198,13 @@ class _Reader:
         """Check everything that the structs' types do not say."""
         content = self.content
         self._name("name", content.name)
-        nodes = self._control_plane_node() + self._zone_nodes()
+        nodes = self._zone_nodes()
         if len(nodes) > MAX_NODES:
             raise self._error("regions", f"{len(nodes)} nodes, a lab holds up to {MAX_NODES}")
         self._unique("node", [(f"node {node.name}", node.name) for node in nodes])
-        zones = list(dict.fromkeys(node.zone for node in nodes if node.zone))
-        links = self._links(zones)
-        if content.control_plane is not None:
-            to_zones = Link(self._duration("controlPlane.rtt", content.control_plane.rtt))
-            links |= {site_pair(content.control_plane.name, zone): to_zones for zone in zones}
+        links = self._links(list(dict.fromkeys(node.zone for node in nodes)))
         same_zone = self._link("sameZone", content.same_zone)
         return Topology(content.name, tuple(nodes), same_zone, links)
-
-    def _control_plane_node(self) -> list[LabNode]:
-        given = self.content.control_plane
-        if given is None:
-            return []
-        self._name("controlPlane.name", given.name)
-        if given.region not in {region.name for region in self.content.regions}:
-            raise self._error("controlPlane.region", f"{given.region!r} is no region of this topology")
-        zones = {zone.name for region in self.content.regions for zone in region.zones}
-        if given.name in zones:
-            raise self._error("controlPlane.name", f"{given.name!r} is the name of a zone")
-        return [self._node("controlPlane", _NodeFile(given.name), given.region, "")]
 
     def _zone_nodes(self) -> list[LabNode]:
         regions = self.content.regions

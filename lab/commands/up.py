@@ -177,9 +177,7 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
     if lab["nodes"]:
         table = Table("node", "region", "zone", "address", "namespace", "kubelet", title=f"topology {lab['topology']}")
         for node in lab["nodes"]:
-            table.add_row(
-                node["name"], node["region"], node["zone"] or "-", node["address"], node["netns"], node["kubelet"]
-            )
+            table.add_row(node["name"], node["region"], node["zone"], node["address"], node["netns"], node["kubelet"])
         console.print(table)
     again = arguments.name_again(lab["name"])
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
@@ -207,7 +205,4 @@ def _print_page(console: Console, lab: dict[str, Any]) -> None:
         fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
         console.print(f"the page is within the lab's own network only: {fetch}", soft_wrap=True)
         return
-    address = page.removeprefix("http://").rstrip("/")
-    port = address.rpartition(":")[2]
     console.print(f"[bold]{page}[/]   # the page: open it in a browser", soft_wrap=True)
-    console.print(f"ssh -L {port}:{address} HOST   # and from another machine this first", soft_wrap=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -18,8 +17,7 @@ from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, free_ports, is_there
 from lab.errors import BootError
-from lab.network import LabNetwork, NodeNetwork, pod_ranges
-from lab.nodes import role_labels
+from lab.network import LabNetwork, pod_ranges
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
 from lab.realnode.files import PAUSE_IMAGE
@@ -120,14 +118,11 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
             meanwhile=node.programs.check,
             error=BootError,
         )
-        await client.patch(NODES, node.name, written_by_others(node.network), Node, kind=MERGE_PATCH)
+        # No kubelet may write its own node's ranges of addresses.
+        ranges = node.network.pod_ranges
+        body = {"spec": {"podCIDR": ranges[0], "podCIDRs": list(ranges)}}
+        await client.patch(NODES, node.name, body, Node, kind=MERGE_PATCH)
         node.start_proxy()
-
-
-def written_by_others(network: NodeNetwork) -> dict[str, Any]:
-    """Fields of a node that its kubelet may not write: address ranges, and its role."""
-    ranges = {"podCIDR": network.pod_ranges[0], "podCIDRs": list(network.pod_ranges)}
-    return {"metadata": {"labels": role_labels(network.node)}, "spec": ranges}
 
 
 def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:

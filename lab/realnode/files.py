@@ -75,7 +75,6 @@ def kubelet_config(
     dns: str,
     max_pods: int,
     reserved: dict[str, str],
-    taints: Sequence[dict[str, str]] = (),
 ) -> str:
     """The kubelet's configuration.
 
@@ -83,7 +82,6 @@ def kubelet_config(
         dns: address of the cluster's DNS service.
         max_pods: as many as the node has addresses for, at most.
         reserved: what the machine has beyond what the topology gives this node, by resource.
-        taints: that the node registers with.
     """
     return yaml.safe_dump(
         {
@@ -106,7 +104,6 @@ def kubelet_config(
             "maxPods": max_pods,
             "systemReserved": reserved,
             "enforceNodeAllocatable": [],
-            "registerWithTaints": list(taints),
             "failSwapOn": False,
             "oomScoreAdj": 0,
             "serializeImagePulls": False,

@@ -19,7 +19,7 @@ from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
 from lab.errors import BootError
 from lab.network import NodeNetwork
-from lab.nodes import CONTROL_PLANE_TAINT, place_labels
+from lab.nodes import place_labels
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
 from lab.realnode.programs import NodePrograms
@@ -184,12 +184,10 @@ class RealNode:
 
     def _kubelet_config(self) -> str:
         node = self.network.node
-        taints = [CONTROL_PLANE_TAINT] if node.control_plane else []
         return files.kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), self.network.pod_addresses),
             reserved=reserved(node.cpu, node.memory),
-            taints=taints,
         )
 
     def _write_credentials(self, folder: Path) -> None:

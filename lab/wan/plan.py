@@ -73,5 +73,4 @@ def link_of(origin: str, destination: str, link: Link) -> WanLink:
 def links_of(topology: Topology) -> list[WanLink]:
     """All links of a topology, also those inside the sites."""
     between = [link_of(a, b, link) for (a, b), link in sorted(topology.links.items())]
-    sites = dict.fromkeys(node.site for node in topology.nodes)
-    return between + [link_of(site, site, topology.same_zone) for site in sites]
+    return between + [link_of(zone, zone, topology.same_zone) for zone in topology.zones]

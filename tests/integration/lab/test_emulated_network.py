@@ -53,7 +53,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
         network = create_network(nodes, tmp_path)
     except UnsupportedError as error:
         pytest.skip(str(error))
-    members = [WanNode(n.node.site, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
+    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
     links = [link_of("a", "b", Link(FAR_US)), link_of("a", "a", Link(NEAR_US)), link_of("b", "b", Link(NEAR_US))]
     plan = WanPlan(WAN_DEVICE, 1, members, links)
     (tmp_path / "wan.json").write_bytes(msgspec.json.encode(plan))

@@ -38,14 +38,11 @@ def test_two_slots_share_no_name_and_no_address() -> None:
     assert len(everything(0)) == 3 * len(nodes) + 2
 
 
-def test_a_node_carries_its_zone_and_the_master_a_taint_instead() -> None:
-    master, worker = (build_node(n, "lab") for n in plan_network(0, load("kubecon").nodes).nodes[:2])
-    assert worker["metadata"]["labels"]["topology.kubernetes.io/zone"] == "z1"
-    assert worker["status"]["capacity"] == worker["status"]["allocatable"]
-    assert worker["status"]["addresses"][0] == {"type": "InternalIP", "address": "198.19.0.11"}
-    assert "taints" not in worker["spec"]
-    assert "topology.kubernetes.io/zone" not in master["metadata"]["labels"]
-    assert master["spec"]["taints"] == [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
+def test_a_node_has_its_zone_address_and_capacity() -> None:
+    node = build_node(plan_network(0, load("kubecon").nodes).nodes[0], "lab")
+    assert node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "z1"
+    assert node["status"]["capacity"] == node["status"]["allocatable"]
+    assert node["status"]["addresses"][0] == {"type": "InternalIP", "address": "198.19.0.10"}
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])

@@ -37,7 +37,7 @@ def delays_us(topology: Topology) -> list[float]:
     ("name", "zones", "nodes", "least_us", "most_us"),
     [
         ("four-zones", 4, 8, 1200, 27_000),
-        ("kubecon", 15, 16, 1000, 24_000),
+        ("kubecon", 15, 15, 1000, 24_000),
     ],
 )
 def test_what_ships_has_as_many_zones_and_delays_as_promised(
@@ -48,11 +48,6 @@ def test_what_ships_has_as_many_zones_and_delays_as_promised(
     found = delays_us(topology)
     assert [found[0], found[-1]] == pytest.approx([least_us, most_us], rel=0.1)
     assert len(set(found)) == len(found), "every pair of zones has a delay of its own"
-
-
-def test_kubecon_has_a_master_outside_of_its_zones() -> None:
-    master = load("kubecon").nodes[0]
-    assert (master.name, master.zone, master.control_plane) == ("master", "", True)
 
 
 def test_a_file_is_read_with_its_units_and_defaults(tmp_path: Path) -> None:
