@@ -26,16 +26,16 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.waiting import poll_until
-from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource, Wire
+from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
+from lab import controlplane_commands
 from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
 from lab.errors import BootError
 from lab.programs import Program, Programs, run_to_end
 from lab.scheduling import DEFAULT_PROFILE, build_config
 
-LOOPBACK = "127.0.0.1"
-DOCUMENTATION_ADDRESS = "192.0.2.1"
-SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
+LOOPBACK = controlplane_commands.LOOPBACK
+SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.1", "10.96.0.10"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
 READY_TIMEOUT_S = 300.0
 KUBECTL_TIMEOUT_S = 60.0
@@ -43,16 +43,7 @@ PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
 _TOKEN_LIFETIME_S = 86400
-_FRONT_PROXY = "front-proxy-client"
 _STAGES = Path(__file__).parent / "stages.yaml"
-
-
-class _TokenStatus(Wire, frozen=True):
-    token: str = ""
-
-
-class _TokenRequest(Wire, frozen=True):
-    status: _TokenStatus = _TokenStatus()
 
 
 @dataclass
@@ -63,7 +54,7 @@ class ControlPlane:
         state_dir: certificates, etcd's data, logs, pid records and kubeconfigs.
         address: where the API server listens; ``server`` is its URL.
         server: ``https://address:port``.
-        etcd: likewise of etcd, which asks for a certificate (``pki/etcd.crt``).
+        etcd: URL of etcd, which asks for a certificate (``pki/etcd.crt``).
         ca_file: the authority that signed the API server's certificate.
         kubeconfig: credentials of the administrator (a client certificate in system:masters).
         admin_token: the same rights as a bearer token.
@@ -79,8 +70,8 @@ class ControlPlane:
     admin_token: str
     server: str = ""
     etcd: str = ""
+    api_server_flags: tuple[str, ...] = ()
     _serving: KeyPair = field(init=False)
-    _api_server_flags: tuple[str, ...] = ()
 
     @classmethod
     @asynccontextmanager
@@ -116,8 +107,8 @@ class ControlPlane:
             binaries = await asyncio.to_thread(find_or_build)
         authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
         owned = programs or Programs(state_dir)
-        plane = cls(state_dir, address, binaries.version, binaries, owned, authority, secrets.token_hex(16))
-        plane._api_server_flags = (f"--service-cluster-ip-range={SERVICE_RANGE}", *api_server_flags)
+        flags, token = tuple(api_server_flags), secrets.token_hex(16)
+        plane = cls(state_dir, address, binaries.version, binaries, owned, authority, token, api_server_flags=flags)
         try:
             await plane._boot(tuple(hosts))
             starters: dict[str, Callable[[], Awaitable[Program]]] = {
@@ -129,7 +120,7 @@ class ControlPlane:
                 await starters[component]()
             yield plane
         finally:
-            # A cancelled stop would leave etcd behind the API server's back.
+            # A cancelled stop would leave programs running.
             await asyncio.shield(asyncio.ensure_future(owned.stop_all()))
 
     @property
@@ -172,7 +163,7 @@ class ControlPlane:
         """Start kube-controller-manager and wait until it made the default service account.
 
         Args:
-            flags: further ones, which outrank ours.
+            flags: further ones, which override ours.
         """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         argv: list[str | Path] = [
@@ -240,12 +231,8 @@ class ControlPlane:
             await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
         return program
 
-    async def start_kwok(self, flags: Iterable[str] = ()) -> Program:
-        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others.
-
-        Args:
-            flags: further ones, which outrank ours.
-        """
+    async def start_kwok(self) -> Program:
+        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others."""
         kubeconfig = self.write_kubeconfig("kwok", "kwok", organization="system:masters")
         argv: list[str | Path] = [
             self.binaries["kwok"],
@@ -256,7 +243,6 @@ class ControlPlane:
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
             "--v=WARN",
-            *flags,
         ]
         return self.programs.start("kwok", argv)
 
@@ -290,9 +276,8 @@ class ControlPlane:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         async with Client(self.client_config) as client:
             answer = await client.request("POST", url, body=body)
-        token = msgspec.json.decode(answer, type=_TokenRequest).status.token
-        path = self.kubeconfig_of(file_name or service_account)
-        return self._kubeconfig_for(path, service_account, {"token": token}, namespace)
+        token = {"token": str(msgspec.json.decode(answer)["status"]["token"])}
+        return self._kubeconfig_for(self.kubeconfig_of(file_name or service_account), service_account, token, namespace)
 
     def _kubeconfig_for(self, path: Path, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
         """Write it, and beside it the directory that our own programs read."""
@@ -322,86 +307,30 @@ class ControlPlane:
     async def _boot_once(self) -> None:
         etcd_port, peer_port, api_port = free_ports(3)
         self.server, self.etcd = f"https://{self.address}:{api_port}", f"https://{LOOPBACK}:{etcd_port}"
-        self.programs.start("etcd", self._etcd_command(etcd_port, peer_port))
+        pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
+        binary, data_dir = self.binaries["etcd"], self.state_dir / "etcd"
+        self.programs.start(
+            "etcd",
+            controlplane_commands.etcd_command(binary, data_dir, pair, self.ca_file, ports=(etcd_port, peer_port)),
+        )
         await self._until(lambda: _accepts(etcd_port), "etcd to listen")
-        self.programs.start("kube-apiserver", self._api_server_command(etcd_port, api_port))
+        command = controlplane_commands.api_server_command(
+            self.binaries["kube-apiserver"],
+            self.authority,
+            self._serving,
+            address=self.address,
+            port=api_port,
+            etcd=self.etcd,
+            tokens=self.state_dir / "tokens.csv",
+        )
+        podgroups = ("--runtime-config=scheduling.k8s.io/v1beta1=true",) if self._feature_gates else ()
+        flags = (*self._feature_gates, *podgroups, *self.api_server_flags)
+        self.programs.start("kube-apiserver", [*command, *flags])
         admin = self.authority.issue("admin", "kubernetes-admin", organization="system:masters")
         keys = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
         self._kubeconfig_for(self.kubeconfig, "kubernetes-admin", keys, "default")
         async with Client(self.client_config, timeout_s=5.0) as client:
             await self._until(lambda: _answers(client, "/readyz"), "the API server to be ready")
-
-    def _etcd_command(self, client_port: int, peer_port: int) -> list[str | Path]:
-        pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
-        # Client certificates, since any user of the machine can connect to a loopback port.
-        trust = [
-            word
-            for prefix in ("", "peer-")
-            for word in (
-                f"--{prefix}cert-file={pair.certificate}",
-                f"--{prefix}key-file={pair.key}",
-                f"--{prefix}trusted-ca-file={self.ca_file}",
-                f"--{prefix}client-cert-auth=true",
-            )
-        ]
-        client, peer = f"https://{LOOPBACK}:{client_port}", f"https://{LOOPBACK}:{peer_port}"
-        return [
-            self.binaries["etcd"],
-            "--name=lab",
-            f"--data-dir={self.state_dir / 'etcd'}",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=lab={peer}",
-            # A lab's data dies with the lab: do not wait for disks.
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-            *trust,
-        ]
-
-    def _api_server_command(self, etcd_port: int, port: int) -> list[str | Path]:
-        pki = self.authority.folder
-        to_kubelets = self.authority.issue("kubelet-client", "kube-apiserver", organization="system:masters")
-        to_extensions = self.authority.issue("front-proxy", _FRONT_PROXY)
-        return [
-            self.binaries["kube-apiserver"],
-            f"--etcd-servers=https://{LOOPBACK}:{etcd_port}",
-            f"--etcd-cafile={self.ca_file}",
-            f"--etcd-certfile={pki / 'etcd.crt'}",
-            f"--etcd-keyfile={pki / 'etcd.key'}",
-            f"--bind-address={self.address}",
-            f"--secure-port={port}",
-            # The endpoint of the service "kubernetes", which may not be loopback; nothing in the lab uses it.
-            f"--advertise-address={DOCUMENTATION_ADDRESS if self.address == LOOPBACK else self.address}",
-            f"--tls-cert-file={self._serving.certificate}",
-            f"--tls-private-key-file={self._serving.key}",
-            f"--client-ca-file={self.ca_file}",
-            f"--token-auth-file={self.state_dir / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            f"--kubelet-certificate-authority={self.ca_file}",
-            f"--kubelet-client-certificate={to_kubelets.certificate}",
-            f"--kubelet-client-key={to_kubelets.key}",
-            "--kubelet-preferred-address-types=InternalIP",
-            # Extension API servers (metrics-server) are reached at their pods: the host has no kube-proxy.
-            "--enable-aggregator-routing=true",
-            f"--requestheader-client-ca-file={self.ca_file}",
-            f"--requestheader-allowed-names={_FRONT_PROXY}",
-            "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            f"--proxy-client-cert-file={to_extensions.certificate}",
-            f"--proxy-client-key-file={to_extensions.key}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={pki / 'sa.key'}",
-            f"--service-account-signing-key-file={pki / 'sa.key'}",
-            "--allow-privileged=true",
-            "--profiling=false",
-            *self._feature_gates,
-            *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if self._feature_gates else []),
-            *self._api_server_flags,
-        ]
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
         """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""

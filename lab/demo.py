@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,13 +37,14 @@ from kubekit import conditions, quantity
 from kubekit.client import Client
 from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
-from lab import boutique, measure, namespaces, report
+from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import is_there
-from lab.errors import BootError, LabError
+from lab.edges import measure_pairs
+from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
 from lab.netperf_install import find_or_fetch
-from lab.programs import importable, run_to_end
+from lab.programs import run_to_end
 from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout, install_as_shipped
@@ -64,14 +63,11 @@ _LOAD_RATE, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
 SERVICES = Resource("", "v1", "services", "Service")
-EDGE_S = 1.0
 ENOUGH_READINGS = 3
 """Of each pair of zones, by whichever of their nodes."""
 _POLL_S = 0.2
 _MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
 _PLACE_DEADLINE_S = 60.0
-# A run of netperf keeps a core busy at either end.
-_MEASURED_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -196,60 +192,9 @@ class Demo:
     async def measure_edges(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
         """Median round trip, µs, of each pair of nodes that some dependency uses; the same node is measured too."""
         dependencies = boutique.load(scheduler="", cpu=POD_CPU).dependencies
-        pairs = sorted({(p[d.origin], p[d.destination]) for p in placements for d in dependencies})
-        found: dict[tuple[str, str], float] = {}
-        at_once = asyncio.Semaphore(_MEASURED_AT_ONCE)
-
-        async def measure_all_to(destination: str) -> None:
-            """One after the other, since the port for netperf's data is one."""
-            async with at_once:
-                for pair in pairs:
-                    if pair[1] == destination:
-                        found[pair] = await self._measure(*pair)
-
+        pairs = {(p[d.origin], p[d.destination]) for p in placements for d in dependencies}
         self.say(f"measuring dependency latency between {len(pairs)} pairs of nodes")
-        destinations = {destination for _, destination in pairs}
-        async with self._servers(destinations), asyncio.TaskGroup() as group:
-            for destination in sorted(destinations):
-                group.create_task(measure_all_to(destination))
-        return found
-
-    @asynccontextmanager
-    async def _servers(self, nodes: set[str]) -> AsyncIterator[None]:
-        started = [
-            self.lab.spawn(
-                node,
-                [sys.executable, "-m", "lab.measure", "serve", self.lab.node(node).address, *self._prober],
-                f"measure-{node}",
-                env=self._environment,
-                essential=False,
-            )
-            for node in sorted(nodes)
-        ]
-        try:
-            yield
-        finally:
-            for program in started:
-                await self.lab.programs.stop(program)
-
-    async def _measure(self, origin: str, destination: str) -> float:
-        address = self.lab.node(destination).address
-        command = [*namespaces.entering(self.lab.node(origin).netns), sys.executable, "-m", "lab.measure"]
-        command += ["probe", address, *self._prober, f"--duration-s={EDGE_S}", "--attempts=10"]
-        what = f"measuring {origin} to {destination}"
-        output = await run_to_end(command, what, _MEASURE_DEADLINE_S, env=self._environment)
-        median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
-        if median is None:
-            raise BootError(f"{what}: too few samples")
-        return median
-
-    @property
-    def _prober(self) -> list[str]:
-        return ["--prober", self.installation.prober]
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return {**self.installation.environment, measure.SECRET_VARIABLE: self.installation.secret, **importable()}
+        return await measure_pairs(self.installation, pairs)
 
     async def _until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check

@@ -1,0 +1,100 @@
+"""Command lines of etcd and kube-apiserver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.certificates import Authority, KeyPair
+
+LOOPBACK = "127.0.0.1"
+_DOCUMENTATION_ADDRESS = "192.0.2.1"
+_FRONT_PROXY = "front-proxy-client"
+
+
+def etcd_command(
+    binary: Path, data_dir: Path, pair: KeyPair, authority: Path, *, ports: tuple[int, int]
+) -> list[str | Path]:
+    """Etcd on two ports of the loopback, for clients and for peers.
+
+    It asks for client certificates of the authority, since any user of the machine can connect to a loopback port.
+    """
+    client, peer = (f"https://{LOOPBACK}:{port}" for port in ports)
+    trust = [
+        word
+        for prefix in ("", "peer-")
+        for word in (
+            f"--{prefix}cert-file={pair.certificate}",
+            f"--{prefix}key-file={pair.key}",
+            f"--{prefix}trusted-ca-file={authority}",
+            f"--{prefix}client-cert-auth=true",
+        )
+    ]
+    return [
+        binary,
+        "--name=lab",
+        f"--data-dir={data_dir}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=lab={peer}",
+        # A lab's data dies with the lab: do not wait for disks.
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+        *trust,
+    ]
+
+
+def api_server_command(
+    binary: Path, authority: Authority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
+) -> list[str | Path]:
+    """kube-apiserver at an address.
+
+    Args:
+        binary: the program.
+        authority: signs its certificates for kubelets and extension servers, and has etcd's and the service accounts' keys.
+        serving: its own certificate.
+        address: where it listens.
+        port: where it listens.
+        etcd: URL.
+        tokens: file of static tokens.
+    """
+    pki, ca_file = authority.folder, authority.certificate
+    to_kubelets = authority.issue("kubelet-client", "kube-apiserver", organization="system:masters")
+    to_extensions = authority.issue("front-proxy", _FRONT_PROXY)
+    return [
+        binary,
+        f"--etcd-servers={etcd}",
+        f"--etcd-cafile={ca_file}",
+        f"--etcd-certfile={pki / 'etcd.crt'}",
+        f"--etcd-keyfile={pki / 'etcd.key'}",
+        f"--bind-address={address}",
+        f"--secure-port={port}",
+        # The endpoint of the service "kubernetes", which may not be loopback; nothing in the lab uses it.
+        f"--advertise-address={_DOCUMENTATION_ADDRESS if address == LOOPBACK else address}",
+        f"--tls-cert-file={serving.certificate}",
+        f"--tls-private-key-file={serving.key}",
+        f"--client-ca-file={ca_file}",
+        f"--token-auth-file={tokens}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        f"--kubelet-certificate-authority={ca_file}",
+        f"--kubelet-client-certificate={to_kubelets.certificate}",
+        f"--kubelet-client-key={to_kubelets.key}",
+        "--kubelet-preferred-address-types=InternalIP",
+        # Extension API servers (metrics-server) are reached at their pods: the host has no kube-proxy.
+        "--enable-aggregator-routing=true",
+        f"--requestheader-client-ca-file={ca_file}",
+        f"--requestheader-allowed-names={_FRONT_PROXY}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={to_extensions.certificate}",
+        f"--proxy-client-key-file={to_extensions.key}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={pki / 'sa.key'}",
+        f"--service-account-signing-key-file={pki / 'sa.key'}",
+        "--allow-privileged=true",
+        "--profiling=false",
+    ]

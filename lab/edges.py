@@ -1,0 +1,56 @@
+"""Measures pairs of a lab's nodes for the demo, with a server on each destination and a probe from each origin."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+
+import msgspec
+
+from lab import measure, namespaces
+from lab.errors import BootError
+from lab.installation import Installation
+from lab.programs import importable, run_to_end
+from netperf.sample import Measurement
+
+_PROBE_S, _DEADLINE_S = 1.0, 120.0
+# A run of netperf keeps a core busy at either end.
+_AT_ONCE = 2
+
+
+async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """Median round trip, µs, by origin and destination. Raises BootError."""
+    lab, prober = installation.lab, ["--prober", installation.prober]
+    env = {**installation.environment, measure.SECRET_VARIABLE: installation.secret, **importable()}
+    origins: dict[str, list[str]] = {}
+    for origin, destination in sorted(pairs):
+        origins.setdefault(destination, []).append(origin)
+    found: dict[tuple[str, str], float] = {}
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def probe(origin: str, destination: str) -> float:
+        argv = [*namespaces.entering(lab.node(origin).netns), sys.executable, "-m", "lab.measure", "probe"]
+        argv += [lab.node(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
+        what = f"measuring {origin} to {destination}"
+        output = await run_to_end(argv, what, _DEADLINE_S, env=env)
+        median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
+        if median is None:
+            raise BootError(f"{what}: too few samples")
+        return median
+
+    async def probe_all_to(destination: str) -> None:
+        """One after the other, since the port for netperf's data is one."""
+        async with at_once:
+            argv = [sys.executable, "-m", "lab.measure", "serve", lab.node(destination).address, *prober]
+            server = lab.spawn(destination, argv, f"measure-{destination}", env=env, essential=False)
+            try:
+                for origin in origins[destination]:
+                    found[origin, destination] = await probe(origin, destination)
+            finally:
+                await lab.programs.stop(server)
+
+    async with asyncio.TaskGroup() as group:
+        for destination in origins:
+            group.create_task(probe_all_to(destination))
+    return found
