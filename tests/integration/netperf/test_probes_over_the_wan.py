@@ -61,7 +61,7 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
         network = create_network(nodes, tmp_path)
     except UnsupportedError as error:
         pytest.skip(str(error))
-    members = [WanNode(n.node.site, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
+    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
     links = [link_of(a, b, Link(RTT_US)) for a, b in (("east", "west"), ("east", "east"), ("west", "west"))]
     (tmp_path / "wan.json").write_bytes(msgspec.json.encode(WanPlan(WAN_DEVICE, 7, members, links)))
     socket_path = tmp_path / "wan.sock"
