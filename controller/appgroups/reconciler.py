@@ -125,7 +125,8 @@ class AppGroupController:
         try:
             await self._write_status(key, group, facts, admission)
         except ApiError as error:
-            if error.not_found:  # Deleted meanwhile.
+            # Deleted meanwhile. Of one that is there, its definition has no status subresource, which is an error to be seen.
+            if error.not_found and key not in self._caches.app_groups.items:
                 return None
             if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
                 return CONFLICT_RETRY_S

@@ -149,7 +149,8 @@ class TopologyController:
         try:
             await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
-            if error.not_found:  # Deleted meanwhile.
+            # Deleted meanwhile. Of one that is there, its definition has no status subresource, which is an error to be seen.
+            if error.not_found and key not in self._caches.topologies.items:
                 return None
             if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
                 return RETRY_S

@@ -516,13 +516,21 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(mon
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
-async def test_a_group_that_is_deleted_while_its_status_is_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> None:
-        raise ApiError(404, "NotFound", "deleted meanwhile")
+        raise ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
 
     client = Written()
     monkeypatch.setattr(client, "apply", refuse)
-    controller, _ = World(node("n", "z"), group()).groups(client)
+    controller, caches = World(node("n", "z"), group()).groups(client)
+    with pytest.raises(ApiError):
+        await controller._reconcile("x/g")
+
+    async def delete(*_: object, **__: object) -> None:
+        caches.app_groups._items.clear()
+        await refuse()
+
+    monkeypatch.setattr(client, "apply", delete)
     assert await controller._reconcile("x/g") is None
 
 
