@@ -40,18 +40,6 @@ class CachedPlan(NamedTuple):
     evicts_below: int | None
 
 
-class ComingRoom(msgspec.Struct, frozen=True):
-    """Requests that hosts will lose once a group's pods have come: node -> requests.
-
-    Attributes:
-        leaving: of the group's pods that a rollout is about to replace.
-        evictable: of pods that the scheduler may evict for the group's.
-    """
-
-    leaving: Mapping[str, Amounts] = {}
-    evictable: Mapping[str, Amounts] = {}
-
-
 class PlanCheck(msgspec.Struct, frozen=True):
     """Whether a plan is still valid.
 
@@ -74,7 +62,9 @@ def check_plan(
     group: str,
     pods: Sequence[GroupPod],
     assumed: ReservationCache,
-    coming: ComingRoom,
+    leaving: Mapping[str, Amounts],
+    *,
+    evictable: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
     """Compare a plan with the cluster.
 
@@ -82,8 +72,9 @@ def check_plan(
         plan: of the group.
         group: its key.
         pods: its pods.
-        assumed: promises and refusals.
-        coming: room that is not free yet.
+        assumed: reservations and refusals.
+        leaving: node -> requests of the group's pods that a rollout is about to replace.
+        evictable: node -> requests of pods that the scheduler may evict for the group's.
     """
     uncounted, followed = compare_with_pods(plan, pods, assumed)
     by_node: dict[str, list[GroupPod]] = {}
@@ -91,13 +82,13 @@ def check_plan(
         by_node.setdefault(node, []).append(pod)
     has_room, crowded = True, set[str]()
     for node, there in by_node.items():
-        freed = {name: -value for name, value in coming.evictable.get(node, {}).items()}
+        freed = {name: -value for name, value in evictable.get(node, {}).items()}
         wanted = freed.copy()
         for pod in there:
             add(wanted, assumed.asks_of(pod))
         if not assumed.has_room(group, node, wanted, now=True):
             crowded.update(_crowded(node, there, group, assumed, freed))
-        add(wanted, coming.leaving.get(node, {}), -1)
+        add(wanted, leaving.get(node, {}), -1)
         has_room = has_room and assumed.has_room(group, node, wanted)
     return PlanCheck(uncounted, followed, has_room, frozenset(crowded))
 

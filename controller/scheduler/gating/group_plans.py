@@ -20,7 +20,6 @@ from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
-    ComingRoom,
     check_plan,
     compare_with_pods,
 )
@@ -141,17 +140,17 @@ class GroupPlans:
             return self._ask(group)
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
-        coming = ComingRoom(self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below))
-        check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        leaving, evictable = self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below)
+        check = check_plan(cached.plan, group, pods, self.assumed, leaving, evictable=evictable)
         self._drop_expired()
         room_came = bool(cached.plan.unplaced or check.crowded) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         same = not stale and cached.inputs == self._inputs.key(group, pods)
         valid = same and check.followed and check.has_room
-        if valid and self._rollouts.give_up(group, cached, pods, check.crowded, coming.leaving):
-            check = check_plan(cached.plan, group, pods, self.assumed, coming)
+        if valid and self._rollouts.give_up(group, cached, pods, check.crowded, leaving):
+            check = check_plan(cached.plan, group, pods, self.assumed, leaving, evictable=evictable)
         if same and check.followed and check.has_room:
-            self.assumed.reserve(group, check.uncounted, coming.leaving)
+            self.assumed.reserve(group, check.uncounted, leaving)
             return PlanState(cached.plan, crowded=check.crowded)
         asked = self._ask(group)
         usable = check.followed and check.has_room and asked.pending

@@ -28,23 +28,6 @@ PodPatch = dict[str, Any]
 _OPEN = {"$patch": "delete", "name": GATE}
 
 
-class Handover(msgspec.Struct, frozen=True):
-    """How a decision is delivered in affinity mode.
-
-    Attributes:
-        hostname: the label of the target's host; empty without one.
-        demands: whether zones may be required; false if required terms could not be met before.
-        as_asked: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
-    """
-
-    hostname: str = ""
-    demands: bool = True
-    as_asked: bool = False
-
-
-FULL = Handover()
-
-
 def mode_of(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
     """How a pod's decision is delivered; always by affinity for schedulers without our extender."""
     default = config.placement
@@ -59,7 +42,9 @@ def release_patch(
     pod: GroupPod,
     target: Target | None,
     *,
-    handover: Handover = FULL,
+    hostname: str = "",
+    demands: bool = True,
+    as_asked: bool = False,
 ) -> PodPatch:
     """Open the gate, and hand the decision over in the same write.
 
@@ -68,14 +53,16 @@ def release_patch(
         config: the section ``scheduler``.
         pod: gated.
         target: where the plan wants it, None without a plan.
-        handover: how the decision is put.
+        hostname: the label of the target's host, in affinity mode; empty without one.
+        demands: whether zones may be required; false if required terms could not be met before.
+        as_asked: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _target_annotation(target)
-    if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_daemon_pod(pod):
+    if mode_of(pod, config, state) == "affinity" and not as_asked and not is_daemon_pod(pod):
         verdicts = score_zones(state.score_table_of(pod), state.places, sorted(state.population))
-        ours = requirement(verdicts, target) if handover.demands else None
-        affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, handover.hostname))
+        ours = requirement(verdicts, target) if demands else None
+        affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if ours is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal
 
 import msgspec
 
@@ -12,7 +13,7 @@ from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.patches import Handover, PodPatch, opening_patch, release_patch
+from controller.scheduler.gating.patches import PodPatch, opening_patch, release_patch
 from controller.scheduler.gating.release import Release
 from controller.scheduler.gating.retries import Action, Replace, Retry, StuckPods
 from controller.scheduler.metrics import GateMetrics
@@ -51,10 +52,6 @@ RELEASE_NOTES = {
 }
 
 
-class ReplacingForbiddenError(KubekitError):
-    """The right to delete stale pods was not given; a component of the installation gives it."""
-
-
 class PodWriter:
     """Patches pods as we saw them, and remembers what it wrote until the store has it."""
 
@@ -79,11 +76,10 @@ class PodWriter:
         self._pods.wrote(metadata.key, pod, after)
         return after
 
-    async def delete(self, pod: GroupPod) -> bool:
-        """Delete a pending pod, so that its owner makes another; False when it has changed since, as by being bound.
+    async def delete(self, pod: GroupPod) -> Literal["deleted", "changed", "forbidden"]:
+        """Delete a pending pod, so that its owner makes another; changed when it has since, as by being bound.
 
         Raises:
-            ReplacingForbiddenError: we have no right to.
             ApiError: the API server refuses.
         """
         metadata = pod.metadata
@@ -94,9 +90,8 @@ class PodWriter:
                 raise
             if error.forbidden:
                 log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
-                raise ReplacingForbiddenError from error
-            return False
-        return True
+            return "forbidden" if error.forbidden else "changed"
+        return "deleted"
 
 
 async def may_delete(client: Client) -> bool:
@@ -180,10 +175,16 @@ class PodUpdater:
     async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
         target = plan.targets.get(pod.metadata.key) if plan is not None else None
-        as_asked = release.cause == "unplaced"
-        handover = Handover(self._hostname(target), demands=self._stuck.may_demand(pod), as_asked=as_asked)
         try:
-            patch = release_patch(self._state, self._config, pod, target, handover=handover)
+            patch = release_patch(
+                self._state,
+                self._config,
+                pod,
+                target,
+                hostname=self._hostname(target),
+                demands=self._stuck.may_demand(pod),
+                as_asked=release.cause == "unplaced",
+            )
             after = await self._writer.patch(pod, patch)
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in CHANGED_SINCE:
@@ -222,12 +223,10 @@ class PodUpdater:
             if await self._writer.patch(action.pod, action.patch) is not None:
                 self._stuck.on_retried(action, self._clock())
         elif isinstance(action, Replace):
-            try:
-                deleted = await self._writer.delete(action.pod)
-            except ReplacingForbiddenError:
+            result = await self._writer.delete(action.pod)
+            if result == "forbidden":
                 self._stuck.on_forbidden(action.pod)
-                deleted = False
-            if deleted:
+            elif result == "deleted":
                 self._recorder.normal(about, "Replaced", action.note)
         else:
             self._recorder.warning(about, "FrozenAffinity", action.note)

@@ -59,6 +59,17 @@ class Tell(msgspec.Struct, frozen=True):
 Action = Retry | Replace | Tell
 
 
+class _Pending(msgspec.Struct):
+    """What is known of a pod that found no node: since when, the filter's last answer, its retries, what was done about it."""
+
+    since: float
+    answer: int | None = None
+    tried_at: float = float("-inf")
+    tries: int = 0
+    is_reported: bool = False
+    is_forbidden: bool = False
+
+
 class StuckPods:
     """Remembers the filter's answer for each stuck pod, and how often an owner's pods were replaced.
 
@@ -68,22 +79,14 @@ class StuckPods:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._answers: dict[str, int] = {}
-        self._tried: dict[str, tuple[float, int]] = {}
+        self._pending: dict[str, _Pending] = {}
         self._replaced: dict[str, tuple[float, int]] = {}
-        self._since: dict[str, float] = {}
-        self._told: set[str] = set()
         self._unmet: dict[str, None] = {}
-        self._forbidden: set[str] = set()
         self.may_delete = True
 
     def forget(self, key: str) -> None:
         """A pod is gone."""
-        self._answers.pop(key, None)
-        self._tried.pop(key, None)
-        self._since.pop(key, None)
-        self._told.discard(key)
-        self._forbidden.discard(key)
+        self._pending.pop(key, None)
 
     def may_demand(self, pod: GroupPod) -> bool:
         """Whether zones may be required of a pod: only if it can be replaced, and such terms worked before."""
@@ -91,7 +94,8 @@ class StuckPods:
 
     def on_forbidden(self, pod: GroupPod) -> None:
         """The API server forbade the deletion of this pod."""
-        self._forbidden.add(pod.metadata.key)
+        if pod.metadata.key in self._pending:
+            self._pending[pod.metadata.key].is_forbidden = True
 
     def plan(
         self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
@@ -111,7 +115,7 @@ class StuckPods:
             if not pod.waiting or pod.gated or not pod.found_no_node:
                 self.forget(key)
                 continue
-            self._since.setdefault(key, now)
+            self._pending.setdefault(key, _Pending(now))
             target = plan.targets.get(key) if plan is not None else None
             frozen = mode_of(pod, self._config, state) == "affinity"
             action, wait_s = (self._replacement if frozen else self._retry)(pod, target, state, now)
@@ -124,18 +128,17 @@ class StuckPods:
     def _retry(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
-        key, before = pod.metadata.key, target_of(pod)
+        pending, before = self._pending[pod.metadata.key], target_of(pod)
         moved = target is not None and (before is None or before.node != target.node)
         answer = _answer(state, pod)
         found = pod.condition("PodScheduled")
         ours = found is not None and OUR_WORDS in found.message
-        changed = ours and self._answers.get(key) != answer
+        changed = ours and pending.answer != answer
         # Filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
-        narrowed = before is not None and key not in self._answers
+        narrowed = before is not None and pending.answer is None
         if not moved and not changed and not narrowed:
             return None, None
-        last, times = self._tried.get(key, (float("-inf"), 0))
-        left_s = last + backoff_s(times + 1 - _FREE_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
+        left_s = pending.tried_at + backoff_s(pending.tries + 1 - _FREE_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
         if left_s > 0:
             return None, left_s
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
@@ -143,27 +146,27 @@ class StuckPods:
 
     def on_retried(self, retry: Retry, now: float) -> None:
         """Record a written retry."""
-        key = retry.pod.metadata.key
-        _, times = self._tried.get(key, (0.0, 0))
-        self._answers[key] = retry.answer
-        self._tried[key] = (now, times + 1)
+        pending = self._pending.get(retry.pod.metadata.key)
+        if pending is not None:
+            pending.answer, pending.tried_at, pending.tries = retry.answer, now, pending.tries + 1
 
     def _replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
-        key = pod.metadata.key
+        pending = self._pending[pod.metadata.key]
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
             # No affinity of ours excludes nodes; the scheduler retries it anyway.
             return None, None
-        left_s = self._since[key] + REPLACE_AFTER_S - now
+        left_s = pending.since + REPLACE_AFTER_S - now
         if left_s > 0:
             return None, left_s
         before = target_of(pod)
         moved = before is not None and target is not None and before.location != target.location
-        changed = self._answers.setdefault(key, _answer(state, pod)) != _answer(state, pod)
-        if not self.may_delete or key in self._forbidden or not is_replaceable(pod):
+        answer = _answer(state, pod)
+        pending.answer = answer if pending.answer is None else pending.answer
+        if not self.may_delete or pending.is_forbidden or not is_replaceable(pod):
             return self._give_up(pod), None
-        if moved or changed:
+        if moved or pending.answer != answer:
             return self._replace(pod, target, now)
         self._remember_unmet(pod)
         return Replace(
@@ -188,9 +191,10 @@ class StuckPods:
     def _give_up(self, pod: GroupPod) -> Tell | None:
         """The pod cannot be replaced: we lack the right, or it has no owner that replaces it."""
         self._remember_unmet(pod)
-        if pod.metadata.key in self._told:
+        pending = self._pending[pod.metadata.key]
+        if pending.is_reported:
             return None
-        self._told.add(pod.metadata.key)
+        pending.is_reported = True
         who = (
             "the controller has no right to delete it"
             if is_replaceable(pod)

@@ -12,7 +12,7 @@ import msgspec
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import CachedPlan, ComingRoom, check_plan
+from controller.scheduler.gating.cached_plan import CachedPlan, check_plan
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
 from controller.scheduler.gating.reservations import ReservationCache
@@ -59,7 +59,7 @@ class RolloutRoom:
         """
         if not leaving:
             return plan
-        crowded = check_plan(plan, group, snapshot.pods, self._assumed, ComingRoom(leaving)).crowded
+        crowded = check_plan(plan, group, snapshot.pods, self._assumed, leaving).crowded
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in crowded), key=_age_order)
         locations = {key: target.location for key, target in plan.targets.items()}
         for movable in (waiting, waiting[:1])[: len(waiting)]:

@@ -16,7 +16,7 @@ from controller.cluster.pods import GATE, GroupPod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked, is_daemon_pod, is_replaceable
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
-from controller.scheduler.gating.patches import Handover, mode_of, release_patch
+from controller.scheduler.gating.patches import mode_of, release_patch
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
@@ -124,7 +124,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefe
     host, rest = (100, "kubernetes.io/hostname", ["h2"]), [(60, ZONE, ["z2"]), (33, ZONE, ["z1"])]
 
     def weighed(target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
-        return preferred(release_patch(state, CONFIG, gated(), target, handover=Handover(hostname, demands=False)))
+        return preferred(release_patch(state, CONFIG, gated(), target, hostname=hostname, demands=False))
 
     assert weighed(TARGET, "h2") == [host, *rest]
     assert weighed(TARGET) == rest
@@ -140,7 +140,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefe
 def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
     state, owned = cluster(), owned_by("ReplicaSet")
     assert allowed(patched(owned, release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
-    patch = release_patch(state, CONFIG, owned, TARGET, handover=Handover("n2", demands=False))
+    patch = release_patch(state, CONFIG, owned, TARGET, hostname="n2", demands=False)
     assert allowed(patched(owned, patch)) == set(NODES)
     assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
@@ -149,7 +149,7 @@ def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
 def test_a_pod_without_a_place_and_one_of_a_daemon_set_keep_the_words_of_their_user() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
-    plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, handover=Handover(as_asked=True))
+    plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, as_asked=True)
     tied = release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
     for patch in (plain, tied):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
