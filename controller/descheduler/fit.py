@@ -5,10 +5,9 @@ Planned moves reserve requests on their targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
@@ -17,16 +16,11 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add, lacking
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
-from controller.scheduler.placement.pod_topology import PodTopologyConstraints
-from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
+from controller.scheduler.placement.pod_topology import REFUSALS, refusals
+from controller.scheduler.placement.problem import RuleKind
 from controller.scheduler.placement.unplaced import describe_lack
 
-_REASONS = {
-    RuleKind.SPREAD: "topology spread",
-    RuleKind.ANTI_AFFINITY: "pod anti-affinity",
-    RuleKind.AFFINITY: "pod affinity",
-}
-OTHER_PODS = frozenset(_REASONS.values())
+OTHER_PODS = frozenset(REFUSALS.values())
 """Refusals that depend on other pods."""
 
 
@@ -58,7 +52,7 @@ class FitChecker:
         self._static: dict[tuple[Constraints, str], str] = {}
         self._requested: dict[str, dict[str, int]] = {}
         self._planned: dict[str, tuple[PodInfo, str]] = {}
-        self._by_other_pods: dict[str, Sequence[str]] = {}
+        self._by_other_pods: dict[str, Mapping[int, str]] = {}
         bound = (pod for pod in snapshot.pods.by_key.values() if pod.constraints.repels and pod.node)
         self._repelling = [pod for pod in bound if not pod.is_finished]
 
@@ -87,7 +81,7 @@ class FitChecker:
         if lacks:
             return describe_lack(lacks)
         if self._repelling or pod.constraints.depends_on_other_pods:
-            return self._refusal_by_other_pods(pod)[self._number_of[node.name]]
+            return self._refusal_by_other_pods(pod).get(self._number_of[node.name], "")
         return ""
 
     def _requested_on(self, node: str) -> dict[str, int]:
@@ -117,23 +111,15 @@ class FitChecker:
             add(self._requested[node], pod.asks, -1)
         self._by_other_pods.clear()
 
-    def _refusal_by_other_pods(self, pod: PodInfo) -> Sequence[str]:
-        """[host] what other pods have against it there, as the planner's rules say."""
+    def _refusal_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
+        """See `refusals`. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
         if pod.key not in self._by_other_pods:
-            reasons = [""] * len(self._hosts)
-            for rule in self._rules(pod):
-                for number in np.flatnonzero(refused_by(rule)).tolist():
-                    reasons[number] = reasons[number] or _REASONS[rule.kind]
-            self._by_other_pods[pod.key] = reasons
+            around, found = self._relevant_pods(pod), dict[int, str]()
+            for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
+                bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
+                found = refusals(asked_of(pod), self._hosts, bound, kinds) | found
+            self._by_other_pods[pod.key] = found
         return self._by_other_pods[pod.key]
-
-    def _rules(self, pod: PodInfo) -> Iterable[Rule]:
-        """Rules that bind the pod. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
-        around = self._relevant_pods(pod)
-        for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.AFFINITY}), (True, {RuleKind.ANTI_AFFINITY})):
-            bound = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
-            rules = PodTopologyConstraints([asked_of(pod)], self._hosts, bound).rules()
-            yield from (rule for rule in rules if rule.kind in kinds)
 
     def _relevant_pods(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""
@@ -145,25 +131,3 @@ class FitChecker:
         found.pop(pod.key, None)
         placed = ((p, self._planned[key][1] if key in self._planned else p.node) for key, p in found.items())
         return [(p, node) for p, node in placed if node in self._number_of and not p.is_finished]
-
-
-def refused_by(rule: Rule) -> Bools:
-    """[host] whether the only pod of the rules, which is class 0, may not go there."""
-    role, domain_of = rule.roles.get(0, 0), rule.domain_of
-    no_domain: Bools = domain_of < 0
-    none: Bools = np.zeros(len(domain_of), np.bool_)
-    if not len(rule.bound):
-        return none if rule.kind is RuleKind.ANTI_AFFINITY else no_domain
-    bound, owned = rule.bound[domain_of], rule.owned[domain_of]
-    if rule.kind is RuleKind.ANTI_AFFINITY:
-        conflict = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
-        refused: Bools = ~no_domain & conflict
-    elif not role & OWNER:
-        refused = none
-    elif rule.kind is RuleKind.SPREAD:
-        least = 0 if rule.short or not rule.eligible.any() else int(rule.bound[rule.eligible].min())
-        refused = no_domain | (bound + bool(role & COUNTED) - least > rule.skew)
-    else:
-        is_first_replica = not rule.bound.any() and role & COUNTED
-        refused = no_domain | ((bound == 0) & (not is_first_replica))
-    return refused

@@ -27,7 +27,7 @@ class ForeignPods(msgspec.Struct, frozen=True):
     """
 
     pod: GroupPod
-    nodes: Mapping[str, int]
+    nodes: Counter[str]
     required: bool
 
 
@@ -50,7 +50,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
         mine = _counted(node_cache, own) if mine is None else mine
         nodes = template.nodes - mine.get(key, Counter())
         if nodes:
-            found.append(ForeignPods(template.model.asked, dict(nodes), required=bool(kinds - {RuleKind.PREFERENCE})))
+            found.append(ForeignPods(template.model.asked, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.pod_topology import refusals
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.unplaced import describe_lack
 from controller.scheduler.state import State
@@ -143,15 +144,23 @@ class PlanInputs(NamedTuple):
         return found
 
     def ineligible(self, pod: GroupPod) -> dict[str, str]:
-        """Node -> why a pod may not run there, or what there is too little of there, as plans have it."""
+        """Node -> why a pod may not run there: node constraints, resources, or other pods."""
         asked, asks = as_asked(pod), asks_of(pod.spec)
+        hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
+        number_of = {host.name: number for number, host in enumerate(hosts)}
+        others = [
+            (node, other.pod) for other in foreign_pods(self.node_cache, [pod]) for node in other.nodes.elements()
+        ]
+        bound = [(number_of[node], other) for node, other in others if node in number_of]
+        by_other_pods = refusals(asked, hosts, bound)
         constraints, volumes = Constraints(asked.spec), self.volumes.demands_of(pod)
         found: dict[str, str] = {}
-        for name, host in self.node_cache.hosts.items():
-            why = constraints.refusal(name, host.labels, host.taints, volumes=volumes, closing=host.closing)
-            lacks = "" if why else lacking(asks, host.allocatable, self.node_cache.used.get(name, {}))
-            if why or lacks:
-                found[name] = why or describe_lack(lacks)
+        for number, host in enumerate(hosts):
+            why = constraints.refusal(host.name, host.labels, host.taints, volumes=volumes, closing=host.closing)
+            lacks = lacking(asks, host.allocatable, used.get(host.name, {}))
+            why = why or (describe_lack(lacks) if lacks else by_other_pods.get(number, ""))
+            if why:
+                found[host.name] = why
         return found
 
     def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:

@@ -176,12 +176,7 @@ class _GroupPlanner:
         default = spread_of(snapshot.group.metadata.annotations, "soft", problems)
         counts = Counter([*(r.workload for r in self._waiting), *(r.workload for r in self._bound)])
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
-        foreign = [
-            BoundReplica(node, -1, others.pod)
-            for others in snapshot.foreign
-            for node, count in others.nodes.items()
-            for _ in range(count)
-        ]
+        foreign = [BoundReplica(node, -1, other.pod) for other in snapshot.foreign for node in other.nodes.elements()]
         return PlacementRequest(
             snapshot=snapshot,
             waiting=self._waiting,

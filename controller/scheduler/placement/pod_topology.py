@@ -7,7 +7,7 @@ directions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -21,6 +21,11 @@ from kubekit.selectors import LabelSelector
 read_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
+REFUSALS = {
+    RuleKind.SPREAD: "topology spread",
+    RuleKind.ANTI_AFFINITY: "pod anti-affinity",
+    RuleKind.AFFINITY: "pod affinity",
+}
 _SYMMETRIC = frozenset({RuleKind.ANTI_AFFINITY, RuleKind.PREFERENCE})
 """Kinds whose terms on bound pods bind new pods, too; other kinds counted when the bound pods were placed."""
 _PREFERENCE_PRICE = 1.0
@@ -132,6 +137,50 @@ class PodTopologyConstraints:
         constraints, honoured = Constraints(spec), spec.tolerations is not None
         refused = (constraints.refusal(h.name, h.labels, h.taints if honoured else ()) for h in hosts)
         return np.array([not why for why in refused], np.bool_)
+
+
+def refusals(
+    pod: GroupPod, hosts: Sequence[Host], bound: Sequence[tuple[int, GroupPod]], kinds: Container[RuleKind] = REFUSALS
+) -> dict[int, str]:
+    """Host number -> why a pod may not go there because of other pods.
+
+    Args:
+        pod: the pod.
+        hosts: every host.
+        bound: host number and pod of the others.
+        kinds: of the rules that count.
+    """
+    found: dict[int, str] = {}
+    for rule in PodTopologyConstraints([pod], hosts, bound).rules():
+        if rule.kind in kinds:
+            found |= {
+                number: REFUSALS[rule.kind]
+                for number in np.flatnonzero(_refused_by(rule)).tolist()
+                if number not in found
+            }
+    return found
+
+
+def _refused_by(rule: Rule) -> Bools:
+    """[host] whether the only pod of the rules, which is class 0, may not go there."""
+    role, domain_of = rule.roles.get(0, 0), rule.domain_of
+    no_domain: Bools = domain_of < 0
+    none: Bools = np.zeros(len(domain_of), np.bool_)
+    if not len(rule.bound):
+        return none if rule.kind is RuleKind.ANTI_AFFINITY else no_domain
+    bound, owned = rule.bound[domain_of], rule.owned[domain_of]
+    if rule.kind is RuleKind.ANTI_AFFINITY:
+        conflict = (bound > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
+        refused: Bools = ~no_domain & conflict
+    elif not role & OWNER:
+        refused = none
+    elif rule.kind is RuleKind.SPREAD:
+        least = 0 if rule.short or not rule.eligible.any() else int(rule.bound[rule.eligible].min())
+        refused = no_domain | (bound + bool(role & COUNTED) - least > rule.skew)
+    else:
+        is_first_replica = not rule.bound.any() and role & COUNTED
+        refused = no_domain | ((bound == 0) & (not is_first_replica))
+    return refused
 
 
 def terms_of(pod: GroupPod) -> Iterator[Term]:

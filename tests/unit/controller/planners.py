@@ -92,8 +92,7 @@ class Planners(World):
         assert all(zones == found["leader"] for zones in found.values()), found
         explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible(pod)
         eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
-        asks_about_pods = any("Affinity" in str(msgspec.to_builtins(known.spec)) for known in self.file.pods)
-        assert evicting or asks_about_pods or eligible == found["leader"], explained
+        assert evicting or eligible == found["leader"], explained
         return found["leader"]
 
     def _zones_of(self, nodes: Iterable[str]) -> set[str]:
