@@ -120,15 +120,8 @@ class WeightedPodAffinityTerm(Wire, frozen=True):
     pod_affinity_term: PodAffinityTerm = PodAffinityTerm()
 
 
-class PodAntiAffinity(Wire, frozen=True):
-    """Required and preferred anti-affinity to other pods."""
-
-    required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
-    preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
-
-
 class PodAffinity(Wire, frozen=True):
-    """Required and preferred affinity to other pods."""
+    """Required and preferred affinity, or anti-affinity, to other pods."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
@@ -139,7 +132,7 @@ class Affinity(Wire, frozen=True):
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
-    pod_anti_affinity: PodAntiAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
 
 
 class Toleration(Wire, frozen=True):
