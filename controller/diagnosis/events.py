@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.facts import Facts
@@ -17,7 +17,7 @@ from kubekit import logs
 from kubekit.events import NOTE_LIMIT, EventRecorder, reference
 from kubekit.runtime import run_best_effort
 from kubekit.text import cut
-from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource, split_key
+from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
 
 log = logs.get("controller.events")
 
@@ -40,24 +40,8 @@ _SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-ag
 """Several such findings are about one object; each has its own event."""
 _SHORTEST_NOTE = 200
 
-Kind = Literal["Pod", "AppGroup", "Node", "NetworkTopology"]
-_RESOURCES: dict[Kind, Resource] = {
-    "Pod": PODS,
-    "AppGroup": APPGROUPS,
-    "Node": NODES,
-    "NetworkTopology": NETWORK_TOPOLOGIES,
-}
-
-
-class ObjectReference(NamedTuple):
-    """An object; ``namespace`` is empty for a node."""
-
-    kind: Kind
-    namespace: str
-    name: str
-
-
-_Key = tuple[str, ObjectReference, tuple[str, ...]]
+ObjectReference = tuple[Resource, str]
+"""A kind, and the key of an object: ``namespace/name``, or a node's name."""
 
 
 class FindingEvent(NamedTuple):
@@ -76,7 +60,7 @@ class ReportedFindings:
     """
 
     def __init__(self) -> None:
-        self._reported: dict[_Key, bool] = {}
+        self._reported: dict[tuple[str, ObjectReference, tuple[str, ...]], bool] = {}
 
     def update(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
         """The events that are due now.
@@ -86,7 +70,7 @@ class ReportedFindings:
             facts: of the same moment.
         """
         events: list[FindingEvent] = []
-        reported: dict[_Key, bool] = {}
+        reported: dict[tuple[str, ObjectReference, tuple[str, ...]], bool] = {}
         for finding in filter(has_event, findings):
             for about in objects_of(finding, facts):
                 key = (finding.code, about, finding.affects if finding.code in _SEVERAL_PER_OBJECT else ())
@@ -132,27 +116,20 @@ class EventReporter:
         """Diagnose once, and write the events that are due."""
         snapshot = await self._look()
         for event, known in await asyncio.to_thread(events_of, snapshot, self._reported):
-            regarding = reference(_RESOURCES[event.about.kind], known)
-            self._recorder.warning(regarding, event.reason, event.note, action="Diagnosing")
+            self._recorder.warning(reference(event.about[0], known), event.reason, event.note, action="Diagnosing")
 
 
 def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tuple[FindingEvent, ObjectMeta]]:
     """Events that are due, each with the metadata of its object. Takes long: run it in a thread."""
     facts = read_facts(snapshot)
     events = reported.update(diagnose(facts), facts)
-    wanted = {event.about for event in events}
-    objects: dict[Kind, Iterable[Object]] = {
-        "Pod": snapshot.pods,
-        "AppGroup": snapshot.groups,
-        "Node": snapshot.nodes,
-        "NetworkTopology": snapshot.topologies,
+    objects: dict[Resource, Iterable[Object]] = {
+        PODS: snapshot.pods,
+        APPGROUPS: snapshot.groups,
+        NODES: snapshot.nodes,
+        NETWORK_TOPOLOGIES: snapshot.topologies,
     }
-    known: dict[ObjectReference, ObjectMeta] = {}
-    for kind in {about.kind for about in wanted} & objects.keys():
-        for found in objects[kind]:
-            about = ObjectReference(kind, found.metadata.namespace, found.metadata.name)
-            if about in wanted:
-                known[about] = found.metadata
+    known = {(kind, each.metadata.key): each.metadata for kind, found in objects.items() for each in found}
     return [(event, known[event.about]) for event in events if event.about in known]
 
 
@@ -165,12 +142,12 @@ def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
     """The objects that a finding is about; the NetworkTopology if it is about the whole cluster."""
     code = finding.code
     if code.startswith(_OF_PODS):
-        return [ObjectReference("Pod", *split_key(key)) for key in finding.affects]
+        return [(PODS, key) for key in finding.affects]
     if code == "members-missing":
-        return [ObjectReference("AppGroup", *split_key(key)) for key in finding.affects]
+        return [(APPGROUPS, key) for key in finding.affects]
     if code in {"agents-down", "agents-impaired"}:
-        return [ObjectReference("Node", "", name) for name in finding.affects]
-    return [ObjectReference("NetworkTopology", *split_key(key)) for key in sorted(facts.topologies)[:1]]
+        return [(NODES, name) for name in finding.affects]
+    return [(NETWORK_TOPOLOGIES, key) for key in sorted(facts.topologies)[:1]]
 
 
 def event_reason(code: str) -> str:

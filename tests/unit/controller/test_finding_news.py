@@ -6,11 +6,13 @@ import re
 
 import pytest
 
-from controller.diagnosis.events import MAX_AT_ONCE, FindingEvent, ObjectReference, ReportedFindings
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.diagnosis.events import MAX_AT_ONCE, FindingEvent, ReportedFindings
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
 from kubekit.events import NOTE_LIMIT
+from kubekit.wire import NODES, PODS
 from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node
 
 HEALTHY = facts()
@@ -29,7 +31,7 @@ def test_what_is_found_twice_is_told_once_and_again_when_it_comes_back() -> None
 
 def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
     first = told(STUCK, STUCK)[1][0]
-    assert (first.about, first.reason) == (ObjectReference("Pod", "web", "front-1"), "NoNodeCapacity")
+    assert (first.about, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
     assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
 
@@ -74,9 +76,8 @@ def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
 def test_each_finding_is_about_objects_that_there_are(situation: Situation) -> None:
     now = situation.facts
-    there = {("Pod", pod.key) for pod in now.pods} | {("AppGroup", group.metadata.key) for group in now.groups}
-    there |= {("Node", f"/{agent.node}") for agent in now.agents}
-    there |= {("NetworkTopology", key) for key in now.topologies}
+    there = {(PODS, pod.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
+    there |= {(NODES, agent.node) for agent in now.agents} | {(NETWORK_TOPOLOGIES, key) for key in now.topologies}
     for news in told(now, now)[1]:
-        assert (news.about.kind, f"{news.about.namespace}/{news.about.name}") in there
+        assert news.about in there
         assert re.fullmatch(r"([A-Z][a-z]*)+", news.reason), news.reason
