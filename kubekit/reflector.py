@@ -1,6 +1,6 @@
 """Lists and watches one kind of objects into a store.
 
-Level-based: handlers learn which key changed and read the store. Failures back off with jitter; an expired version lists
+Level-based: handlers get the key of an object and both versions. Failures back off with jitter; an expired version lists
 again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.
 
 Where the server streams lists (WatchList), what there is and what changes come over one request, from the server's memory and
@@ -158,7 +158,7 @@ class Reflector(KeyedObjects[T]):
         return max(error.retry_after_s or 0.0, backoff.next())
 
     async def _first(self, backoff: Backoff) -> str:
-        """List all objects; return the version to watch from, and the watch of a streamed list."""
+        """Lists; where lists are streamed, also watches until the stream ends. Returns the last version."""
         if self._streams:
             try:
                 return await self._stream(backoff)
@@ -190,6 +190,7 @@ class Reflector(KeyedObjects[T]):
             if key in self._items:  # its last good state stays, as it does when a watch brings such an object
                 fresh[key] = self._items[key]
             return
+        self._forget_malformed(read.metadata.key, malformed)
         item = self._kept(read)
         if item is not None:
             fresh[read.metadata.key] = item
@@ -241,7 +242,8 @@ class Reflector(KeyedObjects[T]):
                 if event.type in {"ADDED", "MODIFIED"}:
                     self._take_listed(event.object, fresh, malformed)
                 elif event.type == "DELETED":
-                    fresh.pop(self._key_of(event.object), None)
+                    fresh.pop(key := self._key_of(event.object), None)
+                    self._forget_malformed(key, malformed)
                 elif event.type == "ERROR":
                     raise event.to_error()
                 else:
@@ -294,7 +296,7 @@ class Reflector(KeyedObjects[T]):
         except DECODE_ERRORS as error:
             return self._take_malformed(event, str(error))
         key = read.metadata.key
-        self.malformed.pop(key, None)
+        self._forget_malformed(key, self.malformed)
         item = None if event.type == "DELETED" else self._kept(read)
         if item is None:
             old = self._items.pop(key, None)
@@ -312,7 +314,7 @@ class Reflector(KeyedObjects[T]):
         """Keep the last good state of an object that can no longer be decoded, unless it was deleted."""
         key = self._key_of(event.object)
         if event.type == "DELETED":
-            self.malformed.pop(key, None)
+            self._forget_malformed(key, self.malformed)
             old = self._items.pop(key, None)
             if old is not None:
                 self._notify(key, old, None)
@@ -331,6 +333,10 @@ class Reflector(KeyedObjects[T]):
 
     def _report_malformed(self, key: str, error: str) -> None:
         log.change(f"{self.resource.plural}/{key}", error, "object ignored: malformed", key=key, error=error)
+
+    def _forget_malformed(self, key: str, malformed: dict[str, str]) -> None:
+        if malformed.pop(key, None) is not None or key in self.malformed:
+            log.change(f"{self.resource.plural}/{key}", "", "object is malformed no longer", key=key)
 
 
 def _selects_few(field_selector: str) -> bool:

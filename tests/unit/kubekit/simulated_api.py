@@ -54,6 +54,7 @@ class SimulatedApi:
         answering: cleared, the server accepts requests and does not answer.
         deaf_to: user agents that get no answer while the others do.
         streams_lists: serves WatchList; otherwise it answers 422 to it, as servers without it do.
+        during_lists: events that a streamed list sends before its end.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -69,6 +70,7 @@ class SimulatedApi:
         self.deaf_to: set[str] = set()
         self.page_size = 500
         self.streams_lists = False
+        self.during_lists: list[dict[str, Any]] = []
         self._watches: list[asyncio.Queue[Any]] = []
 
     @asynccontextmanager
@@ -157,6 +159,8 @@ class SimulatedApi:
         if request.query.get("sendInitialEvents"):
             for name in sorted(self.objects):
                 queue.put_nowait({"type": "ADDED", "object": self.objects[name]})
+            for event in self.during_lists:
+                queue.put_nowait(event)
             end = {"resourceVersion": str(self.version), "annotations": {"k8s.io/initial-events-end": "true"}}
             queue.put_nowait({"type": "BOOKMARK", "object": {"metadata": end}})
         try:

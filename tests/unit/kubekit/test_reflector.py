@@ -110,6 +110,20 @@ async def test_one_malformed_object_fails_alone_in_a_list(api: SimulatedApi) -> 
         assert list(store.reflector.malformed) == ["bad"]
 
 
+@pytest.mark.parametrize(("event", "left"), [("MODIFIED", {"a": "1"}), ("DELETED", {})])
+async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_malformed_no_longer(
+    api: SimulatedApi, event: str, left: dict[str, str]
+) -> None:
+    api.put("a", data=7)
+    api.streams_lists = True
+    api.during_lists = [
+        {"type": event, "object": {"metadata": {"name": "a", "resourceVersion": "9"}, "data": {"v": "1"}}}
+    ]
+    async with reflecting(api) as store:
+        await wait_synced(store.reflector, timeout_s=60)
+        assert (store.data, store.reflector.malformed) == (left, {})
+
+
 async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_mended(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
