@@ -117,7 +117,7 @@ class EventRecorder:
             if await self._repeat(known, event):
                 known.written_at = event.at
                 return
-        name = f"{event.about.name[:200]}.{time.time_ns():x}"
+        name = f"{event.about.name[:200].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
         await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
         self._written[key] = _Written(name, namespace, 1, event.at)

@@ -233,7 +233,7 @@ class GroupPod(Object, frozen=True):
     def pod_group(self) -> str:
         """Namespace and name of its PodGroup, whose pods kube-scheduler places together or not at all; empty without one."""
         group = self.spec.scheduling_group
-        return f"{self.metadata.namespace}/{group.pod_group_name}" if group is not None else ""
+        return f"{self.metadata.namespace}/{group.pod_group_name}" if group is not None and group.pod_group_name else ""
 
     @property
     def is_finished(self) -> bool:

@@ -141,7 +141,7 @@ class GatingController:
         return self._declared.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """Conditions of the group: of its plan and, once no pod waits, advice."""
+        """Conditions of the group: of its plan, and advice. While a pod waits there is no new advice, and the last one stays."""
         planned = self.plans.report(group)
         found = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):

@@ -200,18 +200,21 @@ def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours(age_s: float) 
 
 
 @pytest.mark.parametrize(
-    ("others", "age_s", "expected"),
+    ("gang", "others", "age_s", "expected"),
     [
-        ([], 0, [("a", "turn"), ("c", "turn")]),
-        (["kueue.x-k8s.io/admission"], 0, []),
-        (["kueue.x-k8s.io/admission"], CONFIG.max_wait_s, [("a", "waited")]),
+        ("gang", [], 0, [("a", "turn"), ("c", "turn")]),
+        ("gang", ["kueue.x-k8s.io/admission"], 0, []),
+        ("gang", ["kueue.x-k8s.io/admission"], CONFIG.max_wait_s, [("a", "waited")]),
+        ("", [], 0, [("a", "turn")]),
     ],
 )
-def test_pods_of_one_pod_group_go_together(others: list[str], age_s: float, expected: list[tuple[str, str]]) -> None:
+def test_pods_of_one_pod_group_go_together(
+    gang: str, others: list[str], age_s: float, expected: list[tuple[str, str]]
+) -> None:
     """Whoever is not of it waits as before: b comes before c."""
     pods = [msgspec.to_builtins(pod(name, name.upper(), age_s=age_s)) for name in ("a", "c")]
     for made in pods:
-        made["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+        made["spec"]["schedulingGroup"] = {"podGroupName": gang}
     pods[1]["spec"]["schedulingGates"] += [{"name": name} for name in others]
     members = [msgspec.convert(made, GroupPod) for made in pods]
     assert released(plan_release(queue(*members, pod("b", "B")), CREATED, CONFIG)) == expected

@@ -75,6 +75,14 @@ async def test_an_event_and_its_repetition() -> None:
     assert [p["series"]["count"] for p in api.patched] == [3]
 
 
+async def test_an_event_about_an_object_with_a_long_name_has_a_name_that_the_server_takes() -> None:
+    api = SimulatedApiServer()
+    async with recording(api) as (recorder, _, _):
+        recorder.normal(Reference("v1", "Pod", "a" * 199 + "." + "b" * 50, "shop", "uid-1"), "Placed", "by the plan")
+        await settle(lambda: api.created)
+    assert ".." not in api.created[0]["metadata"]["name"]
+
+
 async def test_an_event_that_the_server_has_expired_is_created_anew_at_once() -> None:
     api = SimulatedApiServer()
     async with recording(api) as (recorder, now, _):
