@@ -148,8 +148,8 @@ class Manager:
         sources = Sources(self.caches, client, config.namespace, policy=policy, scheduler=scheduler)
         self._page = Page(config.page, sources, Access(client, config.namespace))
         self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
-        self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
-        self._info.set_function(lambda: float(self.elector.leadership.held))
+        self._leads = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
+        self._leads.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
             "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=registry
         )
@@ -207,7 +207,9 @@ class Manager:
         started = time.monotonic()
         await self.caches.settle()
         self._sync.set(time.monotonic() - started)
-        log.info("stores are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
+        log.info(
+            "all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.caches.by_name.items()}
+        )
         await configure_gc()
 
     def _checks(self) -> Checks:

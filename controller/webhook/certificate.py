@@ -1,7 +1,7 @@
 """Creates the webhook's certificate and its configuration.
 
-No program in the cluster creates them, because a writer of webhook configurations can change every pod of the cluster
-changed, and admission policies do not see that kind.
+No program in the cluster creates them: whoever may write webhook configurations can change every pod, and admission policies do not
+cover that kind.
 """
 
 from __future__ import annotations

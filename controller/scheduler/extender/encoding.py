@@ -146,11 +146,9 @@ def _join_names(names: Iterable[str]) -> bytes:
     return _encode(list(names))[1:-1]
 
 
-class Filtered(msgspec.Struct, frozen=True):
-    """A filter answer, and what it says in numbers."""
-
-    body: bytes
-    refused: int = 0
+def pass_all(names: bytes) -> bytes:
+    """The answer to a filter request that refuses nothing, without looking at the list."""
+    return b'{"nodenames":' + names + _END
 
 
 class Answers:
@@ -183,15 +181,11 @@ class Answers:
         raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
         return self._remember(Names(raw, kept, sum(map(len, kept.values()))))
 
-    def pass_all(self, raw: bytes) -> Filtered:
-        """Refuse nothing, without looking at the list."""
-        return Filtered(b'{"nodenames":' + raw + _END)
-
-    def filter(self, names: Names, score_table: ScoreTable) -> Filtered:
-        """Answer a filter request; nodes that pass come grouped by place."""
+    def filter(self, names: Names, score_table: ScoreTable) -> tuple[bytes, int]:
+        """The answer to a filter request, with nodes that pass grouped by place, and how many nodes it refuses."""
         refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_place[place].passes]
         if not refusals and all(place_score.passes for place_score in score_table.by_node.values()):
-            return self.pass_all(self._remember(names).raw)
+            return pass_all(self._remember(names).raw), 0
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
         exceptions = self._exceptions(score_table)
@@ -204,7 +198,7 @@ class Answers:
                 (kept if score_table.by_place[place].passes else refused)[place] = group
         given = self._remember_given({place: group for place, group in kept.items() if group})
         body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
-        return Filtered(body, names.count - given.count)
+        return body, names.count - given.count
 
     def encode_planned(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
         """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
@@ -219,7 +213,7 @@ class Answers:
         place = place_of.get(target.node)
         # A name is quoted as a whole, so what is found is that name and not a part of another.
         if place is not None and score_table.place_score(target.node, place).passes and _encode(target.node) in names:
-            return b'{"nodenames":' + _encode([target.node]) + _END
+            return pass_all(_encode([target.node]))
         kept: dict[int, Sequence[str]] = {}
         for number, group in self.names(names).by_place.items():
             location = self._state.places[number]
@@ -228,7 +222,7 @@ class Answers:
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
-        return b'{"nodenames":' + self._remember_given(kept).raw + _END
+        return pass_all(self._remember_given(kept).raw)
 
     def _exceptions(self, score_table: ScoreTable) -> set[int]:
         """Places with a node of which the filter thinks otherwise than of the rest."""

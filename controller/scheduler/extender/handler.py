@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.pods import ExtenderPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.encoding import Answers, Names
+from controller.scheduler.extender.encoding import Answers, Names, pass_all
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
@@ -123,10 +123,10 @@ class Extender:
         if score_table.neutral:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
-            return self._answers.pass_all(question.nodenames).body
-        filtered = self._answers.filter(self._nodes_of(question), score_table)
-        self._metrics.count_nodes("filter", filtered.refused)
-        return filtered.body
+            return pass_all(question.nodenames)
+        answer, refused = self._answers.filter(self._nodes_of(question), score_table)
+        self._metrics.count_nodes("filter", refused)
+        return answer
 
     def _answer_by_plan(self, question: Question, score_table: ScoreTable) -> bytes | None:
         """The answer by the plan. None without one, and for a pod that found no node with it: the plain rule answers then."""

@@ -108,7 +108,7 @@ class GatingController:
         self._leading = False
         self._seen_versions = (0, 0, 0)
         self._subscribe(caches)
-        self.metrics.gated.set_function(self._pods.gated)
+        self.metrics.gated.set_function(self._pods.gated_count)
 
     def _subscribe(self, caches: Caches) -> None:
         self.state.subscribe_to(

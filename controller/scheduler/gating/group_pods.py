@@ -12,7 +12,7 @@ from kubekit.stores import Store
 
 
 class GroupPods:
-    """The pods of AppGroups by group, as they stand after our own writes.
+    """The pods of AppGroups by group, with our own writes that the watch has not shown yet.
 
     Attributes:
         seen_at: pod key -> when it was first seen, on the clock given.
@@ -29,7 +29,7 @@ class GroupPods:
         self.waiting: set[str] = set()
 
     def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
-        """A pod changed; the key of its group."""
+        """Updates the index; returns the key of the pod's group, empty for none."""
         pod = new or old
         if pod is None:
             return ""
@@ -41,7 +41,10 @@ class GroupPods:
             self.free_at.pop(key, None)
         else:
             self.seen_at.setdefault(key, self._clock())
-            (self.waiting.add if new.waiting else self.waiting.discard)(key)
+            if new.waiting:
+                self.waiting.add(key)
+            else:
+                self.waiting.discard(key)
             if old is not None and old.other_gates and not new.other_gates:
                 self.free_at[key] = self._clock()
         return self._state.key_of(pod.metadata.namespace, pod.group)
@@ -53,10 +56,10 @@ class GroupPods:
 
     def waiting_groups(self) -> Iterator[str]:
         """The groups that have waiting pods."""
-        places = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting) if p is not None}
-        return (self._state.key_of(namespace, label) for namespace, label in places)
+        labels = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting) if p is not None}
+        return (self._state.key_of(namespace, label) for namespace, label in labels)
 
-    def gated(self) -> int:
+    def gated_count(self) -> int:
         """Number of pods that our gate holds."""
         return sum(pod.gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
@@ -65,5 +68,5 @@ class GroupPods:
         self._written.note(key, before, after)
 
     def forget_writes(self) -> None:
-        """A leadership begins: others may have written since."""
+        """Forgets our writes when a leadership begins."""
         self._written.forget()
