@@ -15,10 +15,9 @@ from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 
 
-class Bandwidth(Command):
+class BandwidthCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "bandwidth"
     examples = (
         ("bandwidth", "by node"),
         ("bandwidth pod -A", "by pod, with what the agents find"),

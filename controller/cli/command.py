@@ -14,17 +14,15 @@ if TYPE_CHECKING:
 
 
 class Command(ABC):
-    """One subcommand. The driver asks, and shows the answer in the format wanted.
+    """One subcommand: ``ask`` computes the answer, which is printed as data or as ``show`` renders it.
 
     Attributes:
-        name: the subcommand.
         description: what it shows and how to read it.
         examples: lines to paste, behind ``kubectl netaware``, each with what it does.
         online: whether the cluster is asked at all.
         prints_documents: whether what it shows are documents for other programs, which keep their texts as they are.
     """
 
-    name: ClassVar[str]
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
     online: ClassVar[bool] = True

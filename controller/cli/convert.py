@@ -24,10 +24,9 @@ class ConversionResult(msgspec.Struct, frozen=True):
     changes: list[Change]
 
 
-class Convert(Command):
+class ConvertCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "convert"
     examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
     description = (
         "Reads YAML or JSON and prints it with AppGroups and NetworkTopologies of KEP-260 in the spelling that the API server "

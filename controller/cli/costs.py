@@ -34,10 +34,9 @@ class CostsView(View, frozen=True):
     network: NetworkView
 
 
-class ShowCosts(Command):
+class CostsCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "costs"
     examples = (
         ("costs", "the matrix of zones"),
         ("costs --percentile p90", "in milliseconds"),

@@ -57,10 +57,9 @@ class Preview(Answer, frozen=True):
     refused: dict[str, int] = {}
 
 
-class Deschedule(Command):
+class DescheduleCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "deschedule"
     examples = (
         ("deschedule --dry-run", "who would be moved, why and where to"),
         ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),

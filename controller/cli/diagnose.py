@@ -28,10 +28,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
     pod: PodDiagnosis | None = None
 
 
-class Diagnose(Command):
+class DiagnoseCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "diagnose"
     examples = (
         ("diagnose", "what is wrong, worst first"),
         ("diagnose pod cart-5d9f -n shop", "why this pod is pending"),

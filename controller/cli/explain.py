@@ -36,10 +36,9 @@ class Explained(msgspec.Struct, frozen=True, rename="camel"):
     at: float = 0.0
 
 
-class Explain(Command):
+class ExplainCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "explain"
     examples = (("explain pod cart-5d9f -n shop", "where it could be, and what decided"),)
     description = (
         "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "

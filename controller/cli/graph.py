@@ -25,10 +25,9 @@ from kubekit.text import listed
 SHOWN_STOPS = 5
 
 
-class GraphOf(Command):
+class GraphCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "graph"
     examples = (
         ("graph", "the AppGroups of the namespace"),
         ("graph online-boutique -n shop", "one of them"),

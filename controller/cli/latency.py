@@ -27,10 +27,9 @@ class LatencyView(View, frozen=True):
     back: PairView
 
 
-class Latency(Command):
+class LatencyCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "latency"
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
         "Round trips between two zones. One node per zone measures, so usually one direction has samples and counts for both. "

@@ -28,10 +28,9 @@ class MoneyView(msgspec.Struct, frozen=True):
     bill: Money
 
 
-class MoneyOf(Command):
+class MoneyCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "money"
     examples = (("money", "bytes between zones, and whose they are"),)
     description = (
         "Bytes between workloads, by pairs of zones, times prices, as money per month of 730 hours. Prices are the controller's "

@@ -30,10 +30,9 @@ class Opened(msgspec.Struct, frozen=True):
     address: str
 
 
-class OpenPage(Command):
+class PageCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "page"
     online = False
     examples = (
         ("page", "open it in the browser"),

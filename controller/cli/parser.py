@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.cli.command import Command
-from controller.cli.commands import ALIASES, SUMMARIES
+from controller.cli.commands import ALIASES, HELP, load_command
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
@@ -67,16 +67,16 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
-    for summary in SUMMARIES:
-        names = [summary.name, *(alias for alias, name in ALIASES.items() if name == summary.name)]
-        if not set(names) & set(words):
-            subparsers.add_parser(names[0], aliases=names[1:], help=summary.help)
+    for name, text in HELP.items():
+        aliases = [alias for alias, meant in ALIASES.items() if meant == name]
+        if not {name, *aliases} & set(words):
+            subparsers.add_parser(name, aliases=aliases, help=text)
             continue
-        command = summary.load()
+        command = load_command(name)
         sub = subparsers.add_parser(
-            names[0],
-            aliases=names[1:],
-            help=summary.help,
+            name,
+            aliases=aliases,
+            help=text,
             description=textwrap.fill(command.description, WIDTH),
             epilog=_epilog(command),
             formatter_class=argparse.RawDescriptionHelpFormatter,

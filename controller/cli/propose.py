@@ -59,10 +59,9 @@ class Proposed(msgspec.Struct, frozen=True):
     gains: tuple[Gain, ...]
 
 
-class Propose(Command):
+class ProposeCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "propose"
     examples = (("propose", "an AppGroup from the traffic there is"),)
     description = (
         "Reads who talks to whom from Prometheus (meshes, or our own agents) and proposes AppGroups for a "

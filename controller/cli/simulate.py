@@ -71,10 +71,9 @@ class Simulation(View, frozen=True):
     default_costs: tuple[int, ...]
 
 
-class Simulate(Command):
+class SimulateCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "simulate"
     examples = (
         ("simulate -f appgroup.yaml", "where a group would land"),
         ("simulate --offline cluster.json -o json", "a whole cluster in a file, without a cluster"),

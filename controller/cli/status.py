@@ -19,10 +19,9 @@ from controller.views.model import Overview
 from controller.views.overview import build
 
 
-class ShowStatus(Command):
+class StatusCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "status"
     examples = (
         ("status", "is it working, on one screen"),
         ("status --exit-code -o json", "for a script: exit code 3 when there are findings"),

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from controller.cli.kubectl import KubectlError
-from controller.cli.page import OpenPage
+from controller.cli.page import PageCommand
 from controller.cli.session import Session
 from controller.page.config import PageConfig
 from kubekit.client import Client
@@ -52,9 +52,9 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
         with pytest.raises(KubectlError, match="NotFound"):
-            await OpenPage().ask(session, options(control_plane))
+            await PageCommand().ask(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
-        opened = await OpenPage().ask(session, options(control_plane))
+        opened = await PageCommand().ask(session, options(control_plane))
         root = opened.address.partition("?")[0]
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         jar = aiohttp.CookieJar(unsafe=True)
@@ -78,4 +78,4 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
         with pytest.raises(KubectlError, match=r"the page requires a token: log in.*not found"):
-            await OpenPage().ask(session, options(control_plane))
+            await PageCommand().ask(session, options(control_plane))

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from controller.cli.command import Command
-from controller.cli.commands import SUMMARIES, load_command
+from controller.cli.commands import HELP, load_command
 from controller.cli.output import open_screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
@@ -266,11 +266,11 @@ def test_help_imports_no_command_and_status_no_planner() -> None:
 
 
 def test_every_example_is_right_usage() -> None:
-    commands = [summary.load() for summary in SUMMARIES]
+    commands = {name: load_command(name) for name in HELP}
     lines = [(line.split()[0], line) for line in re.findall(r"kubectl netaware (.*?)\s{3,}", EPILOG)]
     assert lines
-    assert all(command.examples for command in commands)
-    lines += [(command.name, line) for command in commands for line, _ in command.examples]
+    assert all(command.examples for command in commands.values())
+    lines += [(name, line) for name, command in commands.items() for line, _ in command.examples]
     assert [line for name, line in lines if parse(shlex.split(line)).command != name] == []
 
 

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from controller.cli.deschedule import Deschedule, Preview, states_of
+from controller.cli.deschedule import DescheduleCommand, Preview, states_of
 from controller.cli.parser import parse
 from controller.cli.session import Session
 from controller.descheduler.conditions import CONDITIONS
@@ -17,7 +17,7 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from tests.unit.controller.descheduling import amounts, budget, node, once, pod, settings, snapshot
 
-COMMAND = Deschedule()
+COMMAND = DescheduleCommand()
 
 
 def answer() -> Preview:

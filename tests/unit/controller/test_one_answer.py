@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
@@ -14,14 +13,13 @@ from prometheus_client import CollectorRegistry
 from controller.appgroups import reconciler
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController
-from controller.cli.command import Command
-from controller.cli.graph import GraphOf
+from controller.cli.commands import load_command
 from controller.cli.offline import _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
+from controller.cli.parser import parse
 from controller.cli.plan_inputs import inputs_of
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, state_of
-from controller.cli.status import ShowStatus
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location
@@ -124,13 +122,6 @@ class Served:
 def session_of(configuration: str | None, *objects: dict[str, Any], namespace: str = "x", **more: bool) -> Session:
     """A session of a command with such an API server."""
     return Session(cast("Client", Served(objects, configuration, **more)), None, namespace, HOME)
-
-
-def asked(command: Command, *argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-n", dest="namespace", default="")
-    command.configure(parser)
-    return parser.parse_args(argv)
 
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
@@ -242,19 +233,19 @@ class World:
         views = build_groups(snapshot, build_network(snapshot))
         return next(view for view in views if f"{view.namespace}/{view.name}" == key)
 
-    async def command(self, command: Command, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
+    async def command(self, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
         """What a command answers, of an API server that has these objects and the controller's configuration."""
-        options = asked(command, *argv)
+        options = parse(argv)
         text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
         session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
-        return await command.ask(session, options), session
+        return await load_command(argv[0]).ask(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:
         """How many placed pods a group has, by whom one asks."""
         state, snapshot, pods = self.scheduler(), await self.page(), self.of("Pod", GroupPod)
         namespace, name = key.split("/")
-        graphs, _ = await self.command(GraphOf(), "-n", namespace, name)
-        status, _ = await self.command(ShowStatus(), "-n", namespace)
+        graphs, _ = await self.command("graph", "-n", namespace, name)
+        status, _ = await self.command("status", "-n", namespace)
         (shown,) = status.groups
         judged = state_of(snapshot, snapshot.pods)
         account = self.account()._membership
@@ -355,7 +346,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
         config=SchedulerConfig(parity=parity),
     )
     state, snapshot = world.scheduler(), await world.page()
-    (shown,), _ = await world.command(GraphOf(), "-n", "default")
+    (shown,), _ = await world.command("graph", "-n", "default")
     (page,) = (await world.view("default/g")).edges
     plain = world.of("Pod", GroupPod)
     inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
@@ -413,7 +404,7 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     config = SchedulerConfig(parity=parity)
     world = World(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
     state = world.scheduler()
-    (shown,), _ = await world.command(GraphOf(), "-n", "default")
+    (shown,), _ = await world.command("graph", "-n", "default")
     (page,) = (await world.view("default/g")).edges
 
     def place_score(on: str) -> tuple[int, ...]:
@@ -446,7 +437,7 @@ async def test_of_groups_of_one_name_each_has_its_pods_whichever_namespace_is_as
 
 async def test_who_may_list_the_appgroups_of_one_namespace_sees_them_with_a_note() -> None:
     world = World(*NODES, group("x"), group("y"))
-    graphs, session = await world.command(GraphOf(), "-n", "x", may_list_all=False)
+    graphs, session = await world.command("graph", "-n", "x", may_list_all=False)
     assert [(view.namespace, view.name) for view in graphs] == [("x", "g")]
     assert {"appgroups of other namespaces", "namespaces"} <= session.notes.keys()
 
@@ -498,7 +489,7 @@ async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too()
 
 async def test_a_configuration_that_makes_no_sense_is_a_note_and_the_status_comes_all_the_same() -> None:
     broken = msgspec.structs.replace(DEFAULT, parity=cast("Parity", "upside-down"))
-    status, session = await World(*NODES, config=broken).command(ShowStatus())
+    status, session = await World(*NODES, config=broken).command("status")
     assert "upside-down" in session.notes["configuration"]
     assert len(status.agents) == 2
 

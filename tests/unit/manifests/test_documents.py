@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from agent.config import read_capacities
-from controller.cli.commands import SUMMARIES
+from controller.cli.commands import HELP
 from controller.cli.parser import build_parser
 from controller.config import parse_config
 from lab.__main__ import build_parser as build_lab_parser
@@ -55,7 +55,7 @@ def test_commands_in_documents_are_right_usage() -> None:
         return False
 
     parsers = (
-        ("kubectl netaware", build_parser([summary.name for summary in SUMMARIES]), 2),
+        ("kubectl netaware", build_parser([*HELP]), 2),
         ("python -m lab", build_lab_parser(), 3),
     )
     assert [
