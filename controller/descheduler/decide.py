@@ -73,8 +73,16 @@ class RoundDecision(msgspec.Struct, frozen=True):
 class UnconfirmedRound:
     """A decided round, whose moves the planner has yet to confirm."""
 
-    def __init__(self, base: Round, state: RoundState, ended: Sequence[EndedMove], load: LoadRound | None) -> None:
-        self._base, self._state, self._ended, self._load = base, state, tuple(ended), load
+    def __init__(
+        self,
+        base: Round,
+        state: RoundState,
+        ended: Sequence[EndedMove],
+        load: LoadRound | None,
+        misplacement: MisplacementRound | None = None,
+    ) -> None:
+        self._base, self._state, self._ended = base, state, tuple(ended)
+        self._load, self._misplacement = load, misplacement
         self._history, self._promises = base.history, dict[str, Promise]()
 
     @property
@@ -186,7 +194,8 @@ def decide(
         return UnconfirmedRound(base, RoundState(detectors), ended, load)
     if load is not None:
         detectors = load.plan(detectors, confirmed=confirmed)
+    misplacement = None
     if settings.misplacement.enabled:
         misplacement = MisplacementRound(base, {} if load is None else load.loads)
         better_since = misplacement.plan(state.better_since, confirmed=confirmed)
-    return UnconfirmedRound(base, RoundState(detectors, better_since), ended, load)
+    return UnconfirmedRound(base, RoundState(detectors, better_since), ended, load, misplacement)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from weakref import proxy
 
 from controller.cluster.hosts import Host
 from controller.cluster.requests import add
@@ -115,7 +116,7 @@ class LoadRound(MoveStrategy):
         for pod in base.snapshot.pods.where("node", load.name).values():
             if not pod.is_active or not pod.running:
                 continue
-            candidate = Candidate(pod, "LowNodeLoad", self, usage_of(pod, base.snapshot, load.used), load, waits)
+            candidate = Candidate(pod, "LowNodeLoad", proxy(self), usage_of(pod, base.snapshot, load.used), load, waits)
             refusal = check(base, candidate, REASON_CONDITIONS)
             if refusal is not None:
                 self._why[load.name] = refusal.why

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from weakref import proxy
 
 from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
@@ -99,7 +100,7 @@ class MisplacementRound(MoveStrategy):
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, self._base.snapshot, pod.requests)
         for strategy in STRATEGIES:
-            candidate = Candidate(pod, strategy, self, used)
+            candidate = Candidate(pod, strategy, proxy(self), used)
             if not self.find_target(candidate):
                 return candidate
         return None

@@ -115,7 +115,7 @@ class Candidate:
     """A pod that a strategy would move.
 
     Attributes:
-        finder: the strategy's round.
+        finder: the strategy's round; a proxy, because a cycle would keep the cluster of a round until a full garbage collection.
         used: its known usage, by resource.
         load: of its node, for LowNodeLoad.
         waits: why the reason for the move has not lasted yet; empty when it has.

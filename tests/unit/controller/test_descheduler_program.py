@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,6 +28,8 @@ from tests.unit.controller.descheduling import (
     PersistentVolume,
     UsageBatch,
     UsageReading,
+    UsageView,
+    amounts,
     budget,
     moved,
     pod,
@@ -170,3 +174,19 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
         world.take_pod(key, None)
     assert moved(plan(world)) == []
     assert plan(still) == before
+
+
+@pytest.mark.parametrize(("cores", "strategy"), [(0.1, "NetworkMisplacement"), (3.9, "LowNodeLoad")])
+def test_a_round_leaves_nothing_of_its_cluster_behind(cores: float, strategy: str) -> None:
+    """The controller's full garbage collections are rare, and a cluster takes tens of megabytes."""
+    world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
+    used = {name: amounts(cores if name == "z1-n1" else 0.1, 1) for name in world.nodes}
+    view = world.snapshot(UsageView(used, {"default/db-0": amounts(1, 1)}))
+    pods = weakref.ref(view.pods)
+    gc.disable()
+    try:
+        assert [move.strategy for move in plan(view).plan.moves] == [strategy]
+        del view
+        assert pods() is None
+    finally:
+        gc.enable()
