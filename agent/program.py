@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 
 from agent.capacity.instances import firmware_type
 from agent.capacity.kernel import LinkReader
+from agent.capacity.metrics import UplinkMetrics
 from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import NetDirectory, read_machine
-from agent.capacity.utilization import UplinkUtilization
 from agent.config import AgentConfig
 from agent.kernel_events import KernelEvents
 from agent.node import NodeView, OwnNode
@@ -52,8 +52,8 @@ async def run_agent(config: AgentConfig) -> None:
         checks, view, kernel = Checks(), NodeView(), KernelEvents()
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node.subscribe(view.on_change)
-        publisher, tasks = _capacity_tasks(client, view, config, kernel, registry)
-        tasks |= {"node": node.run(), "kernel-events": kernel.run()}
+        publisher = _capacity_publisher(client, view, config, kernel, registry)
+        tasks = {"node": node.run(), "kernel-events": kernel.run(), "capacity": publisher.run()}
         stores: dict[str, Reflector[Any]] = {"node": node}
         if config.bandwidth != "off" or config.traffic != "off":
             pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
@@ -76,10 +76,10 @@ async def run_agent(config: AgentConfig) -> None:
             await runtime.supervise(tasks)
 
 
-def _capacity_tasks(
+def _capacity_publisher(
     client: Client, view: NodeView, config: AgentConfig, kernel: KernelEvents, registry: CollectorRegistry
-) -> tuple[Publisher, Tasks]:
-    """The publisher of the node's capacity, and its tasks."""
+) -> Publisher:
+    """The publisher of the node's capacity, with metrics of it."""
     links = LinkReader(config.sys, config.proc)
 
     async def find_hardware() -> HardwareCapacity:
@@ -88,8 +88,8 @@ def _capacity_tasks(
     instance_type = firmware_type(read_machine(config.sys, config.proc))
     publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
     kernel.on_links(publisher.note_link_change)
-    utilization = UplinkUtilization(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
-    return publisher, {"capacity": publisher.run(), "uplink-utilization": utilization.run()}
+    UplinkMetrics(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
+    return publisher
 
 
 def _pod_tasks(

@@ -70,10 +70,12 @@ def latency(origin: str, destination: str, basis: str = "measured") -> str:
     return f'netaware_zone_latency_seconds{{topology="s/nt", {zones}, basis="{basis}"}}'
 
 
+WAYS = ("transmit", "receive")
 AGENT_SERIES = {
     **{agent(node): WELL for node in AGENTS},
     **{f'netaware_node_bandwidth_known{{node="{node}"}}': WELL for node in AGENTS},
-    **{f'netaware_node_network_utilization_ratio{{node="{node}"}}': "0.1x60" for node in AGENTS},
+    **{f'netaware_node_bandwidth_capacity_bytes_per_second{{node="{node}", source="flag"}}': "1x60" for node in AGENTS},
+    **{f'netaware_node_network_{way}_bytes_total{{node="{node}"}}': "0+6x60" for node in AGENTS for way in WAYS},
     **{runs(*pair, "ok"): COUNTS for pair in PAIRS},
     **{of_pair("netaware_probe_sample_trusted", *pair): WELL for pair in PAIRS},
     **{of_pair("netaware_probe_latency_seconds", *pair, ', quantile="0.5"'): "0.002x60" for pair in PAIRS},
@@ -226,7 +228,7 @@ OTHERS: Mapping[str, Series] = {
         'netaware_bandwidth_capacity_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': WELL,
         'netaware_bandwidth_allocated_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': "0x4 2x55",
     },
-    "NetawareNodeNetworkSaturated": {'netaware_node_network_utilization_ratio{node="n0"}': "0.1x4 0.95x55"},
+    "NetawareNodeNetworkSaturated": {'netaware_node_network_transmit_bytes_total{node="n0"}': "0+6x4 24+57x55"},
     "NetawareTrafficDrift": {'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': BEGINS},
     "NetawareExtenderErrors": {'netaware_extender_errors_total{instance="s1", verb="filter", status="400"}': COUNTS},
     "NetawareExtenderSlow": {
