@@ -277,6 +277,9 @@ def parse_time(text: str) -> float:
     """Seconds since the epoch of an RFC 3339 time.
 
     Raises:
-        ValueError: the text is no time.
+        ValueError: the text is no time, or has no offset.
     """
-    return datetime.fromisoformat(text).timestamp()
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no offset from UTC")
+    return moment.timestamp()

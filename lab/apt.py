@@ -42,8 +42,8 @@ def read_sources(etc_apt: Path) -> list[Source]:
     return found
 
 
-def widen(sources: Iterable[Source], components: tuple[str, ...]) -> list[Source]:
-    """Add the components that may hold netperf to the same mirrors, suites and keyrings."""
+def with_components(sources: Iterable[Source], components: tuple[str, ...]) -> list[Source]:
+    """The same mirrors, suites and keyrings, with these components instead of their own."""
     return [Source(s.uri, s.suites, components, s.signed_by) for s in sources]
 
 

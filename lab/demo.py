@@ -258,7 +258,7 @@ async def run_demo(
         seed: see Demo.
 
     Raises:
-        LabError: something did not come up, or pods were not placed.
+        LabError: something did not come up, or pods were not placed; alone or in an ExceptionGroup.
     """
     started = time.monotonic()
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:

@@ -60,7 +60,7 @@ def find_or_fetch() -> Netperf | Missing:
     sources = apt.archives()
     if not sources:
         return Missing(f"netperf is not on PATH and {apt.SETTINGS} names no {distribution} archive to fetch it from")
-    sources = apt.widen(sources, _COMPONENTS[distribution])
+    sources = apt.with_components(sources, _COMPONENTS[distribution])
     return debian.fetch_program("netperf", root, ("netperf",), sources, _unpacked)
 
 

@@ -46,7 +46,7 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     for name, layout in images.items():
         await asyncio.to_thread(lab.real.images.add_layout, name, layout)
     for network in lab.nodes:
-        # A TUN device has no speed of its own: the operator of such a node says what its card gives.
+        # The agent believes no TUN device's speed; on such a node, its operator gives the card's.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
@@ -63,9 +63,9 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
 
 
 async def _served(lab: Lab) -> dict[str, str]:
-    """Addresses of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
+    """Addresses of the metrics of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
     found = {}
-    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", SCHEDULER, 9876)):
+    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", SCHEDULER, 9852)):
         listed = await lab.control_plane.run_kubectl(
             "-n", HOME_NAMESPACE, "get", "pods", "-l", f"{NAME_LABEL}={label}", "-o", "json"
         )

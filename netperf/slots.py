@@ -32,11 +32,11 @@ def assign_slots(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, in
 
     Args:
         pairs: in order of preference for the low slots.
-        previous_slots: slots in force, as far as known.
+        previous_slots: current slots, as far as known.
 
     Returns:
-        Slot by pair, and the number of slots (at least 1). Starts over if keeping would cost a quarter more slots
-        than needed.
+        Slot by pair, and the number of slots (at least 1). Starts over if keeping would need more than
+        ceil(1.25 n) + 1 slots, where n are enough for a fresh start.
     """
     kept, count = _first_fit(pairs, previous_slots)
     if not previous_slots:

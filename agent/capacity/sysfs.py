@@ -1,7 +1,6 @@
 """Reads what netlink lacks about devices from sysfs and psutil.
 
-Every reader returns None or an empty text where the file is missing or cannot be read: reading ``speed`` of a device that
-is down gives EINVAL, and that is an answer.
+A file that is missing or cannot be read gives None, "", 0 or False: reading ``speed`` of a device that is down gives EINVAL.
 """
 
 from __future__ import annotations

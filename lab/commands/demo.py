@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from kubekit.errors import ConfigError
@@ -81,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_outside_fonts() -> str:
     """Rich's picture format, less the fonts that it would have the viewer's browser fetch from a public server."""
+    # Here, because it is private: if it moves, only --picture fails.
+    from rich._export_format import CONSOLE_SVG_FORMAT
+
     return re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 

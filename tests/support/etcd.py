@@ -42,7 +42,7 @@ async def put_all(plane: ControlPlane, items: Iterable[Item]) -> int:
     """Write all of them; how many there were.
 
     Raises:
-        BootError: etcd refused.
+        ExceptionGroup: of BootError; etcd refused.
     """
     batches, count = _batches(items), 0
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)

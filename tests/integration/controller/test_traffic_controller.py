@@ -94,11 +94,11 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
         replica = Replica(tmp_path, control_plane.kubeconfig, namespace, {"traffic": traffic})
         replica.start()
         try:
-            await _judge(client, namespace, replica)
+            await _check_group(client, namespace, replica)
         except BaseException:
             await replica.stop()
             raise
-    # Prometheus is gone: after some looks in vain nothing is claimed any more.
+    # Prometheus is gone: after some failed reads the condition is Unknown.
     try:
         await eventually(partial(_is_unknown, client, namespace))
     finally:
@@ -139,7 +139,7 @@ async def _is_unknown(client: Client, namespace: str) -> bool:
     return found is not None and (found.status, found.reason) == ("Unknown", "NoTraffic")
 
 
-async def _judge(client: Client, namespace: str, replica: Replica) -> None:
+async def _check_group(client: Client, namespace: str, replica: Replica) -> None:
     async def read() -> AppGroup:
         return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
 

@@ -1,4 +1,4 @@
-"""One way to read a duration, whoever asks for it."""
+"""One way to read a duration, and a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
+from kubekit.wire import parse_time
 
 
 def test_every_unit_is_read_and_parts_are_added_up() -> None:
@@ -34,3 +35,10 @@ def test_the_limits_are_told() -> None:
     for text in ("59s", "61s"):
         with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 1m, at most 1m\)"):
             seconds(text, "f", least=60, most=60)
+
+
+def test_a_time_has_an_offset() -> None:
+    assert parse_time("1970-01-01T01:00:00+01:00") == parse_time("1970-01-01T00:00:00Z") == 0
+    for wrong in ("1970-01-01", "1970-01-01T00:00:00", "now"):
+        with pytest.raises(ValueError, match=wrong):
+            parse_time(wrong)

@@ -13,7 +13,7 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.__main__ import main
-from lab.apt import Source, read_sources, widen
+from lab.apt import Source, read_sources, with_components
 from lab.build import find_or_build
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
@@ -113,7 +113,7 @@ def test_apt_sources_are_read_in_both_styles(tmp_path: Path) -> None:
     assert ubuntu == Source("http://mirror.example/ubuntu", ("noble",), ("main", "restricted"), "/k.gpg")
     suites = ("trixie", "trixie-updates")
     assert debian == Source("http://mirror.example/debian", suites, ("main",), "/usr/share/keyrings/archive.gpg")
-    assert widen([debian], ("main", "non-free"))[0].components == ("main", "non-free")
+    assert with_components([debian], ("main", "non-free"))[0].components == ("main", "non-free")
 
 
 def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
