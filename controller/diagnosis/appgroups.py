@@ -57,11 +57,6 @@ def _edit(group: AppGroup) -> str:
 
 def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[Finding]:
     meta, wanted = group.metadata, group.spec.num_members
-    if count > wanted > 0:
-        summary = f"AppGroup {meta.key} has {count} pods, and numMembers says {wanted}"
-        patch = {"spec": {"numMembers": count}}
-        raise_it = command("kubectl -n {} patch appgroup {} --type=merge -p {}", meta.namespace, meta.name, patch)
-        yield Finding("members-exceeded", "info", summary, affects=(meta.key,), fix=(raise_it,))
     found = find_condition(group.status.conditions, COMPLETE)
     since = seconds(found.last_transition_time) if found is not None and found.status == "False" else None
     if since is None or not 0 < count < wanted or waiting or now - since < PATIENCE_S:

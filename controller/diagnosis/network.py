@@ -113,11 +113,6 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
         names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
         yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
-    versions = sorted({agent.version for agent in facts.agents if agent.state == "up" and agent.version})
-    if len(versions) > 1:
-        summary = f"agents of {len(versions)} versions run: {', '.join(versions)}"
-        status = command(f"kubectl -n {{}} rollout status daemonset/{AGENT}", facts.home)
-        yield Finding("agent-version-skew", "info", summary, fix=(status, _restart_all_agents(facts)))
 
 
 def _why_silent(agent: AgentView, facts: Facts) -> str:

@@ -314,12 +314,6 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(groups=(group(topologySortingAlgorithm="Bogo"),)),
     ),
     Situation(
-        "more pods than members",
-        "members-exceeded",
-        '"numMembers":2',
-        facts(groups=(group(numMembers=1),), pods=(pod(node="n1"), pod("front-2", node="n1"))),
-    ),
-    Situation(
         "a quota keeps pods from being made",
         "members-missing",
         "reason=FailedCreate",
@@ -471,12 +465,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "spread",
         "get pod front-1",
         "4 node(s) didn't match pod anti-affinity rules.",
-    ),
-    Situation(
-        "agents of two versions",
-        "agent-version-skew",
-        "rollout status daemonset/netaware-agent",
-        facts(agents=agents(n2={"version": "0.0.9"})),
     ),
 )
 BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])

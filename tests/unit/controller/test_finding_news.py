@@ -67,9 +67,7 @@ def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
     """The event of a condition is written when it changes; a second one about the same would only be noise."""
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
-        if codes <= {"members-exceeded", "agent-version-skew", "dependency-cycle"} or situation.code.startswith(
-            ("spec-", "topology-")
-        ):
+        if codes <= {"dependency-cycle"} or situation.code.startswith(("spec-", "topology-")):
             assert told(situation.facts, situation.facts) == [[], []], situation.code
 
 
