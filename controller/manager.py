@@ -190,7 +190,7 @@ class Manager:
             await self._lead(self.elector.leadership)
 
     async def _lead(self, _: WriteFence) -> None:
-        await self.caches.settle()
+        await self.caches.wait_for_sync()
         await supervise(
             {
                 "topology": self._topology.run(),
@@ -205,7 +205,7 @@ class Manager:
 
     async def _settle(self) -> None:
         started = time.monotonic()
-        await self.caches.settle()
+        await self.caches.wait_for_sync()
         self._sync.set(time.monotonic() - started)
         log.info(
             "all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.caches.by_name.items()}

@@ -14,7 +14,7 @@ from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admission_condition, gather, plan_status
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
-from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
+from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
@@ -79,7 +79,7 @@ class AppGroupController:
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
-        if not has_same_workloads(old, new):
+        if not has_same_spec(old, new):
             for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between them.
                 self.enqueue(other)
 

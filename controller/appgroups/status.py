@@ -130,9 +130,7 @@ def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -
 def check_dependency(
     edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY
 ) -> DependencyCheck:
-    """The state of the worst pair of a caller and a replica that may answer it: violated before unknown before met, then by
-    cost.
-    """
+    """Check one dependency: its worst pair of a caller and a replica that may answer, violated before unknown before met."""
     worst = DependencyCheck(edge, "idle")
     hinted = has_zone_hints(routing, (location.zone for location in called))
     for origin in sorted(callers):

@@ -102,7 +102,7 @@ class Caches:
         """Stores that are not listed yet, for /readyz, except those of CRDs that are not installed."""
         return ", ".join(name for name, known in self._known.items() if not known.is_set())
 
-    async def settle(self) -> None:
+    async def wait_for_sync(self) -> None:
         """Wait until every store has listed once; of AppGroups and NetworkTopologies it suffices to know that their
         definitions are not installed.
         """

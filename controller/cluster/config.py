@@ -54,7 +54,7 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
     deleted_nodes_block: bool = False
 
     @classmethod
-    def of(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
+    def from_config(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
         """The rules of a configuration; in ``parity`` with upstream everything of ours is off."""
         args = cls(**msgspec.structs.asdict(config))
         if not parity:

@@ -20,8 +20,7 @@ CLOSING_TAINTS = frozenset(
         "karpenter.sh/disrupted",
     }
 )
-"""Taints, of any effect, of nodes that are about to be removed (Cluster Autoscaler, Karpenter).
-"""
+"""Taints, of any effect, of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
 
 
 def blocking_taints(node: Node) -> tuple[Taint, ...]:

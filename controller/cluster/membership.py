@@ -25,7 +25,7 @@ def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
 
-def has_same_workloads(old: AppGroup | None, new: AppGroup | None) -> bool:
+def has_same_spec(old: AppGroup | None, new: AppGroup | None) -> bool:
     """Whether a change of an AppGroup leaves its spec unchanged."""
     return old is not None and new is not None and old.spec == new.spec
 
@@ -39,11 +39,10 @@ def has_same_consent(old: Object | None, new: Object | None) -> bool:
 class Membership(Index):
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
-    Groups that name a pod's namespace need that namespace's consent (`on_namespace_change`); an unreadable namespace consents to none.
+    An unreadable namespace consents to none.
 
     Args:
-        rules: the scheduler's: namespaces whose groups get pods of any namespace, and whether groups of the pod's own
-            namespace come first and groups that name it last.
+        rules: the scheduler's `namespaces` and `search_everywhere`.
 
     Attributes:
         groups: by key.
@@ -79,7 +78,7 @@ class Membership(Index):
         if new is not None:
             self._groups[key] = new
             self._named[name][key] = None
-            if has_same_workloads(old, new):
+            if has_same_spec(old, new):
                 return False
         else:
             self._groups.pop(key, None)
@@ -123,7 +122,7 @@ class Membership(Index):
         return next((key for key in admitted if key in named and namespace in self._namespaces_of(key)), "")
 
     def may_hold(self, key: str) -> Set[str] | None:
-        """Namespaces whose pods may belong to a group or another of its name; None for any."""
+        """Namespaces whose pods can belong to the group; None for all."""
         home = self._groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None

@@ -70,16 +70,16 @@ class Service(Object, frozen=True):
         return self.spec.cluster_ip == "None"
 
     @property
-    def hinted(self) -> bool:
+    def has_auto_hints(self) -> bool:
         """Whether automatic topology hints are requested, which override the field (endpointslice/reconciler.go)."""
         return any(self.metadata.annotation(name).lower() == "auto" for name in TOPOLOGY_MODE_ANNOTATIONS)
 
     @property
     def routing(self) -> Routing:
-        """The Service's routing. Headless Services, ``internalTrafficPolicy: Local`` and automatic hints count as any replica."""
+        """The Service's routing. ``internalTrafficPolicy: Local`` and automatic hints are not modelled: any replica."""
         if self.headless or self.spec.internal_traffic_policy == "Local":
             return Routing.ANY
-        if self.hinted:
+        if self.has_auto_hints:
             return Routing.ANY
         return _ROUTINGS.get(self.spec.traffic_distribution, Routing.ANY)
 
@@ -91,12 +91,6 @@ class Service(Object, frozen=True):
             and self.metadata.namespace == namespace
             and all(labels.get(key) == value for key, value in (asked or {}).items())
         )
-
-
-def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str]) -> list[Service]:
-    """The Services by which pods with these labels are called: those with an address of their own where there are any."""
-    matching = [service for service in services if service.selects(namespace, labels)]
-    return [service for service in matching if not service.headless] or matching
 
 
 def has_same_routing(old: Service | None, new: Service | None) -> bool:
@@ -134,16 +128,18 @@ class ServiceIndex(Index):
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
         return not has_same_routing(old, new)
 
-    def behind(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
-        """See `behind`; by name. Looks at those alone that ask for a label that is there: a namespace may have thousands."""
-        matching: dict[str, Service] = {}
+    def selecting(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
+        """The Services by which pods with these labels are called, by name: those with an address of their own where there are any."""
+        # Only those that ask for one of the labels, since a namespace may have thousands.
+        candidates: dict[str, Service] = {}
         for name, value in labels.items():
-            matching.update(self._by_label.get((namespace, name, value), {}))
-        return behind((matching[key] for key in sorted(matching)), namespace, labels)
+            candidates.update(self._by_label.get((namespace, name, value), {}))
+        matching = [candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)]
+        return [service for service in matching if not service.headless] or matching
 
     def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
         """Routing of calls to pods with these labels.
 
         If several Services differ, the least local routing counts, because the caller's Service is unknown.
         """
-        return min((service.routing for service in self.behind(namespace, labels)), default=Routing.ANY)
+        return min((service.routing for service in self.selecting(namespace, labels)), default=Routing.ANY)

@@ -1,4 +1,4 @@
-"""Bandwidth requested, allocated, enforced and used, per node and per pod, and findings about it.
+"""Bandwidth requested, allocated and enforced, per node and per pod, and findings about it.
 
 Requests and allocations are in the API's objects. Verdicts come from the agents by way of Prometheus; without it these fields stay
 empty.
@@ -23,42 +23,44 @@ from netperf.limits import UnreasonableLimitError, read_limit
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """Every node, and every unfinished pod that requests bandwidth or carries a limit."""
-    pods = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and asks_for_bandwidth(pod)]
+    pods = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and has_bandwidth_spec(pod)]
     views = sorted((_pod(pod, snapshot.verdicts.get(pod.key, {})) for pod in pods), key=lambda p: (p.namespace, p.name))
-    booked: dict[str, list[int]] = defaultdict(list)
+    requested: dict[str, list[int]] = defaultdict(list)
     for view in views:
         if view.node and view.requested_bps:
-            booked[view.node].append(view.requested_bps)
+            requested[view.node].append(view.requested_bps)
     nodes = sorted(snapshot.nodes, key=lambda n: n.metadata.name)
     return BandwidthView(
-        nodes=tuple(_node(node, booked.get(node.metadata.name, [])) for node in nodes),
+        nodes=tuple(_node(node, requested.get(node.metadata.name, [])) for node in nodes),
         pods=tuple(views),
     )
 
 
-def find_bandwidth(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
+def find_bandwidth_problems(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
     """Findings about bandwidth: more allocated than there is, and limits that agents report as not enforced."""
-    over = [node.node for node in bandwidth.nodes if node.overcommitted]
-    over += [f"{p.origin} to {p.destination}" for p in network.pairs if p.overcommitted]
-    if over:
+    overcommitted = [node.node for node in bandwidth.nodes if node.overcommitted]
+    overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.overcommitted]
+    if overcommitted:
         summary = "pods have requested more bandwidth than there is"
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
         alert = "NetawareBandwidthOvercommitted"
-        yield Finding("bandwidth-overcommitted", "warning", summary, (), None, tuple(over[:MAX_AFFECTED]), fix, alert)
-    loose = [pod for pod in bandwidth.pods if pod.unenforced]
-    if loose:
-        summary = f"bandwidth limits of {counted(len(loose), 'pod')} are not enforced"
+        yield Finding(
+            "bandwidth-overcommitted", "warning", summary, (), None, tuple(overcommitted[:MAX_AFFECTED]), fix, alert
+        )
+    unenforced = [pod for pod in bandwidth.pods if pod.unenforced]
+    if unenforced:
+        summary = f"bandwidth limits of {counted(len(unenforced), 'pod')} are not enforced"
         cause = tuple(
             f"{pod.namespace}/{pod.name}: {direction} {verdict}"
-            for pod in loose[:3]
+            for pod in unenforced[:3]
             for direction, verdict in pod.unenforced.items()
         )
-        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in loose[:MAX_AFFECTED])
+        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in unenforced[:MAX_AFFECTED])
         fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
         yield Finding("limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced")
 
 
-def asks_for_bandwidth(pod: PodInfo) -> bool:
+def has_bandwidth_spec(pod: PodInfo) -> bool:
     """Whether a pod requests the resource or carries one of the annotations."""
     return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH, 0) > 0
 
@@ -98,12 +100,12 @@ def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -
     return ""
 
 
-def _node(node: Node, booked: list[int]) -> NodeBandwidthView:
+def _node(node: Node, requested: list[int]) -> NodeBandwidthView:
     return NodeBandwidthView(
         node=node.metadata.name,
         zone=node.metadata.label(ZONE_LABEL),
         capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH)),
         allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH)),
-        allocated_bps=sum(booked),
-        pods=len(booked),
+        allocated_bps=sum(requested),
+        pods=len(requested),
     )

@@ -6,7 +6,7 @@ A dead controller is one finding, not one for each pod that waits for it.
 from __future__ import annotations
 
 from controller.diagnosis.appgroups import find_groups
-from controller.diagnosis.bandwidth import find_bandwidth
+from controller.diagnosis.bandwidth import find_bandwidth_problems
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader, in_order
 from controller.diagnosis.network import find_agents, find_network
@@ -38,5 +38,5 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     unreachable = silent_zones.union(*(f.affects for f in found if f.code == "zones-unreachable"))
     found += find_groups(facts, unreachable)
     found += [finding for finding in find_pods(facts) if finding.code not in swallowed]
-    found += find_bandwidth(facts.network, facts.bandwidth)
+    found += find_bandwidth_problems(facts.network, facts.bandwidth)
     return in_order(found)

@@ -187,12 +187,12 @@ def _advice(arrays: _PlacedArrays, callee: int) -> Advice | None:
         return None
     advised, then = better
     why = "has no trafficDistribution"
-    if service.hinted:
+    if service.has_auto_hints:
         why = "asks for automatic hints by annotation, which wins over trafficDistribution"
     elif service.spec.traffic_distribution:
         why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
     text = f"{name} {why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
-    reason = "HintsIgnored" if service.hinted else "NoTrafficDistribution"
+    reason = "HintsIgnored" if service.has_auto_hints else "NoTrafficDistribution"
     return Advice(now.latency_us - then.latency_us, service.metadata.key, reason, text)
 
 

@@ -86,7 +86,7 @@ class SchedulerConfig(Section, frozen=True):
     @property
     def rules(self) -> NetworkOverheadArgs:
         """NetworkOverhead's arguments after parity."""
-        return NetworkOverheadArgs.of(self.network_overhead, parity=self.parity == "upstream")
+        return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.parity == "upstream")
 
     @property
     def by_answer(self) -> bool:

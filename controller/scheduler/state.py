@@ -221,7 +221,7 @@ class State(Index):
 
     def services_of(self, group: str, workload: str) -> list[Service]:
         """The Services by which a group's workload is called."""
-        return [s for m in self.models(group, workload) for s in self.services.behind(m.namespace, m.labels or {})]
+        return [s for m in self.models(group, workload) for s in self.services.selecting(m.namespace, m.labels or {})]
 
     def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """An AppGroup changed; its status does not matter here."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches, OwnWrites
-from controller.cluster.membership import Membership, has_same_consent, has_same_workloads
+from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.cluster.status_writing import announce, write_status
@@ -81,7 +81,7 @@ class TopologyController:
         caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         caches.nodes.subscribe(self._node_changed)
         caches.results.subscribe(self._result_changed)
-        caches.app_groups.subscribe(lambda _, old, new: None if has_same_workloads(old, new) else self._pods_moved())
+        caches.app_groups.subscribe(lambda _, old, new: None if has_same_spec(old, new) else self._pods_moved())
         caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._pods_moved())
         caches.group_pods.subscribe(self._pod_changed)
 

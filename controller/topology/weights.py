@@ -77,8 +77,8 @@ def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Lat
     if not changes:
         return None
     # Writing the version that we read makes the API server refuse the patch with a conflict if there is a newer one.
-    fence = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
-    return [fence, *changes]
+    version_check = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
+    return [version_check, *changes]
 
 
 def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:

@@ -215,7 +215,7 @@ async def run_mode(
 
 
 async def lead(caches: Caches, leader: GatingController) -> None:
-    await caches.settle()
+    await caches.wait_for_sync()
     await leader.run()
 
 

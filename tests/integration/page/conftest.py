@@ -39,7 +39,7 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     tasks = [asyncio.ensure_future(work) for work in caches.tasks().values()]
     try:
         async with http.running() as address:
-            await asyncio.wait_for(caches.settle(), 20)
+            await asyncio.wait_for(caches.wait_for_sync(), 20)
             yield f"http://{address}"
     finally:
         for task in tasks:

@@ -131,7 +131,7 @@ def lead(client: Client) -> Lead:
         )
 
         async def work() -> None:
-            await caches.settle()
+            await caches.wait_for_sync()
             if begins is not None:
                 await begins.wait()
             await controller.run()

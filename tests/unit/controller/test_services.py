@@ -7,7 +7,7 @@ from itertools import product
 
 import msgspec
 
-from controller.cluster.services import Routing, Service, ServiceIndex, behind
+from controller.cluster.services import Routing, Service, ServiceIndex
 
 KEYS, VALUES = ("app", "tier", "zone"), ("a", "b", "c")
 
@@ -41,6 +41,6 @@ def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
         if new is not None:
             known[key] = new
         labels = {key: rng.choice(VALUES) for key in KEYS}
-        all_of = [known[key] for key in sorted(known)]
         for where in ("x", "y"):
-            assert index.behind(where, labels) == behind(all_of, where, labels)
+            matching = [known[key] for key in sorted(known) if known[key].selects(where, labels)]
+            assert index.selecting(where, labels) == ([s for s in matching if not s.headless] or matching)
