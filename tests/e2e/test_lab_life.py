@@ -124,25 +124,27 @@ def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Co
         assert leftovers_of(lab) == []
 
 
-def test_a_control_plane_alone_needs_no_nodes(lab_command: Command) -> None:
+def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_ended(
+    lab_command: Command, small: str
+) -> None:
     lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
     assert (lab["nodes"], lab["topology"]) == ([], None)
     assert kubectl(lab, "get", "nodes")["items"] == []
     assert lab["server"].startswith("https://127.0.0.1:")
-
-
-def test_a_lab_outlives_its_programs_and_says_which_ended(lab_command: Command) -> None:
-    lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
+    with lab_command.popen("up", "--name", "e2e-none", "--topology", small) as process:
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "runs with topology none" in stderr
     os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
 
     def ended() -> list[str]:
-        status = lab_command.json("status", "--name", "e2e-dying")
+        status = lab_command.json("status", "--name", "e2e-none")
         assert status["state"] == "running"
         return [program["name"] for program in status["programs"] if not program["alive"]]
 
     wait_until(lambda: ended() == ["kube-scheduler"])
     assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
-    wait_until(lambda: "a program ended" in (lab_command.labs / "e2e-dying.log").read_text())
+    wait_until(lambda: "a program ended" in (lab_command.labs / "e2e-none.log").read_text())
 
 
 @pytest.mark.chaos
@@ -157,11 +159,3 @@ def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -
     assert not [name for name in namespaces.names() if name.endswith("-e2e-west")]
     assert find_marked(lab_command.labs / "e2e-ctrl-c") == []
     assert not (lab_command.labs / "e2e-ctrl-c").exists()
-
-
-def test_another_topology_under_a_running_name_is_refused(lab_command: Command, small: str) -> None:
-    lab_command("up", "--name", "e2e-busy", "--topology", "none")
-    with lab_command.popen("up", "--name", "e2e-busy", "--topology", small) as process:
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "runs with topology none" in stderr

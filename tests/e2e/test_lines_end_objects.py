@@ -9,22 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab.cluster import Lab
-from lab.demo import COMPONENTS
-from lab.installation import install
-from lab.topology import load
 from netperf.contract import ZONE_LABEL
+from tests.e2e.labs import installed_lab
 from tests.e2e.lines import Terminal, brief
 from tests.unit.controller.situations import SITUATIONS
 
@@ -48,8 +43,6 @@ class Case:
         choices: for the words in capitals.
         made: commands that break what is no object of the namespace's own.
         undone: commands after it.
-        cut: zones between which every packet is lost; somebody connects them again.
-        shared: it affects nobody in the namespace.
     """
 
     name: str
@@ -58,8 +51,6 @@ class Case:
     choices: dict[str, str] = field(default_factory=dict)
     made: Sequence[str] = ()
     undone: Sequence[str] = ()
-    cut: tuple[str, str] | None = None
-    shared: bool = False
 
 
 def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
@@ -206,7 +197,6 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
         ],
     ),
 )
-TOPOLOGY = "kubectl -n netaware-system patch networktopology nt-default --type=merge -p"
 PINNED: Json = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
 ONE_AFTER_ANOTHER: tuple[Case, ...] = (
     Case(
@@ -221,41 +211,21 @@ ONE_AFTER_ANOTHER: tuple[Case, ...] = (
         made=["kubectl cordon n1 n5"],
         undone=["kubectl uncordon n1"],
     ),
-    Case(
-        "nodes without a zone label",
-        made=[f"kubectl label node n8 {ZONE_LABEL}-"],
-        choices={"ZONE": "z4"},
-        shared=True,
-    ),
-    Case(
-        "a costPolicy that makes no sense",
-        made=[f"""{TOPOLOGY} '{{"spec":{{"costPolicy":{{"expireAfterS":1}}}}}}'"""],
-        shared=True,
-    ),
-    Case("the path between two zones is cut", cut=("z1", "z3"), shared=True),
 )
 """What others would feel."""
-MUCH = {"workload": {"kind": "Deployment", "name": "cart"}, "minBandwidth": "much"}
-REFUSED: tuple[Json, ...] = (
-    group(workload("front"), workload("other", selector="front")),
-    group({**workload("front"), "dependencies": [MUCH]}),
-    {**FRONT, "spec": {**FRONT["spec"], "topologySortingAlgorithm": "Bogo"}},
-)
-"""What our definitions do not let in."""
 
 
 class Bench:
-    """A lab without our programs yet, and what is done in it."""
+    """A lab with our programs, and what is done in it."""
 
     def __init__(self, lab: Lab) -> None:
-        self.lab = lab
         self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
         # A machine of two processors runs few commands at once.
         self._few = asyncio.Semaphore(3)
         self.found: list[Json] = []
         self._count = 0
 
-    async def look(self) -> None:
+    async def read_findings(self) -> None:
         """Read the findings again and again, for all cases."""
         while True:
             # Somebody at a terminal would ask again.
@@ -299,7 +269,7 @@ class Bench:
 
         def mine() -> list[Json]:
             prefix = f"{namespace}/"
-            return [f for f in self.found if case.shared or any(name.startswith(prefix) for name in f["affects"])]
+            return [f for f in self.found if any(name.startswith(prefix) for name in f["affects"])]
 
         await self.until(
             lambda: any(f["code"] == code for f in mine()), lambda: f"{case.name} not named: {brief(self.found)}"
@@ -312,33 +282,15 @@ class Bench:
                 await self.paste(command)
         for line in case.by_hand:
             await self.paste(line.replace("NS", namespace))
-        if case.cut:
-            self.lab.wan.change_link(*case.cut, loss=0.0)
         await self.until(
             lambda: all(f["code"] != code for f in mine()), lambda: f"not ended by {first['fix']}: {brief(mine())}"
         )
-
-
-@asynccontextmanager
-async def a_bench() -> AsyncIterator[Bench]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(load("four-zones"), name="e2e-lines", components=COMPONENTS, folder=Path(folder)) as lab:
-            lab.publish()
-            bench = Bench(lab)
-            looking = asyncio.ensure_future(bench.look())
-            try:
-                yield bench
-            finally:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
 
 
 async def one(bench: Bench, case: Case, namespace: str) -> None:
     await bench.paste(f"kubectl create namespace {namespace}")
     for line in case.made:
         await bench.paste(line)
-    if case.cut:
-        bench.lab.wan.change_link(*case.cut, loss=1.0)
     await bench.apply(case.objects, namespace)
     await bench.end(case, namespace)
     for line in case.undone:
@@ -346,7 +298,7 @@ async def one(bench: Bench, case: Case, namespace: str) -> None:
 
 
 async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
-    """Each in a namespace of its own, all at the same time; all failures are told."""
+    """Each in a namespace of its own, all at the same time; all failures are reported."""
     each = (one(bench, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
     done = await asyncio.gather(*each, return_exceptions=True)
     failed = [f"{case.name}: {result}" for case, result in zip(cases, done, strict=True) if result is not None]
@@ -355,21 +307,15 @@ async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
 
 @pytest.mark.usefixtures("privileges")
 async def test_the_lines_of_the_first_finding_end_it() -> None:
-    async with a_bench() as bench:
-        await bench.until(lambda: bool(bench.found), lambda: "nothing is found")
-        (missing,) = bench.found
-        assert missing["code"] == "not-installed"
-        for line in missing["fix"]:
-            await bench.paste(line)
-        await bench.until(
-            lambda: all(f["code"] != "not-installed" for f in bench.found), lambda: str(brief(bench.found))
-        )
-        await install(bench.lab, controller_config={"topology": {"probing": PROBING}})
-        await bench.until_clean()
-        for body in REFUSED:
-            with pytest.raises(AssertionError, match=r"invalid|Invalid|Unsupported"):
-                await bench.apply([body], "default")
-        await side_by_side(bench, SIDE_BY_SIDE)
-        for i, case in enumerate(ONE_AFTER_ANOTHER):
+    async with installed_lab("e2e-lines", controller_config={"topology": {"probing": PROBING}}) as (lab, _, _):
+        bench = Bench(lab)
+        reading = asyncio.ensure_future(bench.read_findings())
+        try:
             await bench.until_clean()
-            await one(bench, case, f"alone{i}")
+            await side_by_side(bench, SIDE_BY_SIDE)
+            for i, case in enumerate(ONE_AFTER_ANOTHER):
+                await bench.until_clean()
+                await one(bench, case, f"alone{i}")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)

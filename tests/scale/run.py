@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
 
 import aiohttp
 import psutil
@@ -60,7 +59,7 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         await plane.start_controller_manager(_MANAGER)
         controller_url = await _start_programs(lab)
         say("controller and extender are ready")
-        life, beside = Life(admin, nodes), Beside(stack)
+        life, beside = Life(admin, nodes), await stack.enter_async_context(endless())
         life.deployments = await populate.create_groups(admin, sizes)
         zones = await _start_agents(lab, sizes, life, beside, stack)
         say(f"the cluster stands after {time.monotonic() - started:.0f} s, and every zone pair has a first sample")
@@ -69,40 +68,32 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         before = await _read(lab, admin, controller_url)
         for zone in zones:
             zone.plan_bytes = 0
-            beside.run(zone.run())
-        beside.run(life.rollouts())
+            beside.create_task(zone.run())
+        beside.create_task(life.rollouts())
         length_s = sizes.minutes * 60
         # After a third of the time, for a fifth of it: that leaves room for the way back.
         failing = asyncio.create_task(life.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
-        levels = await _look(lab, length_s, beside)
+        levels = await _look(lab, length_s)
         await failing
         after = await _read(lab, admin, controller_url)
         plan_bytes = sum(zone.plan_bytes for zone in zones)
         return figures.report(sizes, before, after, levels=levels, plan_bytes=plan_bytes, done=life.done)
 
 
-class Beside:
-    """Runs what takes part in a run beside those who measure it, until the stack is closed."""
+class _EndedError(Exception):
+    """The block is left, and what runs beside it ends."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack, self._tasks = stack, list[asyncio.Task[None]]()
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something endless."""
-        task = asyncio.create_task(work)
-        self._tasks.append(task)
-
-        async def end() -> None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        self._stack.push_async_callback(end)
-
-    def check(self) -> None:
-        """Raise what something failed with: the figures would not be those of a whole cluster."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
+@asynccontextmanager
+async def endless() -> AsyncIterator[asyncio.TaskGroup]:
+    """For tasks that run until the block is left; the failure of one ends the block, since the figures would be wrong."""
+    with suppress(_EndedError):
+        try:
+            async with asyncio.TaskGroup() as group:
+                yield group
+                raise _EndedError
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
 
 async def _start_programs(lab: Lab) -> str:
@@ -119,26 +110,27 @@ async def _start_programs(lab: Lab) -> str:
     return urls[0]
 
 
-async def _start_agents(lab: Lab, sizes: Sizes, life: Life, beside: Beside, stack: AsyncExitStack) -> list[ZoneAgents]:
+async def _start_agents(
+    lab: Lab, sizes: Sizes, life: Life, beside: asyncio.TaskGroup, stack: AsyncExitStack
+) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
     client = await stack.enter_async_context(Client(load_cluster(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, life.dead.__contains__) for name in names]
     for zone in zones:
-        beside.run(zone.store())
+        beside.create_task(zone.store())
     async with asyncio.timeout(_DEADLINE_S):
         await asyncio.gather(*(zone.fill() for zone in zones))
     return zones
 
 
-async def _look(lab: Lab, length_s: float, beside: Beside) -> list[Levels]:
+async def _look(lab: Lab, length_s: float) -> list[Levels]:
     """What the controller takes, again and again until the time is over."""
     begun, levels = time.monotonic(), [_levels(lab)]
     while (elapsed_s := time.monotonic() - begun) < length_s:
         await asyncio.sleep(min(_LOOK_EVERY_S, length_s - elapsed_s))
         lab.programs.check()
-        beside.check()
         levels.append(_levels(lab))
     return levels
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from lab import namespaces
-from lab.errors import UnsupportedError, WanError
+from lab.errors import UnsupportedError
 from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
 from lab.topology import LabNode, Link
 from lab.wan.control import WanControl
@@ -111,8 +111,3 @@ def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
     assert wan.control.links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000
-
-
-def test_an_unknown_link_is_refused(wan: Wan) -> None:
-    with pytest.raises(WanError, match="no link between a and nowhere"):
-        wan.control.set_link("a", "nowhere", Link(1.0))
