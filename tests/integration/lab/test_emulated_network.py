@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pytest
 
 from lab import namespaces
-from lab.errors import UnsupportedError
-from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
-from lab.topology import LabNode, Link
+from lab.network import LabNetwork
+from lab.topology import Link
 from lab.wan.control import WanControl
-from lab.wan.plan import WanNode, WanPlan, link_of
+from tests.support.emulated_wan import emulated_wan
 
 ROOT = Path(__file__).parents[3]
 SO_RCVBUFFORCE = 33  # socket(7)
@@ -28,7 +24,7 @@ pytestmark = pytest.mark.wan
 
 
 class Wan(NamedTuple):
-    """Nodes a1 and a2 in site a, b1 in site b, and the control of the links between them."""
+    """Nodes a1 and a2 in zone a, b1 in zone b, and the control of the links between them."""
 
     network: LabNetwork
     control: WanControl
@@ -47,30 +43,9 @@ class Wan(NamedTuple):
 
 @pytest.fixture
 def wan(tmp_path: Path) -> Iterator[Wan]:
-    sites = {"a1": "a", "a2": "a", "b1": "b"}
-    nodes = [LabNode(name, "r", site, "1", "1Gi", "10", 10**9) for name, site in sites.items()]
-    try:
-        network = create_network(nodes, tmp_path)
-    except UnsupportedError as error:
-        pytest.skip(str(error))
-    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
-    links = [link_of("a", "b", Link(FAR_US)), link_of("a", "a", Link(NEAR_US)), link_of("b", "b", Link(NEAR_US))]
-    plan = WanPlan(WAN_DEVICE, 1, members, links)
-    (tmp_path / "wan.json").write_bytes(msgspec.json.encode(plan))
-    socket_path = tmp_path / "wan.sock"
-    argv = [sys.executable, "-m", "lab.wan", str(tmp_path / "wan.json"), str(socket_path)]
-    with subprocess.Popen(argv, cwd=ROOT) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not socket_path.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            yield Wan(network, WanControl(socket_path))
-        finally:
-            process.terminate()
-            process.wait(10)
-            remove_network(tmp_path)
+    links = [("a", "b", FAR_US), ("a", "a", NEAR_US), ("b", "b", NEAR_US)]
+    with emulated_wan(tmp_path, {"a1": "a", "a2": "a", "b1": "b"}, links) as (network, control):
+        yield Wan(network, control)
     assert not [name for name in namespaces.names() if name.startswith(f"netaware-{network.slot}-")]
 
 

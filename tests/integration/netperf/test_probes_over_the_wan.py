@@ -15,16 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pytest
 
 from lab import namespaces
-from lab.errors import UnsupportedError
 from lab.netperf_install import Netperf
-from lab.network import WAN_DEVICE, NodeNetwork, create_network, remove_network
-from lab.topology import LabNode, Link
+from lab.network import NodeNetwork
+from lab.topology import Link
 from lab.wan.control import WanControl
-from lab.wan.plan import WanNode, WanPlan, link_of
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.datagrams import DatagramStream, DatagramTarget
@@ -35,6 +32,7 @@ from netperf.probers.responder import DatagramResponder
 from netperf.sample import Measurement, Place, Sample, choose_instrument, find_quality_flags
 from tests.integration.netperf.peers import SECRET, running
 from tests.support import pings
+from tests.support.emulated_wan import emulated_wan
 
 ROOT = Path(__file__).parents[3]
 RTT_US = 5000.0
@@ -56,25 +54,9 @@ class Wan(NamedTuple):
 
 @pytest.fixture
 def wan(tmp_path: Path) -> Iterator[Wan]:
-    nodes = [LabNode(f"node-{s}", "r", s, "1", "1Gi", "10", 10**9) for s in ("east", "west")]
-    try:
-        network = create_network(nodes, tmp_path)
-    except UnsupportedError as error:
-        pytest.skip(str(error))
-    members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
-    links = [link_of(a, b, Link(RTT_US)) for a, b in (("east", "west"), ("east", "east"), ("west", "west"))]
-    (tmp_path / "wan.json").write_bytes(msgspec.json.encode(WanPlan(WAN_DEVICE, 7, members, links)))
-    socket_path = tmp_path / "wan.sock"
-    forwarder = subprocess.Popen([sys.executable, "-m", "lab.wan", tmp_path / "wan.json", socket_path], cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 20
-        while not socket_path.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        yield Wan(WanControl(socket_path), *network.nodes)
-    finally:
-        forwarder.terminate()
-        forwarder.wait(10)
-        remove_network(tmp_path)
+    links = [(a, b, RTT_US) for a, b in (("east", "west"), ("east", "east"), ("west", "west"))]
+    with emulated_wan(tmp_path, {"node-east": "east", "node-west": "west"}, links) as (network, control):
+        yield Wan(control, *network.nodes)
 
 
 async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
