@@ -6,18 +6,15 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.appgroups.status import BALANCED
+from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import state_of
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
-from controller.scheduler.balance import advise, placed_group
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from kubekit.text import listed
@@ -35,7 +32,7 @@ class GraphCommand(Command):
     description = (
         "The workloads of an AppGroup, each with what it depends on. COST is the worst over all pairs of placed pods, "
         "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. "
-        "Below them: what would route calls better, and what the loss of a zone would stop."
+        "Below them: conditions that do not hold, and what the loss of a zone would stop."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -55,13 +52,7 @@ class GraphCommand(Command):
             where = f"namespace {session.namespace}" if session.namespace else "any namespace"
             msg = f"there is no AppGroup {options.appgroup!r} in {where}"
             raise NotFoundError(msg)
-        state = state_of(snapshot, snapshot.pods)
-        return [
-            msgspec.structs.replace(
-                view, advice=tuple(found.text for found in advise(placed_group(state, f"{view.namespace}/{view.name}")))
-            )
-            for view in views
-        ]
+        return views
 
     def show(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Groups, one after the other."""
@@ -131,13 +122,12 @@ def _where(pods: Sequence[PodView]) -> Text:
 
 def _remarks(group: GroupView) -> Iterator[RenderableType]:
     remarks = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    good = {"Complete": "True", "CostsMet": "True", BALANCED: "True"}
+    good = {"Complete": "True", "CostsMet": "True", BALANCED: "True", ROUTED_NEAR: "True"}
     remarks += [
         Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
         for c in group.conditions
         if good.get(c.type, c.status) != c.status
     ]
-    remarks += [Text.assemble(("advice", STRONG), f"  {advice}") for advice in group.advice]
     losses = ((loss.zone, listed(loss.stops, SHOWN_STOPS)) for loss in group.zone_losses if loss.stops)
     remarks += [Text(f"without {zone}: {workloads} would stop", style=FAINT) for zone, workloads in losses]
     if remarks:

@@ -160,12 +160,8 @@ class _PlacedArrays:
         return RoutingEstimate(latency / weight, hottest / weight)
 
 
-def advise(current: PlacedGroup) -> list[Advice]:
-    """Advice on routing calls within a group, the greatest gains first."""
-    return _all_advice(_PlacedArrays(current))
-
-
 def _all_advice(arrays: _PlacedArrays) -> list[Advice]:
+    """Advice on routing calls within a group, the greatest gains first."""
     callees = range(len(arrays.current.members))
     found = [advice for callee in callees if (advice := _advice(arrays, callee)) is not None]
     return sorted(found, key=lambda advice: (-advice.gain_us, advice.service))

@@ -66,7 +66,6 @@ class GroupView(View, frozen=True):
         total_cost: sum of its dependencies' costs, as far as known.
         violated: how many dependencies are.
         zone_losses: workloads that the loss of each zone would stop.
-        advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
     """
 
     namespace: str
@@ -84,7 +83,6 @@ class GroupView(View, frozen=True):
     faults: tuple[str, ...]
     conditions: tuple[Condition, ...]
     zone_losses: tuple[ZoneLoss, ...] = ()
-    advice: tuple[str, ...] = ()
 
 
 class Overview(View, frozen=True):

@@ -10,7 +10,7 @@ import pytest
 
 from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
-from controller.scheduler.balance import PlacedGroup, advice_conditions, advise, placed_group
+from controller.scheduler.balance import PlacedGroup, advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from tests.unit.controller import groups
@@ -40,8 +40,16 @@ def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: st
     return placed_group(state, "default/g")
 
 
-def texts(current: PlacedGroup) -> list[tuple[str, str]]:
-    return [(advice.reason, advice.text) for advice in advise(current)]
+def advice(current: PlacedGroup) -> tuple[str, str] | None:
+    """Reason and message of RoutedNear where it is False."""
+    found, _ = advice_conditions(current)
+    return (found.reason, found.message) if found.status == "False" else None
+
+
+def message(current: PlacedGroup) -> str:
+    found = advice(current)
+    assert found is not None
+    return found[1]
 
 
 EVEN = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
@@ -53,18 +61,17 @@ EVEN = (("a1", "b1", "c1"), ("a2", "b2", "c2"))
     ids=["none", "unknown", "hints-win"],
 )
 def test_a_service_that_sends_anywhere_is_advised_to_keep_calls_in_the_zone(field: str, more: dict[str, Any]) -> None:
-    (advice,) = advise(stands(EVEN, groups.service("w1", field, **more)))
-    assert advice.reason == ("HintsIgnored" if more else "NoTrafficDistribution")
-    assert advice.gain_us == pytest.approx((100 + 2 * 5000) / 3 - 100)
-    assert "default/svc-w1" in advice.text
-    assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in advice.text
+    reason, text = advice(stands(EVEN, groups.service("w1", field, **more))) or ("", "")
+    assert reason == ("HintsIgnored" if more else "NoTrafficDistribution")
+    assert "default/svc-w1" in text
+    assert "with PreferSameZone a call would take 100 µs instead of 3400 µs" in text
 
 
 def test_the_same_node_is_advised_only_where_that_gains_as_much_again() -> None:
     beside = (("a1", "b1", "c1"), ("a1", "b1", "c1"))
-    assert "with PreferSameZone" in texts(stands(beside, groups.service("w1")))[0][1]
+    assert "with PreferSameZone" in message(stands(beside, groups.service("w1")))
     pairs = (("a1", "a2"), ("a1", "a2"))
-    assert "with PreferSameNode" in texts(stands(pairs, groups.service("w1")))[0][1]
+    assert "with PreferSameNode" in message(stands(pairs, groups.service("w1")))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +85,12 @@ def test_the_same_node_is_advised_only_where_that_gains_as_much_again() -> None:
     ids=["no-service", "near-already", "headless", "local"],
 )
 def test_there_is_nothing_to_advise_where_the_field_would_change_nothing(services: tuple[Service, ...]) -> None:
-    assert advise(stands(EVEN, *services)) == []
+    assert advice(stands(EVEN, *services)) is None
 
 
 def test_nearness_that_would_heat_a_replica_is_not_advised() -> None:
     """All callers in one zone, one of three replicas there: it would take all calls."""
-    assert advise(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) == []
+    assert advice(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
 
 
 def test_a_hot_replica_is_told() -> None:
@@ -96,8 +103,10 @@ def test_a_hot_replica_is_told() -> None:
 
 def test_a_replica_on_a_node_without_a_zone_makes_every_hint_useless() -> None:
     found = stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1", "PreferSameZone"))
-    assert [reason for reason, _ in texts(found)] == ["HintsIgnored"]
-    assert advise(stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) == [], "the field would do nothing"
+    assert (advice(found) or [""])[0] == "HintsIgnored"
+    assert advice(stands((("a1", "b1"), ("a2", "b2", "-1")), groups.service("w1"))) is None, (
+        "the field would do nothing"
+    )
 
 
 def states(current: PlacedGroup) -> list[tuple[str, str]]:
@@ -116,7 +125,7 @@ def test_the_conditions_say_it_and_that_all_is_well() -> None:
 def test_a_dependency_without_traffic_gets_no_advice() -> None:
     weights = '{"w0": {"w1": 0}, "w1": {"w2": 1}}'
     silent = stands((*EVEN, ("a1",)), groups.service("w1"), weights=weights)
-    assert advise(silent) == []
+    assert advice(silent) is None
     assert states(silent) == [("True", "AsNearAsCanBe"), ("True", "Balanced")]
 
 
