@@ -20,7 +20,7 @@ from controller.cluster.caches import Caches
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
-from controller.page.access import Access
+from controller.page.access import PageAuthorizer
 from controller.page.server import Page
 from controller.page.sources import Sources
 from controller.scheduler.gating.controller import GatingController
@@ -146,7 +146,7 @@ class Manager:
         )
         policy, scheduler = config.topology.policy(), config.scheduler
         sources = Sources(self.caches, client, config.namespace, policy=policy, scheduler=scheduler)
-        self._page = Page(config.page, sources, Access(client, config.namespace))
+        self._page = Page(config.page, sources, PageAuthorizer(client, config.namespace))
         self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
         self._leads = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._leads.set_function(lambda: float(self.elector.leadership.held))

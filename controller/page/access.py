@@ -1,7 +1,7 @@
 """Authentication and authorization of the page: TokenReview and SubjectAccessReview.
 
-A token is good for one audience, ours, so that one which is stolen from a browser opens nothing but the page. The right that it
-needs is the one to reach the page through the API server's proxy: ``get services/proxy`` of our Service.
+A token is valid for one audience, ours: a stolen page token is useless elsewhere. It needs the right to reach the page through the
+API server's proxy: ``get services/proxy`` of our Service.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Decision = Literal["allowed", "unauthenticated", "forbidden", "unavailable"]
 """``unauthenticated``: the token is invalid or for another audience; ``unavailable``: the API server does not answer."""
 _REFUSALS: Mapping[Decision, tuple[int, str]] = {
-    "unauthenticated": (401, f"log in: open the page by `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
+    "unauthenticated": (401, f"run `kubectl netaware page`, or send a token for {PAGE_AUDIENCE}"),
     "forbidden": (403, f"this needs the right to get services/proxy of {CONTROLLER}"),
     "unavailable": (503, "the API server does not answer, so that access cannot be checked"),
 }
@@ -43,7 +43,7 @@ class _Review(Wire, frozen=True):
     status: dict[str, Any] = {}
 
 
-class Access:
+class PageAuthorizer:
     """Asks the API server, and caches its decisions for seconds.
 
     Args:
@@ -61,17 +61,17 @@ class Access:
     def authorize(self, handler: Handler) -> Handler:
         """Wraps a handler with authorization."""
 
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            answer = await self.decide(request)
-            if answer == "allowed":
+        async def authorized(request: web.Request) -> web.StreamResponse:
+            decision = await self.decide(request)
+            if decision == "allowed":
                 return await handler(request)
-            status, text = _REFUSALS[answer]
+            status, text = _REFUSALS[decision]
             headers = safe_headers()
             if status == 401:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)
 
-        return guarded
+        return authorized
 
     async def decide(self, request: web.Request) -> Decision:
         """The API server's decision about the token of a request."""
@@ -79,24 +79,21 @@ class Access:
         if not token or len(token) > MAX_TOKEN_BYTES:
             return "unauthenticated"
         key = hashlib.sha256(token.encode()).digest()
-        at, answer = self._decisions.get(key, (float("-inf"), "unavailable"))
+        at, decision = self._decisions.get(key, (float("-inf"), "unavailable"))
         if self._clock() - at < FRESH_S:
-            return answer
-        return await self._ask(key, token)
-
-    async def _ask(self, key: bytes, token: str) -> Decision:
+            return decision
         try:
             async with self._limiter:
-                answer = await self._review(token)
+                decision = await self._review(token)
         except KubekitError as error:
-            log.change("reviews", type(error).__name__, "cannot ask who may see the page", error=error)
+            log.change("reviews", type(error).__name__, "access review failed", error=error)
             return "unavailable"
-        log.change("reviews", "answered", "asks the API server who may see the page")
+        log.change("reviews", "answered", "access reviews succeed again")
         self._decisions.pop(key, None)
-        self._decisions[key] = (self._clock(), answer)
+        self._decisions[key] = (self._clock(), decision)
         while len(self._decisions) > MAX_CACHED:
             del self._decisions[next(iter(self._decisions))]
-        return answer
+        return decision
 
     async def _review(self, token: str) -> Decision:
         body = {**TOKEN_REVIEWS.type_meta, "spec": {"token": token, "audiences": [PAGE_AUDIENCE]}}
@@ -105,14 +102,14 @@ class Access:
         if not review.get("authenticated") or PAGE_AUDIENCE not in (review.get("audiences") or ()):
             return "unauthenticated"
         user = review.get("user") or {}
-        what = {
+        attributes = {
             "namespace": self._namespace,
             "verb": "get",
             "resource": "services",
             "subresource": "proxy",
             "name": CONTROLLER,
         }
-        asked = {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
-        asked |= {"user": user.get("username", ""), "resourceAttributes": what}
-        access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": asked}, _Review)
+        spec = {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
+        spec |= {"user": user.get("username", ""), "resourceAttributes": attributes}
+        access = await self._client.create(ACCESS_REVIEWS, {**ACCESS_REVIEWS.type_meta, "spec": spec}, _Review)
         return "allowed" if access.status.get("allowed") is True else "forbidden"

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.page.access import Access
+from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, safe_headers, security_policy
 from controller.page.model import encode
@@ -47,14 +47,14 @@ class Page:
     Args:
         config: settings.
         sources: snapshots.
-        access: who may see the page, where the settings ask for it.
+        authorizer: who may see the page, where the settings ask for it.
         clock: wall clock, unix seconds.
     """
 
     def __init__(
-        self, config: PageConfig, sources: Sources, access: Access, clock: Callable[[], float] = time.time
+        self, config: PageConfig, sources: Sources, authorizer: PageAuthorizer, clock: Callable[[], float] = time.time
     ) -> None:
-        self._config, self._sources, self._access, self._clock = config, sources, access, clock
+        self._config, self._sources, self._authorizer, self._clock = config, sources, authorizer, clock
         self._data: Data | None = None
         self._fresh_until = float("-inf")
         self._computing = asyncio.Lock()
@@ -63,7 +63,9 @@ class Page:
         """The document, and its data as JSON."""
         if self._config.enabled:
             for path, handler in (("/", self._document), (PAGE_DATA, self._overview)):
-                app.router.add_get(path, self._access.authorize(handler) if self._config.auth == "token" else handler)
+                app.router.add_get(
+                    path, self._authorizer.authorize(handler) if self._config.auth == "token" else handler
+                )
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(

@@ -50,7 +50,7 @@ MOST_FAILURES = 3
 KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True):
     """The result of one reading: the bill of all traffic; drift and weights by AppGroup."""
 
     bill: Money
@@ -64,7 +64,7 @@ def compare(
     groups: Sequence[AppGroup],
     prices: PriceTable | None,
     membership: Membership,
-) -> Seen:
+) -> Comparison:
     """Compare groups with flows; ``membership`` says which pods belong to which group. Pure."""
     known, _ = workloads.resolve(flows)
     graph = build_traffic_graph(known)
@@ -76,7 +76,7 @@ def compare(
     for group in groups:
         near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
         of[group.metadata.key] = group, TrafficGraph(near)
-    return Seen(
+    return Comparison(
         bill_of(graph, workloads, prices, groups_of_workloads(membership)),
         {key: drift_of(*both) for key, both in of.items()},
         {key: measured_weights(*both) for key, both in of.items()},
@@ -107,26 +107,26 @@ class TrafficController:
     ) -> None:
         self._client, self._caches, self._config, self._notify = client, caches, config, notify
         self._membership, self._prices = membership, config.prices.table()
-        self._seen: Seen | None = None
+        self._comparison: Comparison | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
         # Whether missing results mean that traffic is unknown, and not that it was not read yet.
-        self._sure, self._failures = False, 0
+        self._is_settled, self._failures = False, 0
         registry.register(self)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Read and compare until cancelled."""
         if not self._config.prometheus_url:
-            self._sure = True
+            self._is_settled = True
             await asyncio.Event().wait()
         async with PrometheusClient(self._config.prometheus_url, field="traffic.prometheusUrl") as prometheus:
             try:
                 while True:
-                    await self._look(prometheus)
+                    await self._update(prometheus)
                     await asyncio.sleep(self._config.interval_s)
             finally:
                 # From now on another leader reports.
-                self._seen, self._conditions, self._sure = None, {}, False
+                self._comparison, self._conditions, self._is_settled = None, {}, False
 
     def conditions(self, key: str) -> list[Condition]:
         """Conditions of a group: none before traffic was first known, Unknown after it was lost."""
@@ -141,12 +141,12 @@ class TrafficController:
                     AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
                 )
             ]
-        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._sure:
+        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._is_settled:
             return []
         message = "no source of traffic says anything of this group any more"
         return [condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
 
-    async def _look(self, prometheus: PrometheusClient) -> None:
+    async def _update(self, prometheus: PrometheusClient) -> None:
         try:
             reading = await read_flows(prometheus, self._config.source, self._config.window_s)
             places = build_zone_map(self._caches.nodes).locations
@@ -157,22 +157,24 @@ class TrafficController:
             log.change("prometheus", str(error), "traffic is not known", error=error)
             self._note_failure()
             return
-        self._sure, self._failures = True, 0
+        self._is_settled, self._failures = True, 0
         log.change("prometheus", "", "traffic is known again", source=reading.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
-        self._seen = seen = await asyncio.to_thread(compare, reading.flows, workloads, groups, self._prices, membership)
+        self._comparison = seen = await asyncio.to_thread(
+            compare, reading.flows, workloads, groups, self._prices, membership
+        )
         self._read_at = time.time()
         # Of a group without any traffic nothing is said.
         self._set_conditions({key: describe(drift) for key, drift in seen.drift.items() if drift or seen.weights[key]})
         if self._config.keep_weights:
             for group in groups:
-                await self._keep(group, seen.weights[group.metadata.key])
+                await self._write_weights(group, seen.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
         """Count a failed reading; after some in a row the conditions become Unknown. A restart of Prometheus changes nothing."""
         self._failures += 1
         if self._failures == MOST_FAILURES:
-            self._sure, self._seen = True, None
+            self._is_settled, self._comparison = True, None
             self._set_conditions({})
 
     def _set_conditions(self, conditions: dict[str, tuple[str, str]]) -> None:
@@ -181,7 +183,7 @@ class TrafficController:
             if before.get(key) != conditions.get(key):
                 self._notify(key)
 
-    async def _keep(self, group: AppGroup, weights: Weights) -> None:
+    async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
         key = group.metadata.key
         if not is_worth_writing(read_weights(group), weights):
             return
@@ -221,7 +223,7 @@ class TrafficController:
         age = GaugeMetricFamily(
             "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
         )
-        seen = self._seen  # Metrics are collected in a thread, meanwhile the leadership may end.
+        seen = self._comparison  # Metrics are collected in a thread, meanwhile the leadership may end.
         if self._read_at is not None and seen is not None:
             age.add_metric((), self._read_at)
             for key, found in seen.drift.items():

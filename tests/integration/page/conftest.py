@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.page import server
-from controller.page.access import Access
+from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.sources import Sources
 from controller.scheduler.config import SchedulerConfig
@@ -33,7 +33,7 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     """Run a page for the time of the block; its URL."""
     caches = Caches(client, namespace)
     sources = Sources(caches, client, namespace, policy=CostPolicy(), scheduler=SchedulerConfig())
-    page = server.Page(config, sources, Access(client, namespace))
+    page = server.Page(config, sources, PageAuthorizer(client, namespace))
     http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
     tasks = [asyncio.ensure_future(work) for work in caches.tasks().values()]

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from controller.page.access import FRESH_S, Access
+from controller.page.access import FRESH_S, PageAuthorizer
 from controller.page.config import PageConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -87,7 +87,7 @@ async def test_every_door_is_behind_the_log_in_and_health_is_not(
 
 async def test_a_right_that_is_taken_away_ends_within_seconds(client: Client, component: str) -> None:
     now = 0.0
-    access = Access(client, component, clock=lambda: now)
+    access = PageAuthorizer(client, component, clock=lambda: now)
     headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT)}
     request = make_mocked_request("GET", "/", headers=headers)
     assert await access.decide(request) == "allowed"

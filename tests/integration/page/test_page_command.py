@@ -77,5 +77,5 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
         async with browser.get(f"{root}api/v1/overview", headers={"If-None-Match": overview.headers["ETag"]}) as again:
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
-        with pytest.raises(KubectlError, match=r"the page requires a token: log in.*not found"):
+        with pytest.raises(KubectlError, match=r"the page requires a token: run.*not found"):
             await PageCommand().ask(session, options(control_plane))

@@ -18,7 +18,7 @@ from controller.cli.kubectl import KubectlError, port_forward
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
-from controller.page.access import Access
+from controller.page.access import PageAuthorizer
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
 from controller.page.model import encode
@@ -104,7 +104,7 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     monkeypatch.setattr(server, "LEAST_REST", 0.0)
     client = cast("Client", Deaf())
     sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
-    page = server.Page(PageConfig(auth="none"), sources, Access(client, "netaware"))
+    page = server.Page(PageConfig(auth="none"), sources, PageAuthorizer(client, "netaware"))
     app = web.Application()
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:

@@ -21,7 +21,7 @@ from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import Seen, compare, describe, is_worth_writing
+from controller.traffic.reconciler import Comparison, compare, describe, is_worth_writing
 from controller.traffic.sources import NoTrafficError, read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
@@ -71,7 +71,7 @@ def compared(
     prices: PriceTable | None = None,
     workloads: Workloads | None = None,
     admitted: dict[str, str] | None = None,
-) -> Seen:
+) -> Comparison:
     """Groups beside these flows, of workloads with a replica in each of two zones."""
     flows = list(flows)
     ends = {end for each in flows for end in (each.client, each.server)}
