@@ -15,6 +15,7 @@ Others count a lease's age from when *they* last saw it change, not from the tim
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -272,7 +273,8 @@ class LeaderElector:
         renewing = before.holder_identity == self._identity
         spec = LeaseSpec(
             holder_identity=self._identity,
-            lease_duration_seconds=max(1, round(self._timing.duration_s)),
+            # Rounded up: others must wait at least as long as we believe to lead.
+            lease_duration_seconds=math.ceil(self._timing.duration_s),
             acquire_time=before.acquire_time if renewing else now,
             renew_time=now,
             lease_transitions=(before.lease_transitions or 0) + (0 if renewing or old is None else 1),

@@ -102,7 +102,8 @@ def scores(problem: Problem, at: Ints) -> Scores:
     on = np.zeros((problem.workloads, len(problem.free)))
     np.add.at(on, (problem.workload_of[problem.class_of[placed]], at[placed]), 1.0)
     in_zone = np.stack([on[:, problem.zone_of == z].sum(axis=1) for z in range(len(problem.zoned))], axis=1)
-    share, zone_share = on / on.sum(axis=1, keepdims=True), in_zone / in_zone.sum(axis=1, keepdims=True)
+    replicas = np.maximum(on.sum(axis=1, keepdims=True), 1)
+    share, zone_share = on / replicas, in_zone / replicas
     traffic = sum(edge.weight for edge in problem.edges)
     gained = near = hottest = 0.0
     for edge in problem.edges:
