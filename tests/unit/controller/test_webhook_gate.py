@@ -20,7 +20,7 @@ from lab.certificates import Authority, KeyPair
 from lab.controlplane import free_ports
 
 LABELS = {"appgroup.diktyo.x-k8s.io": "shop"}
-OURS = {"name": "netaware.io/topological-order"}
+OURS, THEIRS = {"name": "netaware.io/topological-order"}, {"name": "a/b"}
 
 
 def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
@@ -35,27 +35,22 @@ def asked(labels: dict[str, str] | None, **spec: Any) -> Any:
     return json.loads(base64.b64decode(patch)) if patch else None
 
 
-def test_pod_of_a_group_is_gated() -> None:
-    assert asked(LABELS) == [{"op": "add", "path": "/spec/schedulingGates", "value": [OURS]}]
-
-
-def test_gates_of_others_stay() -> None:
-    wanted = [{"op": "add", "path": "/spec/schedulingGates/-", "value": OURS}]
-    assert asked(LABELS, schedulingGates=[{"name": "a/b"}]) == wanted
-
-
 @pytest.mark.parametrize(
-    ("labels", "spec"),
+    ("labels", "spec", "patch"),
     [
-        ({}, {}),
-        (None, {}),
-        ({"app": "x"}, {}),
-        (LABELS, {"nodeName": "n"}),
-        (LABELS, {"schedulingGates": [{"name": "a/b"}, OURS]}),
+        (LABELS, {}, [{"op": "add", "path": "/spec/schedulingGates", "value": [OURS]}]),
+        (LABELS, {"schedulingGates": [THEIRS]}, [{"op": "add", "path": "/spec/schedulingGates/-", "value": OURS}]),
+        ({}, {}, None),
+        (None, {}, None),
+        ({"app": "x"}, {}, None),
+        (LABELS, {"nodeName": "n"}, None),
+        (LABELS, {"schedulingGates": [THEIRS, OURS]}, None),
     ],
 )
-def test_other_pods_are_left_alone(labels: dict[str, str] | None, spec: dict[str, Any]) -> None:
-    assert asked(labels, **spec) is None
+def test_pods_of_a_group_are_gated_and_others_left_alone(
+    labels: dict[str, str] | None, spec: dict[str, Any], patch: Any
+) -> None:
+    assert asked(labels, **spec) == patch
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"apiVersion": "v1", "kind": "Pod", "request": 7}'])
