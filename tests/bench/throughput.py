@@ -19,7 +19,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import yaml
 
@@ -30,11 +29,12 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPO
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
-from lab.controlplane import ControlPlane, credentials_of, free_ports
+from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches, until
 from tests.integration.conftest import definitions
+from tests.support.controller_program import controller_program
 
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
@@ -174,39 +174,13 @@ async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
 
 
 @asynccontextmanager
-async def program(plane: ControlPlane, verb: str, placement: str) -> AsyncIterator[str]:
-    """``python -m controller <verb>``, ready; its address."""
-    port = free_ports(1)[0]
+async def program(plane: ControlPlane, verb: str, placement: str, *flags: str) -> AsyncIterator[str]:
+    """The controller's program with this placement, ready; its address."""
     config = plane.state_dir / f"{verb}.yaml"
     document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
-    argv: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "controller",
-        verb,
-        f"--credentials={credentials_of(plane.kubeconfig)}",
-    ]
-    argv += [f"--config={config}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
-    if verb == "manager":
-        argv.append("--no-leader-elect")
-    started = plane.programs.start(f"{verb}-{time.time_ns()}", argv)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await plane.programs.stop(started)
-
-
-async def ready(url: str) -> None:
-    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
-        while True:
-            try:
-                async with session.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
+    async with controller_program(plane, verb, f"--config={config}", "--log-level=warning", *flags) as (_, url):
+        yield url
 
 
 async def run_mode(
@@ -219,14 +193,13 @@ async def run_mode(
         url = None
         if mode == "extender":
             url = await stack.enter_async_context(program(plane, "extender", "extender"))
-            await ready(url)
         data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()
         try:
             if mode == "gated":
-                await stack.enter_async_context(program(plane, "manager", "affinity"))
+                await stack.enter_async_context(program(plane, "manager", "affinity", "--no-leader-elect"))
             async with asyncio.timeout(LONGEST_S):
                 while sum(bool(p.spec.node_name) for p in store) < pods:
                     await asyncio.sleep(0.1)
