@@ -14,17 +14,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod
-from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import RoundDecision, RoundState, decide
-from controller.descheduler.history import History
-from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import UsageBatch, UsageReading, UsageStore
 from kubekit.runtime import compact_memory
-from kubekit.wire import Node, format_time
 from tests.bench.figures import Figures, figure
-from tests.support.descheduled import World
+from tests.support.descheduled import (
+    DeschedulerConfig,
+    GroupPod,
+    History,
+    LoadSnapshot,
+    Node,
+    PodReader,
+    RoundDecision,
+    RoundState,
+    Settings,
+    UsageBatch,
+    UsageReading,
+    UsageStore,
+    World,
+    decide,
+    format_time,
+)
 
 NOW_S = 1_800_000_000.0
 HOT_SHARE, IDLE_SHARE = 0.05, 0.3

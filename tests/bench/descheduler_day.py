@@ -28,24 +28,31 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod
-from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decide import RoundState, decide
 from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
-from controller.descheduler.history import History, add_moves
-from controller.descheduler.low_node_load import nodes_to_taint
-from controller.descheduler.usage import UsageView
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
-from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource, format_time
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOT_TAINT, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches
 from tests.bench.figures import Figures as BenchFigures
 from tests.bench.figures import figure
-from tests.support.descheduled import World
+from tests.support.descheduled import (
+    DeschedulerConfig,
+    GroupPod,
+    History,
+    Node,
+    PodReader,
+    RoundState,
+    Settings,
+    UsageView,
+    World,
+    add_moves,
+    decide,
+    format_time,
+    nodes_to_taint,
+)
 
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 NODE_COUNT, ZONES, CORES, GIB = 30, 3, 8, 32

@@ -1,18 +1,88 @@
-"""A cluster that changes, without an API server: what the descheduler's program has of its stores."""
+"""Made-up clusters for tests and benchmarks of the descheduler: nodes, pods, usage and rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from controller.cluster.hosts import Host, NodeCache
-from controller.cluster.pod_info import PodInfo
-from controller.cluster.volumes import Volumes
+import msgspec
+
+from controller.cluster.hosts import Host, NodeCache, host_of
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod, Target
+from controller.cluster.volumes import PersistentVolume, Volumes
+from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.decide import RoundDecision, RoundState, decide
+from controller.descheduler.follow_up import follow_up
+from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
+from controller.descheduler.low_node_load import nodes_to_taint
+from controller.descheduler.node_load import Detector
+from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import Budget, LoadSnapshot, take_snapshot
-from controller.descheduler.usage import NO_USAGE, UsageView
+from controller.descheduler.usage import NO_USAGE, UsageBatch, UsageReading, UsageStore, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
-from kubekit.wire import Node
+from kubekit.wire import Node, format_time
+
+# Tests take what they build, read and answer with from here too: one place to change when the product renames it.
+__all__ = [
+    "CALM",
+    "GI",
+    "NOW_S",
+    "BackOff",
+    "Budget",
+    "DeschedulerConfig",
+    "Detector",
+    "Eviction",
+    "GroupPod",
+    "History",
+    "Host",
+    "LoadSnapshot",
+    "Move",
+    "MoveResult",
+    "Node",
+    "PendingMove",
+    "PersistentVolume",
+    "PodInfo",
+    "PodReader",
+    "RoundDecision",
+    "RoundState",
+    "SchedulerConfig",
+    "Settings",
+    "Target",
+    "UsageBatch",
+    "UsageReading",
+    "UsageStore",
+    "UsageView",
+    "Volumes",
+    "World",
+    "add_moves",
+    "amounts",
+    "budget",
+    "decide",
+    "decided",
+    "follow_up",
+    "format_time",
+    "mark_of",
+    "moved",
+    "node",
+    "nodes_to_taint",
+    "once",
+    "pending_move",
+    "pod",
+    "read",
+    "settings",
+    "snapshot",
+]
+
+GI = 1 << 30
+NOW_S = 1_800_000_000.0
+CALM: dict[str, Any] = {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}
+"""Acts on the first hot round, for tests of everything but anomalies."""
+
+_READER = PodReader()
 
 
 class World:
@@ -54,3 +124,187 @@ class World:
     def snapshot(self, usage: UsageView = NO_USAGE) -> LoadSnapshot:
         """Now, with this usage."""
         return replace(take_snapshot(self.inputs, self.pods, self.budgets), usage=usage)
+
+
+def node(
+    name: str,
+    *,
+    cpu: str = "4",
+    memory: str = "16Gi",
+    pods: str = "110",
+    bandwidth: str = "",
+    labels: Mapping[str, str] | None = None,
+    taints: Iterable[Mapping[str, str]] = (),
+    unschedulable: bool = False,
+    ready: bool = True,
+) -> Host:
+    """A node as the API server would send it, read by the descheduler."""
+    allocatable = {"cpu": cpu, "memory": memory, "pods": pods}
+    if bandwidth:
+        allocatable["network.aware.com/bandwidth"] = bandwidth
+    document = {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        "spec": {"unschedulable": unschedulable, "taints": list(taints)},
+        "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+    return host_of(msgspec.convert(document, Node))
+
+
+def pod(
+    name: str,
+    on: str,
+    *,
+    namespace: str = "default",
+    owner: str = "ReplicaSet/web-5d4f",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    cpu: str = "",
+    memory: str = "",
+    requests: Mapping[str, str] | None = None,
+    priority: int = 0,
+    priority_class: str = "",
+    qos: str = "Burstable",
+    created_s: float = NOW_S - 86_400,
+    uid: str = "",
+    phase: str = "Running",
+    ready: bool = True,
+    deleting: bool = False,
+    spec: Mapping[str, Any] | None = None,
+) -> PodInfo:
+    """A pod as the API server would send it, read by the descheduler. An empty ``owner`` makes it bare."""
+    asked = {**({"cpu": cpu} if cpu else {}), **({"memory": memory} if memory else {}), **(requests or {})}
+    kind, _, owner_name = owner.partition("/")
+    owners = [{"kind": kind, "name": owner_name, "uid": "o", "controller": True}] if owner else []
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid or f"uid-{namespace}-{name}",
+        "labels": dict(labels or {}),
+        "annotations": dict(annotations or {}),
+        "ownerReferences": owners,
+        "creationTimestamp": format_time(created_s),
+    }
+    if deleting:
+        metadata["deletionTimestamp"] = format_time(NOW_S)
+    document = {
+        "metadata": metadata,
+        "spec": {
+            "nodeName": on,
+            "priority": priority,
+            "priorityClassName": priority_class,
+            "containers": [{"name": "main", "resources": {"requests": asked}}],
+            **(spec or {}),
+        },
+        "status": {
+            "phase": phase,
+            "qosClass": qos,
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+    return read(document)
+
+
+def read(document: Mapping[str, Any]) -> PodInfo:
+    """A pod of the API server in the compact form."""
+    return _READER.read(msgspec.convert(document, GroupPod))
+
+
+def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
+    """Cores, GiB and bits per second as the rules want them."""
+    found = {}
+    if cpu is not None:
+        found["cpu"] = cpu * 1000
+    if memory is not None:
+        found["memory"] = memory * GI
+    if bandwidth is not None:
+        found["network.aware.com/bandwidth"] = bandwidth
+    return found
+
+
+def snapshot(
+    nodes: Iterable[Host],
+    pods: Iterable[PodInfo],
+    node_usage: Mapping[str, Mapping[str, float]],
+    pod_usage: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    budgets: Iterable[Budget] = (),
+    expired: Iterable[str] = (),
+    volumes: Volumes | None = None,
+) -> LoadSnapshot:
+    """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
+    world = World(volumes=volumes)
+    world.nodes.update((n.name, n) for n in nodes)
+    world.pods.update((p.key, p) for p in pods)
+    world.budgets += budgets
+    used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
+    return world.snapshot(UsageView(node_usage, used, frozenset(expired)))
+
+
+def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> Budget:
+    """A PodDisruptionBudget of the pods that have a label, ``app`` or ``app=web``; of all where it names none."""
+    key, is_value, value = selector.partition("=")
+    has_label = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
+    body = {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": {"matchExpressions": [has_label] if selector else []}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+    return msgspec.convert(body, Budget)
+
+
+def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
+    """Settings with a policy (LowNodeLoadArgs) that acts on the first hot round, and generous limits unless given."""
+    args = {
+        "lowThresholds": {"cpu": 20, "memory": 30},
+        "highThresholds": {"cpu": 50, "memory": 60},
+        "anomalyCondition": CALM,
+        **(policy or {}),
+    }
+    free = {
+        "perNode": 100,
+        "perNamespace": 1000,
+        "perRound": 1000,
+        "perWorkload": 1000,
+        "unavailablePerWorkload": 1000,
+    }
+    limits = {**free, **sections.pop("limits", {})}
+    # Most made-up workloads have one pod, and most rules have nothing to do with that.
+    protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
+    document = {"policy": args, "limits": limits, "protection": protection, **sections}
+    return msgspec.convert(document, DeschedulerConfig).compiled()
+
+
+def pending_move(
+    pod: str = "default/old",
+    uid: str = "u",
+    workload: str = "default/Deployment/w",
+    node: str = "hot",
+    at_s: float = NOW_S,
+    strategy: Any = "LowNodeLoad",
+    *,
+    target: str = "",
+    group: str = "",
+    used: Mapping[str, float] | None = None,
+    cost_before: int = -1,
+    **follow: Any,
+) -> PendingMove:
+    """A move of before; ``follow`` is what else is remembered of it."""
+    move = Move(pod, uid, workload, node, target, strategy, "r", used or {}, cost_before=cost_before, group=group)
+    return PendingMove(move, at_s, **follow)
+
+
+def moved(decision: RoundDecision) -> list[str]:
+    """Names of the pods that would go, in order."""
+    return [move.pod.partition("/")[2] for move in decision.plan.moves]
+
+
+def decided(
+    view: LoadSnapshot, history: History, state: RoundState, rules: Settings, now: float, *, confirmed: bool = False
+) -> RoundDecision:
+    """The decision of `decide` alone."""
+    return decide(view, history, state, rules, now, confirmed=confirmed).decision
+
+
+def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> RoundDecision:
+    """One round from nothing."""
+    return decided(view, memory or History(), RoundState(), rules, now)

@@ -15,7 +15,7 @@ from controller.descheduler.conditions import CONDITIONS
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from tests.unit.controller.descheduling import amounts, budget, node, once, pod, settings, snapshot
+from tests.support.descheduled import amounts, budget, node, once, pod, settings, snapshot
 
 COMMAND = DescheduleCommand()
 

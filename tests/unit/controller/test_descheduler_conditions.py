@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from controller.descheduler.conditions import CONDITIONS
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     BackOff,
     Budget,

@@ -10,7 +10,7 @@ import yaml
 
 from controller.descheduler.policy import read_policy
 from kubekit.errors import ConfigError
-from tests.unit.controller.descheduling import DeschedulerConfig
+from tests.support.descheduled import DeschedulerConfig
 
 SEED = """
 apiVersion: descheduler/v1alpha2

@@ -7,10 +7,9 @@ from typing import Any, cast
 import pytest
 
 from controller.descheduler.evict import evict, why_outdated
-from controller.descheduler.round_plan import Move
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from tests.unit.controller.descheduling import node, pod
+from tests.support.descheduled import Move, node, pod
 
 
 def move() -> Move:

@@ -10,7 +10,7 @@ import pytest
 
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.history import MAX_BACKOFFS, back_off, forget_old
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     BackOff,
     Eviction,

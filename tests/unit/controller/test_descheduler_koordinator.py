@@ -11,16 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.unit.controller.descheduling import (
-    Host,
-    PodInfo,
-    moved,
-    node,
-    once,
-    pod,
-    settings,
-    snapshot,
-)
+from tests.support.descheduled import Host, PodInfo, moved, node, once, pod, settings, snapshot
 
 SAME, PODS_ARE_NO_LOAD = "", "the number of pods is no load here: requests keep it, thresholds do not"
 LOCAL = [{"name": "sample", "hostPath": {"path": "p"}, "emptyDir": {}}]

@@ -10,17 +10,16 @@ import pytest
 
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup
-from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.reporting import describe_eviction, taint_patches
 from controller.descheduler.round_plan import NodeState
-from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     Detector,
     History,
     Host,
     LoadSnapshot,
+    Node,
     PodInfo,
     RoundState,
     Target,
@@ -31,6 +30,7 @@ from tests.unit.controller.descheduling import (
     decided,
     moved,
     node,
+    nodes_to_taint,
     once,
     pending_move,
     pod,

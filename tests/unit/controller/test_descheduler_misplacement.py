@@ -12,11 +12,11 @@ from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
-from kubekit.wire import Node, format_time
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     History,
     LoadSnapshot,
+    Node,
     RoundDecision,
     RoundState,
     SchedulerConfig,
@@ -26,6 +26,7 @@ from tests.unit.controller.descheduling import (
     amounts,
     decide,
     follow_up,
+    format_time,
     mark_of,
     moved,
     pending_move,

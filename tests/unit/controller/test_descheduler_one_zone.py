@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     History,
     RoundState,

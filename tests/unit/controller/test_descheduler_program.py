@@ -18,17 +18,18 @@ from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.program import Descheduler
-from kubekit.wire import Node, ObjectMeta
-from tests.support.descheduled import World
-from tests.unit.controller.descheduling import (
+from kubekit.wire import ObjectMeta
+from tests.support.descheduled import (
     CALM,
     GI,
     NOW_S,
     DeschedulerConfig,
+    Node,
     PersistentVolume,
     UsageBatch,
     UsageReading,
     UsageView,
+    World,
     amounts,
     budget,
     moved,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controller.cluster.eligibility import selects
-from tests.unit.controller.descheduling import (
+from tests.support.descheduled import (
     NOW_S,
     BackOff,
     Budget,

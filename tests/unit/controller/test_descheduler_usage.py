@@ -19,8 +19,7 @@ from controller.descheduler.config import PrometheusConfig, Queries, UsageConfig
 from controller.descheduler.sources import UsageReader
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.wire import format_time
-from tests.unit.controller.descheduling import GI, NOW_S, UsageBatch, UsageReading, UsageStore
+from tests.support.descheduled import GI, NOW_S, UsageBatch, UsageReading, UsageStore, format_time
 
 BANDWIDTH = "network.aware.com/bandwidth"
 

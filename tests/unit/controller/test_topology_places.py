@@ -16,7 +16,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import NODES, Node
 from netperf.pairs import eligible
 from netperf.sample import Place
-from tests.unit.controller.descheduling import PodInfo, read
+from tests.support.descheduled import PodInfo, read
 
 
 def node(
