@@ -32,7 +32,7 @@ class BandwidthCommand(Command):
         """Arguments of this command."""
         parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> BandwidthView:
+    async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:
         """Read the cluster, and select the nodes or pods to show."""
         if options.kind == "node":
             # Requests on a node come from pods of every namespace.
@@ -40,7 +40,7 @@ class BandwidthCommand(Command):
         found = build_bandwidth(await session.snapshot(bandwidth=True))
         return BandwidthView(pods=found.pods) if options.kind == "pod" else BandwidthView(nodes=found.nodes)
 
-    def show(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A table of nodes, or of pods."""
         if options.kind == "node":
             return _nodes(answer.nodes)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Command(ABC):
-    """One subcommand: ``ask`` computes the answer, which is printed as data or as ``show`` renders it.
+    """One subcommand: ``run`` computes the answer, which is printed as data or as ``render`` shows it.
 
     Attributes:
         description: what it shows and how to read it.
@@ -32,7 +32,7 @@ class Command(ABC):
         """Add the command's own arguments; none by default."""
 
     @abstractmethod
-    async def ask(self, session: Session, options: argparse.Namespace) -> Any:
+    async def run(self, session: Session, options: argparse.Namespace) -> Any:
         """The answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print as it is.
 
         Raises:
@@ -40,16 +40,16 @@ class Command(ABC):
         """
 
     @abstractmethod
-    def show(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
+    def render(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
         """The answer for a person, at most ``width`` columns wide where that can be helped."""
 
     def asks_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
         """Whether these arguments need a cluster at all."""
         return self.online
 
-    async def stay(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
+    async def keep_open(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
         """Runs after the answer was shown, for as long as it must stay open; ends at once by default."""
 
-    def is_bad(self, answer: Any) -> bool:  # noqa: ARG002
+    def has_findings(self, answer: Any) -> bool:  # noqa: ARG002
         """Whether there are findings, for commands with ``--exit-code``."""
         return False

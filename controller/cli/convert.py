@@ -47,14 +47,14 @@ class ConvertCommand(Command):
             help="what to convert; - is standard input",
         )
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> ConversionResult:
+    async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         """Read and convert."""
         documents = await asyncio.to_thread(read_files, options.filename)
         objects, changes = convert(documents)
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return ConversionResult(objects, changes)
 
-    def show(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """YAML documents, ready for kubectl."""
         return yaml.safe_dump_all(answer.objects, sort_keys=False, allow_unicode=True, width=120)
 

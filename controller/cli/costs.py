@@ -54,7 +54,7 @@ class CostsCommand(Command):
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
         )
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
+    async def run(self, session: Session, options: argparse.Namespace) -> CostsView:
         """Read the network."""
         snapshot = await session.snapshot()
         if not options.percentile:
@@ -63,7 +63,7 @@ class CostsCommand(Command):
         note_unused(session, network)
         return CostsView(at=snapshot.now_s, network=network)
 
-    def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
+    def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The matrix, in blocks of columns if it is wider than the terminal."""
         cells = {ends: _cell(pair, options.percentile) for ends, pair in by_pair(answer.network.pairs).items()}
         used = "".join(cells.values())

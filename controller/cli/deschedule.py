@@ -75,7 +75,7 @@ class DescheduleCommand(Command):
         parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
         parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Preview:
+    async def run(self, session: Session, options: argparse.Namespace) -> Preview:
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
@@ -98,7 +98,7 @@ class DescheduleCommand(Command):
         )
         return answer
 
-    def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
         parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("no pod would move")]
         hot = [node for node in answer.plan.nodes if node.kind == "over"]

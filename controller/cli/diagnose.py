@@ -47,7 +47,7 @@ class DiagnoseCommand(Command):
         parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
         parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Diagnosis:
+    async def run(self, session: Session, options: argparse.Namespace) -> Diagnosis:
         """Read everything and diagnose it."""
         pod = await session.pod(options.name) if options.name else None
         facts = await read_facts_of(session, pod)
@@ -58,7 +58,7 @@ class DiagnoseCommand(Command):
         mine = tuple(finding for finding in found if finding.code in STOPS_ALL or key in finding.affects)
         return Diagnosis(facts.now, mine, diagnosis)
 
-    def show(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The pod, then the findings."""
         parts: list[RenderableType] = []
         if answer.pod is not None:
@@ -70,7 +70,7 @@ class DiagnoseCommand(Command):
             parts.append(Text("✓ nothing is wrong", style=GOOD))
         return Group(*parts)
 
-    def is_bad(self, answer: Diagnosis) -> bool:
+    def has_findings(self, answer: Diagnosis) -> bool:
         """Whether any finding is more severe than info."""
         return any(finding.severity != "info" for finding in answer.findings)
 

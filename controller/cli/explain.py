@@ -52,7 +52,7 @@ class ExplainCommand(Command):
         parser.add_argument("kind", choices=("pod",), help="what to explain")
         parser.add_argument("name", metavar="NAME", help="the pod")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Explained:
+    async def run(self, session: Session, options: argparse.Namespace) -> Explained:
         """Read the pod, its group, and the state that rules need."""
         pod = await session.pod(options.name)
         session.namespace = None
@@ -66,7 +66,7 @@ class ExplainCommand(Command):
         now, facts = explain(state, pod, inputs.ineligible(pod)), read_facts(snapshot, pod)
         return Explained(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
-    def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Print the reason, then the table."""
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]

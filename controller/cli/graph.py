@@ -39,7 +39,7 @@ class GraphCommand(Command):
         """Arguments of this command."""
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
+    async def run(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
         """Read the requested groups."""
         snapshot = await session.snapshot(groups=True)
         session.require(APPGROUPS)
@@ -54,7 +54,7 @@ class GraphCommand(Command):
             raise NotFoundError(msg)
         return views
 
-    def show(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Groups, one after the other."""
         if not answer:
             return Text("no AppGroups", style=FAINT)

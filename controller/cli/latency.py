@@ -41,7 +41,7 @@ class LatencyCommand(Command):
         parser.add_argument("origin", metavar="A", help="zone")
         parser.add_argument("destination", metavar="B", help="another zone")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> LatencyView:
+    async def run(self, session: Session, options: argparse.Namespace) -> LatencyView:
         """Read the pair."""
         snapshot = await session.snapshot()
         network = build_network(snapshot)
@@ -53,7 +53,7 @@ class LatencyCommand(Command):
             raise NotFoundError(msg)
         return LatencyView(at=snapshot.now_s, there=pairs[ends], back=pairs[ends[::-1]])
 
-    def show(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: LatencyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A line for each direction."""
         numbers = ("COST", "P50", "P90", "P99", "JITTER", "LOSS", "AGE")
         table = grid("", *numbers, "BASIS", "PROBER", right=numbers)

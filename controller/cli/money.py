@@ -46,7 +46,7 @@ class MoneyCommand(Command):
             "--prices", choices=PRESETS, help="list prices of a cloud (default: the controller's prices)"
         )
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> MoneyView:
+    async def run(self, session: Session, options: argparse.Namespace) -> MoneyView:
         """Read traffic and prices."""
         traffic = await read_traffic(session, options.source, options.window)
         graph, snapshot = traffic.graph, traffic.snapshot
@@ -57,7 +57,7 @@ class MoneyCommand(Command):
         bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
-    def show(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The sum, the greatest dependencies, then pairs of zones."""
         bill = answer.bill
         head = Text()

@@ -40,7 +40,7 @@ class Screen:
         """A table for a person, or data for programs."""
         if options.output == "table":
             shown = answer if command.prints_documents else _one_line_each(answer)
-            self._print_table(command.show(shown, options, self.width))
+            self._print_table(command.render(shown, options, self.width))
         else:
             self._print_data(answer, options.output)
 

@@ -48,7 +48,7 @@ class PageCommand(Command):
         """Arguments of this command."""
         parser.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Opened:
+    async def run(self, session: Session, options: argparse.Namespace) -> Opened:
         """Forward a port, and serve the proxy."""
         kubectl = shutil.which("kubectl")
         if kubectl is None:
@@ -69,11 +69,11 @@ class PageCommand(Command):
         self._ended = forward.ended
         return Opened(await enter(proxy.running()))
 
-    def show(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The address on a line of its own."""
         return Group(Text(answer.address, style=STRONG), Text("end with Ctrl-C", style=FAINT))
 
-    async def stay(self, session: Session, answer: Opened, options: argparse.Namespace) -> None:  # noqa: ARG002
+    async def keep_open(self, session: Session, answer: Opened, options: argparse.Namespace) -> None:  # noqa: ARG002
         """Open the browser, and wait for the end of the port-forward, or for a signal."""
         waiting = asyncio.current_task()
         assert waiting is not None

@@ -79,7 +79,7 @@ class ProposeCommand(Command):
         )
         parser.add_argument("--apply", action="store_true", help="write what --manifests shows")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Proposed:
+    async def run(self, session: Session, options: argparse.Namespace) -> Proposed:
         """Read, propose, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
@@ -100,7 +100,7 @@ class ProposeCommand(Command):
             gains=tuple(gains),
         )
 
-    def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A table per group, then drift, then what is no dependency; or YAML for kubectl."""
         if options.manifests:
             return _manifests(answer.proposals)

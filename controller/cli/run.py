@@ -61,13 +61,13 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
         screen.print_answer(command, answer, options)
         _print_notes(screen, session)
         sys.stdout.flush()
-        await command.stay(session, answer, options)
-        return EXIT_FINDINGS if command.is_bad(answer) and options.exit_code else EXIT_ANSWERED
+        await command.keep_open(session, answer, options)
+        return EXIT_FINDINGS if command.has_findings(answer) and options.exit_code else EXIT_ANSWERED
 
 
 async def _ask(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> object:
     """The command's answer; notes on stderr that the API server has not answered yet."""
-    asking = asyncio.ensure_future(command.ask(session, options))
+    asking = asyncio.ensure_future(command.run(session, options))
     try:
         await asyncio.wait({asking}, timeout=SILENCE_S)
         if not asking.done() and command.asks_cluster(options) and not session.client.has_answer:

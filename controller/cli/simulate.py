@@ -108,7 +108,7 @@ class SimulateCommand(Command):
         """Not with ``--offline``, nor to say that there is no file."""
         return bool(options.filename) and not options.offline
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Simulation | OfflinePlan:
+    async def run(self, session: Session, options: argparse.Namespace) -> Simulation | OfflinePlan:
         """Read the file, then the cluster, then plan."""
         if options.offline:
             return await self._ask_offline(session, options)
@@ -141,7 +141,7 @@ class SimulateCommand(Command):
         session.remarks += remarks
         return answer
 
-    def show(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Placements side by side, then what they cost."""
         if isinstance(answer, OfflinePlan):
             return show_offline(answer)

@@ -37,7 +37,7 @@ class StatusCommand(Command):
         """Arguments of this command."""
         parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Overview:
+    async def run(self, session: Session, options: argparse.Namespace) -> Overview:
         """Read everything."""
         if not options.namespace:
             session.namespace = None
@@ -46,7 +46,7 @@ class StatusCommand(Command):
         note_unused(session, answer.network)
         return answer
 
-    def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The screen."""
         findings = describe(answer.findings, answer.at)
         if any(finding.code == "not-installed" for finding in answer.findings):
@@ -58,7 +58,7 @@ class StatusCommand(Command):
             lines.add_row(name, text)
         return Group(lines, Text(), *(findings or [Text("✓ nothing is wrong", style=GOOD)]))
 
-    def is_bad(self, answer: Overview) -> bool:
+    def has_findings(self, answer: Overview) -> bool:
         """Whether a finding is worse than info."""
         return any(finding.severity != "info" for finding in answer.findings)
 

@@ -52,9 +52,9 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
         with pytest.raises(KubectlError, match="NotFound"):
-            await PageCommand().ask(session, options(control_plane))
+            await PageCommand().run(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
-        opened = await PageCommand().ask(session, options(control_plane))
+        opened = await PageCommand().run(session, options(control_plane))
         root = opened.address.partition("?")[0]
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         jar = aiohttp.CookieJar(unsafe=True)
@@ -78,4 +78,4 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
             assert again.status in {200, 304}
         await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
         with pytest.raises(KubectlError, match=r"the page requires a token: run.*not found"):
-            await PageCommand().ask(session, options(control_plane))
+            await PageCommand().run(session, options(control_plane))

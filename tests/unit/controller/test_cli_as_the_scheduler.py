@@ -29,9 +29,9 @@ COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", names
 OTHER = topology(weight("UserDefined", 3))
 
 
-async def ask(session: Session, *argv: str) -> Any:
+async def answer_of(session: Session, *argv: str) -> Any:
     command, options = parsed(*argv)
-    return await command.ask(session, options)
+    return await command.run(session, options)
 
 
 def group_file(folder: Any, *made: Any) -> str:
@@ -63,10 +63,10 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
     file = group_file(tmp_path, group(most=5))
     session = session_of(MINE, *objects)
-    shown = await ask(session, "costs")
-    (view,) = await ask(session, "graph")
-    simulated = await ask(session, "simulate", "-f", file)
-    explained = await ask(session, "explain", "pod", "a-n1")
+    shown = await answer_of(session, "costs")
+    (view,) = await answer_of(session, "graph")
+    simulated = await answer_of(session, "simulate", "-f", file)
+    explained = await answer_of(session, "explain", "pod", "a-n1")
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.state) for edge in view.edges] == [(7, "violated")]
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
@@ -84,7 +84,7 @@ async def test_a_file_of_odd_objects_is_told_and_does_not_end_the_command(
     file.write_text(json.dumps([odd]))
     session = session_of(HEAD)
     with pytest.raises(ConfigError, match=told):
-        await ask(session, "simulate", "-f", str(file))
+        await answer_of(session, "simulate", "-f", str(file))
 
 
 def deployment(name: str, *, replicas: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_
     file = group_file(tmp_path, *made)
     session = session_of(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2"))
     session.namespace = "default"
-    simulated = await ask(session, "simulate", "-f", file)
+    simulated = await answer_of(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
@@ -128,7 +128,7 @@ async def test_a_simulation_follows_the_groups_annotations_and_the_services_and_
         made["metadata"]["annotations"] = {"netaware.io/spread": spread}
         file = group_file(tmp_path, made, *(deployment(name, replicas=2) for name in "ab"))
         session = session_of(HEAD, *nodes, *more)
-        found[spread] = await ask(session, "simulate", "-f", file)
+        found[spread] = await answer_of(session, "simulate", "-f", file)
     packed, apart = found["none"].network_aware.zones, found["zone"].network_aware.zones
     assert len({*packed["a"], *packed["b"]}) == 1
     assert found["none"].default.violations == 0
@@ -155,9 +155,9 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
     file = group_file(tmp_path, group())
     session = session_of(HERE[config], *NODES, *topologies)
     used = state_of(await session.snapshot(), ()).costs("x")
-    simulated = await ask(session, "simulate", "-f", file)
+    simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
-    shown = await ask(session, "costs")
+    shown = await answer_of(session, "costs")
     assert used.weight == ""
     assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
     assert shown.network.weights is not None
@@ -168,5 +168,5 @@ async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_
 async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
     own, shared = (topology(weight("UserDefined", cost), namespace=at) for at, cost in (("x", 7), ("default", 3)))
     session = session_of(HEAD, *NODES, own, shared)
-    assert not (await ask(session, "costs")).network.unused
+    assert not (await answer_of(session, "costs")).network.unused
     assert session.notes == {}

@@ -111,7 +111,7 @@ async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | N
     async with Empty(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, options.namespace or None, HOME)
         session.made_up = snapshot
-        answer = await command.ask(session, options)
+        answer = await command.run(session, options)
     screen = open_screen(out)
     screen.print_answer(command, answer, options)
     return out.getvalue()
@@ -197,10 +197,10 @@ async def test_what_the_answer_is_about_must_be_readable_and_the_rest_is_a_note(
         session.made_up = healthy()
         session.notes["appgroups"] = "not allowed to list them"
         command, options = parsed("costs")
-        await command.ask(session, options)
+        await command.run(session, options)
         command, options = parsed("graph")
         with pytest.raises(NotFoundError, match="appgroups: not allowed to list them"):
-            await command.ask(session, options)
+            await command.run(session, options)
 
 
 def test_convert_prints_what_kubectl_takes_and_says_what_it_changed(

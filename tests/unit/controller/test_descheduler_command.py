@@ -39,7 +39,7 @@ def options(*argv: str) -> argparse.Namespace:
 def shown(preview: Preview) -> str:
     out = io.StringIO()
     Console(file=out, width=300, highlight=False).print(
-        COMMAND.show(preview, options("--dry-run"), 300), soft_wrap=True
+        COMMAND.render(preview, options("--dry-run"), 300), soft_wrap=True
     )
     return out.getvalue()
 
@@ -74,4 +74,4 @@ async def test_without_dry_run_it_refuses() -> None:
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
         session = Session(client, None, None, "netaware-system")
         with pytest.raises(ConfigError, match="--dry-run"):
-            await COMMAND.ask(session, options())
+            await COMMAND.run(session, options())

@@ -339,7 +339,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     for argv in commands:
         command, options = parsed(*argv)
         session = cluster.session(None if options.all_namespaces else options.namespace or None)
-        answer = await command.ask(session, options)
+        answer = await command.run(session, options)
         for form in FORMATS:
             if form == "yaml" and argv[0] in LARGE:
                 continue

@@ -237,7 +237,7 @@ class World:
         options = parse(argv)
         text = f"{HEAD}scheduler: {{parity: {self.config.parity}}}"
         session = session_of(text, *self.objects, namespace=options.namespace or "default", may_list_all=may_list_all)
-        return await load_command(argv[0]).ask(session, options), session
+        return await load_command(argv[0]).run(session, options), session
 
     async def members(self, key: str) -> dict[str, int]:
         """How many placed pods a group has, by whom one asks."""
