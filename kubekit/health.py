@@ -56,10 +56,6 @@ class InformerMetrics(Collector):
     def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
         self._stores = stores
 
-    def describe(self) -> Iterator[Metric]:
-        """No names in advance: registering must not collect."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Both families over all stores."""
         objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])

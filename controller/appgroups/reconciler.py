@@ -171,10 +171,6 @@ class AppGroupMetrics(Collector):
         """Remove all values, because this replica does not lead."""
         self._facts.clear()
 
-    def describe(self) -> Iterator[Metric]:
-        """Empty, so that registering does not collect."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """The metric families of all groups."""
         pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])

@@ -105,10 +105,6 @@ class TopologyMetrics(Collector):
         """Remove all values, because this replica does not lead."""
         self._decisions.clear()
 
-    def describe(self) -> Iterator[Metric]:
-        """Empty, so that registering does not collect."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """The metric families of all topologies."""
         decisions = tuple(self._decisions.items())  # A copy, because metrics are collected in a thread.
