@@ -35,7 +35,6 @@ _TRIES = 3
 _HEADER = struct.Struct("=IHHI")
 _HEADER_BYTES = 16
 _ATTRIBUTE = struct.Struct("=HH")
-_U32 = struct.Struct("=I")
 _ERRNO = struct.Struct("=i")
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
@@ -129,12 +128,6 @@ def nested(data: bytes, spans: Spans, kind: int) -> Spans:
     """The attributes nested in an attribute; empty if it is missing."""
     span = spans.get(kind)
     return {} if span is None else attributes(data, *span)
-
-
-def read_u32(data: bytes, spans: Spans, kind: int) -> int | None:
-    """An unsigned 32-bit attribute; None if it is missing."""
-    span = spans.get(kind)
-    return None if span is None or span[1] - span[0] < 4 else int(_U32.unpack_from(data, span[0])[0])
 
 
 def read_number(data: bytes, spans: Spans, kind: int) -> int | None:

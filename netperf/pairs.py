@@ -152,23 +152,20 @@ def plan_pairs(
         probe = _probe(link, chosen[link], usable, slot)
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
+    plans = [
+        ZonePlan(
+            zone=zone,
+            epoch=0,
+            interval_s=interval_s,
+            slots=slots,
+            results=shards[zone],
+            settings=options.settings,
+            probes=_without_repeats(probes[zone]),
+        )
+        for zone in zones
+    ]
     return PairPlan(
-        zones={
-            zone: _stamp(
-                ZonePlan(
-                    zone=zone,
-                    epoch=0,
-                    interval_s=interval_s,
-                    slots=slots,
-                    results=shards[zone],
-                    settings=options.settings,
-                    probes=_without_repeats(probes[zone]),
-                ),
-                before.get(zone),
-                now_s,
-            )
-            for zone in zones
-        },
+        zones={plan.zone: _stamp(plan, before.get(plan.zone), now_s) for plan in plans},
         left_out=left_out,
         links=sum(link.pair_index == 0 for link in links),
         interval_s=interval_s,

@@ -244,42 +244,26 @@ def decode_results(
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
-    refused: Counter[str] = Counter()
     external: dict[NodePair, Readings] = {}
     foreign = 0
     for key, value in data.items():
-        outcome: Sample | Failure | Refusal | None
-        if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
-            outcome = refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
-        elif key.startswith(OWN_PREFIX):
-            outcome = _decode_own(key, value, places, planned)
-            # A year more than writers count on from: theirs are other clocks, and they count on.
-            if not isinstance(outcome, Refusal) and outcome.sequence > _most_sequence(now_s) + YEAR_S:
-                outcome = msgspec.structs.replace(outcome, sequence=0)
-        else:
-            outcome = collect(key, value, places, external)
-            foreign += outcome is None and not is_upstreams(key)
-        if isinstance(outcome, Sample):
-            samples[key] = outcome
-        elif isinstance(outcome, Failure):
-            failures[key] = outcome
-        elif outcome is not None:
-            refused[outcome.reason] += 1
+        outcome = _decode_key(key, value, places, planned, external)
+        foreign += outcome is None and not is_upstreams(key)
+        if isinstance(outcome, Refusal):
             refusals.append(outcome)
-    newest: dict[tuple[str, str], int] = {}
+        elif outcome is not None:
+            # A year more than writers count on from: theirs are other clocks, and they count on.
+            if outcome.sequence > _most_sequence(now_s) + YEAR_S:
+                outcome = msgspec.structs.replace(outcome, sequence=0)
+            if isinstance(outcome, Sample):
+                samples[key] = outcome
+            else:
+                failures[key] = outcome
+    newest: dict[NodePair, int] = {}
     for own in samples.values():
         pair = own.origin.node, own.destination.node
         newest[pair] = max(own.sequence, newest.get(pair, 0))
-    unplanned = _unplanned_pairs(external, places, planned or ())
-    for (origin, destination), values in external.items():
-        if (origin, destination) in unplanned:
-            detail = f"node {origin} was not asked to measure {destination}"
-            refused["unplanned"] += len(values)
-            refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
-        # Beside a sample of ours the bare number is ours as well, and says less.
-        elif (origin, destination) not in newest:
-            key, sample = to_sample(places[origin], places[destination], values)
-            samples[key] = sample
+    refusals += _add_external(external, places, planned or (), newest, samples)
     return Results(
         samples=samples,
         failures={
@@ -289,10 +273,48 @@ def decode_results(
             if newest.get((f.origin.node, f.destination.node), -1) <= f.sequence
         },
         refusals=tuple(refusals[:SHOWN_REFUSALS]),
-        refused=dict(refused),
+        refused=dict(Counter(refusal.reason for refusal in refusals)),
         foreign_keys=foreign,
         size_bytes=size_bytes(data),
     )
+
+
+def _decode_key(
+    key: str,
+    value: str,
+    places: Mapping[str, Place],
+    planned: Container[str] | None,
+    external: dict[NodePair, Readings],
+) -> Sample | Failure | Refusal | None:
+    """Decode a key of any format; a number in upstream's is added to ``external``."""
+    if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
+        return refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
+    if key.startswith(OWN_PREFIX):
+        return _decode_own(key, value, places, planned)
+    return collect(key, value, places, external)
+
+
+def _add_external(
+    external: Mapping[NodePair, Readings],
+    places: Mapping[str, Place],
+    planned: Collection[str],
+    newest: Container[NodePair],
+    samples: dict[str, Sample],
+) -> list[Refusal]:
+    """Add samples of other components' numbers; returns the refused ones.
+
+    Beside a sample of ours (a pair in ``newest``) the bare number is ours as well, and says less.
+    """
+    refusals: list[Refusal] = []
+    unplanned = _unplanned_pairs(external, places, planned)
+    for (origin, destination), values in external.items():
+        if (origin, destination) in unplanned:
+            detail = f"node {origin} was not asked to measure {destination}"
+            refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
+        elif (origin, destination) not in newest:
+            key, sample = to_sample(places[origin], places[destination], values)
+            samples[key] = sample
+    return refusals
 
 
 def _decode_own(

@@ -25,7 +25,7 @@ from agent.bandwidth.state import (
     TcState,
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
-from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
+from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_number, read_text, rtnetlink, tc_request
 
 _IFNAME, _MTU, _LINK, _LINKINFO, _IFALIAS, _LINK_NETNSID = 3, 4, 5, 18, 20, 37
 _INFO_KIND = 1
@@ -105,10 +105,10 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
         index=index,
         name=read_text(data, spans, _IFNAME),
         kind=read_text(data, nested(data, spans, _LINKINFO), _INFO_KIND),
-        mtu=read_u32(data, spans, _MTU) or 1500,
+        mtu=read_number(data, spans, _MTU) or 1500,
         alias=read_text(data, spans, _IFALIAS),
-        namespace_id=read_u32(data, spans, _LINK_NETNSID),
-        peer=read_u32(data, spans, _LINK) or None,
+        namespace_id=read_number(data, spans, _LINK_NETNSID),
+        peer=read_number(data, spans, _LINK) or None,
         up=bool(flags & IFF_UP),
     )
 
@@ -141,8 +141,8 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
     if kind == "u32" and _U32_SEL not in options:
         return None
     everything = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_U32_SEL]))
-    skipped = (read_u32(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
-    if read_u32(data, spans, _CHAIN) or skipped or _U32_INDEV in options:
+    skipped = (read_number(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
+    if read_number(data, spans, _CHAIN) or skipped or _U32_INDEV in options:
         everything = False  # no packet comes by, or not all do
     target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):

@@ -32,7 +32,6 @@ from agent.rtnetlink import (
     nested,
     read_number,
     read_text,
-    read_u32,
     rtnetlink,
     tc_request,
 )
@@ -124,9 +123,9 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         name=name,
         kind=kind,
         up=bool(flags & IFF_UP) and read_number(data, spans, _IFLA_CARRIER) != 0,
-        parent=read_u32(data, spans, _IFLA_LINK),
+        parent=read_number(data, spans, _IFLA_LINK),
         parent_elsewhere=_IFLA_LINK_NETNSID in spans,
-        master=read_u32(data, spans, _IFLA_MASTER),
+        master=read_number(data, spans, _IFLA_MASTER),
     )
     if kind in _POD_LINK_KINDS:
         return link
@@ -139,7 +138,7 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         driver=directory.driver(name) if physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
         bond_mode=read_number(data, options, _IFLA_BOND_MODE) if bond else None,
-        active_slave=read_u32(data, options, _IFLA_BOND_ACTIVE_SLAVE) if bond else None,
+        active_slave=read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if bond else None,
         aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
         port_state=read_number(data, port, _IFLA_BRPORT_STATE) if port_kind == "bridge" else None,
         virtual_function=physical and directory.is_virtual_function(name),
@@ -158,11 +157,11 @@ def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None
     if length or kind != _RTN_UNICAST or family not in _FAMILIES:
         return None
     spans = attributes(data, begin + _ROUTE.size, end)
-    if (read_u32(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
+    if (read_number(data, spans, _RTA_TABLE) or table) != _RT_TABLE_MAIN:
         return None
-    device = read_u32(data, spans, _RTA_OIF)
+    device = read_number(data, spans, _RTA_OIF)
     hops = [device] if device is not None else _next_hops(data, spans.get(_RTA_MULTIPATH))
-    metric = read_u32(data, spans, _RTA_PRIORITY) or 0
+    metric = read_number(data, spans, _RTA_PRIORITY) or 0
     return [Route(device=hop, metric=metric, family=_FAMILIES[family], multipath=len(hops) > 1) for hop in hops]
 
 

@@ -5,6 +5,7 @@ A file that is missing or cannot be read gives None, "", 0 or False: reading ``s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from agent.capacity.links import Machine
@@ -47,22 +48,11 @@ class NetDirectory:
             return None
 
 
-_VIRTUAL_VENDORS = (
-    *("QEMU", "Amazon EC2", "Google", "VMware", "Xen", "innotek GmbH", "DigitalOcean", "Alibaba Cloud", "OpenStack"),
-    *(
-        "Hetzner",
-        "Nutanix",
-        "Bochs",
-        "Parallels",
-        "Tencent Cloud",
-        "Vultr",
-        "Linode",
-        "UpCloud",
-        "KubeVirt",
-        "Scaleway",
-    ),
+_VIRTUAL_VENDOR = re.compile(
+    "QEMU|Amazon EC2|Google|VMware|Xen|innotek GmbH|DigitalOcean|Alibaba Cloud|OpenStack|Hetzner|Nutanix|Bochs|Parallels|"
+    "Tencent Cloud|Vultr|Linode|UpCloud|KubeVirt|Scaleway"
 )
-"""Of DMI, where a processor has no flag to tell (arm64); machines of Amazon's that end in ``.metal`` are none."""
+"""DMI vendors of virtual machines, used if the CPU has no hypervisor flag (arm64). Amazon's bare-metal types contain ``.metal``."""
 
 
 def read_machine(sys: Path, proc: Path) -> Machine:
@@ -96,7 +86,7 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
         pass
     if (sys / "hypervisor" / "type").exists():
         return "Xen"
-    if ".metal" not in product and (vendor.startswith(_VIRTUAL_VENDORS) or "Virtual Machine" in product):
+    if ".metal" not in product and (_VIRTUAL_VENDOR.match(vendor) or "Virtual Machine" in product):
         return f"firmware says {vendor} {product}".strip()
     return ""
 

@@ -98,7 +98,8 @@ async def keep_announced(
         is_silent = silent_since_s is not None and loop.time() - silent_since_s >= SILENCE_S
         if wanted != current and (wanted is not None or is_silent):
             try:
-                await announce(client, node.metadata.name, wanted)
+                body = {"metadata": {"annotations": {AGENT_ANNOTATION: wanted}}}
+                await client.patch(NODES, node.metadata.name, body, OwnNode, kind=MERGE_PATCH)
             except KubekitError as error:
                 log.change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
                 await asyncio.sleep(backoff.next())
@@ -111,13 +112,3 @@ async def keep_announced(
                 await view.wait_for_change()
         except TimeoutError:
             continue
-
-
-async def announce(client: Client, node: str, value: str | None) -> None:
-    """Write the annotation, or remove it.
-
-    Raises:
-        KubekitError: the API server refused or did not answer.
-    """
-    body = {"metadata": {"annotations": {AGENT_ANNOTATION: value}}}
-    await client.patch(NODES, node, body, OwnNode, kind=MERGE_PATCH)

@@ -31,7 +31,7 @@ from agent.capacity.kernel import parse_default_route, parse_link, parse_root
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
-from agent.rtnetlink import attributes, dump, read_text, read_u32, rtnetlink
+from agent.rtnetlink import attributes, dump, read_number, read_text, rtnetlink
 from tests.support.plugin_bucket import plugin_shape
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
@@ -130,7 +130,7 @@ def test_rubbish_is_read_without_an_end_or_an_error(data: bytes) -> None:
     for kind, (begin, end) in spans.items():
         assert 0 <= begin <= end
         read_text(data, spans, kind)
-        assert read_u32(data[:end], spans, kind) is None or end - begin >= 4
+        assert read_number(data, spans, kind) is None or end > begin
 
 
 @pytest.mark.parametrize("kind", ["links", "qdiscs", "filters"])
