@@ -112,7 +112,7 @@ class PrometheusClient:
         except TimeoutError as error:
             msg = f"{self.url}: no answer in {self._timeout_s:g} s"
             raise PrometheusError(msg) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
             said = str(error).replace(self.address, self.url) or type(error).__name__
             msg = f"{self.url}: {said}"
             raise PrometheusError(msg) from error

@@ -86,7 +86,7 @@ def read_documents(name: str, flag: str, fix: str = "") -> list[Any]:
         ConfigError: the file that ``flag`` names cannot be read, or holds neither.
     """
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(flag, f"{name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

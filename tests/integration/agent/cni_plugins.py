@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +81,16 @@ def plugged_pod(version: str, main: str, number: int, bandwidth: dict[str, int],
         host_device="",
         groups=top,
     )
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(subprocess.run, ["ip", "link", "del", f"nab{tag}"], check=False, capture_output=True)
+        cleanup.callback(subprocess.run, ["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
+        cleanup.callback(remove_groups, top)
         run(f"ip netns add {pod.namespace}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
+        cleanup.callback(pod.process.wait)
+        cleanup.callback(pod.process.kill)
+        cleanup.callback(call, programs[0], "DEL", pod, first)
+        cleanup.callback(call, programs[1], "DEL", pod, second)
         pod.adopt(pod.uid)
         result = call(programs[0], "ADD", pod, first)
         pod.address = result["ips"][0]["address"].partition("/")[0]
@@ -91,12 +98,3 @@ def plugged_pod(version: str, main: str, number: int, bandwidth: dict[str, int],
         pod.host_device = ends[0]
         call(programs[1], "ADD", pod, {**second, "prevResult": result})
         yield pod
-    finally:
-        if pod.process is not None:
-            call(programs[1], "DEL", pod, second)
-            call(programs[0], "DEL", pod, first)
-            pod.process.kill()
-            pod.process.wait()
-        remove_groups(top)
-        subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", f"nab{tag}"], check=False, capture_output=True)

@@ -31,6 +31,9 @@ async def test_the_password_in_the_address_is_sent_and_never_told() -> None:
         async with PrometheusClient(f"http://who:secret@{LOOPBACK}:9") as away:
             with pytest.raises(PrometheusError) as missed:
                 await away.query("up")
+        async with PrometheusClient(f"http://{host}/base", token="two\nlines") as wrong:
+            with pytest.raises(PrometheusError, match="Newline"):
+                await wrong.query("up")
     finally:
         await runner.cleanup()
     assert sent == [encode_basic_auth("who", "secret")]
