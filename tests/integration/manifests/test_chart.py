@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
@@ -16,6 +15,8 @@ import pytest_asyncio
 import yaml
 
 from lab.controlplane import ControlPlane
+from lab.errors import BootError
+from lab.programs import run_to_end
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, KubectlError, on_top_of
 
 pytestmark = pytest.mark.helm
@@ -31,10 +32,6 @@ SAME = {
 }
 
 
-class HelmError(Exception):
-    """Helm ended with an error."""
-
-
 class Chart:
     """Helm with the built chart."""
 
@@ -42,18 +39,9 @@ class Chart:
         self.folder, self._program, self._home = folder / "netaware", program, folder
 
     async def helm(self, *arguments: str, kubeconfig: Path | None = None) -> str:
-        """Run Helm."""
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(self._home)}
-        if kubeconfig:
-            environment["KUBECONFIG"] = str(kubeconfig)
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            str(self._program), *arguments, stdout=pipe, stderr=pipe, env=environment
-        )
-        output, errors = await asyncio.wait_for(process.communicate(), 120)
-        if process.returncode:
-            raise HelmError(errors.decode() + output.decode())
-        return output.decode()
+        """Run Helm. Raises BootError when it fails."""
+        environment = {"HOME": str(self._home), "KUBECONFIG": str(kubeconfig or "")}
+        return (await run_to_end([self._program, *arguments], "helm", 120, env=environment)).decode()
 
     async def rendered(self, *values: str, version: str = "1.37.2", namespace: str = NAMESPACE) -> dict[str, Any]:
         """The objects by kind, namespace and name."""
@@ -158,8 +146,8 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
 
 async def test_mistaken_values_are_refused_by_name(chart: Chart) -> None:
     mistakes = {"controler.replicas=3": "controler", "controller.replicas=x": "replicas", "placement=both": "placement"}
-    for value, said in mistakes.items():
-        with pytest.raises(HelmError, match=said):
+    for value, named in mistakes.items():
+        with pytest.raises(BootError, match=named):
             await chart.rendered(value)
 
 

@@ -176,10 +176,10 @@ async def test_network_policies_open_metrics_to_prometheus_alone(kustomize: Kube
 
 
 async def test_roles_grant_no_wildcards_and_what_an_overlay_does_not_do_its_tokens_cannot(kustomize: Kubectl) -> None:
-    places, evicts = {"patch pods"}, {"create pods/eviction"}
-    expected = dict.fromkeys(OVERLAYS, places) | {
-        "any-scheduler": places | {"delete pods"},
-        "descheduler": places | evicts,
+    placing = {"patch pods"}
+    expected = dict.fromkeys(OVERLAYS, placing) | {
+        "any-scheduler": placing | {"delete pods"},
+        "descheduler": placing | {"create pods/eviction", "patch nodes"},
         "observe-only": set(),
     }
     given = {}

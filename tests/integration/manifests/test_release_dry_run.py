@@ -26,40 +26,28 @@ pytestmark = [pytest.mark.helm, pytest.mark.timeout(900)]
 ROOT = MANIFESTS.parent
 CROSS = "aarch64-linux-gnu-gcc"
 NAMESPACE = "released"
-LABELS = {"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r"}
 # An AppGroup with one pod, and a node for it.
-CLUSTER = {
-    "apiVersion": "v1",
-    "kind": "List",
-    "items": [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": "n", "labels": LABELS},
-            "status": {"allocatable": {"cpu": "8", "pods": "110"}},
-        },
-        {
-            "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
-            "kind": "AppGroup",
-            "metadata": {"name": "g", "namespace": "default"},
-            "spec": {
-                "numMembers": 1,
-                "workloads": [{"workload": {"kind": "Deployment", "name": "a", "selector": "a"}}],
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "p",
-                "namespace": "default",
-                "labels": {"appgroup.diktyo.x-k8s.io": "g", "appgroup.diktyo.x-k8s.io.workload": "a"},
-            },
-            "spec": {"containers": [{"name": "c"}]},
-            "status": {"phase": "Pending"},
-        },
-    ],
-}
+CLUSTER = """\
+apiVersion: v1
+kind: List
+items:
+  - apiVersion: v1
+    kind: Node
+    metadata: {name: n, labels: {topology.kubernetes.io/zone: z, topology.kubernetes.io/region: r}}
+    status: {allocatable: {cpu: "8", pods: "110"}}
+  - apiVersion: appgroup.diktyo.x-k8s.io/v1alpha1
+    kind: AppGroup
+    metadata: {name: g, namespace: default}
+    spec: {numMembers: 1, workloads: [{workload: {kind: Deployment, name: a, selector: a}}]}
+  - apiVersion: v1
+    kind: Pod
+    metadata:
+      name: p
+      namespace: default
+      labels: {appgroup.diktyo.x-k8s.io: g, appgroup.diktyo.x-k8s.io.workload: a}
+    spec: {containers: [{name: c}]}
+    status: {phase: Pending}
+"""
 
 
 def make(*words: str) -> str:
@@ -103,8 +91,8 @@ async def test_wheels_install_and_work_without_a_compiler(dist: Path, tmp_path: 
     wheels = {path.stem.rpartition("-")[2]: path for path in (dist / "python").glob("*.whl")}
     compiled = [path for platform, path in wheels.items() if platform.startswith("manylinux_2_")]
     assert len(compiled) == 1 + bool(shutil.which(CROSS))
-    cluster = tmp_path / "cluster.json"
-    cluster.write_text(json.dumps(CLUSTER))
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
     (native,) = [path for path in compiled if path.stem.endswith(os.uname().machine)]
     command = installed(native, tmp_path / "native")
     for extra in ("rich", "numpy", "kubernetes"):
