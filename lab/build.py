@@ -147,14 +147,6 @@ CONTROL_PLANE = Module(
     link_flags=kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )
-OLDEST_CONTROL_PLANE = Module(
-    name="controlplane",
-    folder=MODULE_DIR.with_name("controlplane-1.34"),
-    programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
-    pins="k8s.io/kubernetes",
-    link_flags=kubernetes_link_flags,
-)
-"""What differs in the oldest release of Kubernetes that is supported; etcd, kwok and kubectl are today's."""
 
 
 @dataclass(frozen=True)

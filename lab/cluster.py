@@ -164,10 +164,6 @@ class Lab:
         netns = None if node is None else self.node(node).netns
         return self.programs.start(log_name, argv, netns=netns, env=env, essential=essential)
 
-    async def watch(self) -> None:
-        """Return never; raise BootError when a program that the lab needs ends by itself."""
-        await self.programs.watch()
-
     async def tend(self) -> None:
         """Never returns: if a program ends, the lab goes on, and reports it once."""
         said: set[str] = set()

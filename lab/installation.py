@@ -1,18 +1,17 @@
 """Our own programs in a lab, installed as an operator would: the shipped manifests, then agents, controller and extender.
 
 kwok plays the kubelet, so the DaemonSet's and Deployments' pods run nothing; the lab runs the real programs beside them, each
-agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies. A real
-kubelet would run what it has an image of: there the pods are given none.
+agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies. On
+real nodes, `lab.shipped` installs them as pods.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,9 +45,6 @@ _POLL_S = 0.1
 
 CENTRAL = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
 """Our programs that run once: what they are called, their service account, and their verb of ``python -m controller``."""
-THIS_PYTHON = (sys.executable, "-m")
-
-Python = Callable[[str], Sequence[str | Path]]
 
 
 @dataclass
@@ -61,13 +57,11 @@ class Installation:
         extender_url: base URL of the extender.
         controller_url: where the controller serves metrics, health and the page.
         agent_urls: likewise for each agent, by node.
-        python: what runs a module in the program of this name.
     """
 
     lab: Lab
     netperf: Netperf | Missing
     secret: str
-    python: Python = lambda _: THIS_PYTHON
     extender_url: str = ""
     controller_url: str = ""
     agent_urls: dict[str, str] = field(default_factory=dict)
@@ -104,8 +98,6 @@ async def install(
     *,
     controller_config: Mapping[str, Any] | None = None,
     overlay: Path = OVERLAY,
-    python: Python | None = None,
-    agent_flags: Sequence[str] = (),
 ) -> Installation:
     """Apply the manifests and start every program; returns when all are ready.
 
@@ -113,16 +105,13 @@ async def install(
         lab: a lab without a scheduler; this starts one that asks our extender.
         controller_config: sections of the ControllerConfiguration to change, deeply merged over the lab's own.
         overlay: which kustomization to apply.
-        python: what runs a module in the program of this name, by default this Python alone.
-        agent_flags: further ones of every agent.
 
     Raises:
         BootError: something did not start; the text holds the end of its log.
     """
     netperf = await asyncio.to_thread(find_or_fetch)
     installation = Installation(lab, netperf, secrets.token_hex(16))
-    installation.python = python or installation.python
-    await lab.control_plane.run_kubectl("apply", "--server-side", *await _what(lab, overlay))
+    await lab.control_plane.run_kubectl("apply", "--server-side", "-k", overlay)
     manager_port, extender_port = free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
@@ -132,7 +121,7 @@ async def install(
         await _prepare(client, installation)
         _write_config(installation.config, controller_config or {})
         await _start_controller(client, installation)
-        await _start_agents(client, installation, agent_flags)
+        await _start_agents(client, installation)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
@@ -141,30 +130,6 @@ async def install(
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
-
-
-async def _what(lab: Lab, overlay: Path) -> Sequence[str | Path]:
-    """Arguments of kubectl apply."""
-    if not lab.real.nodes:
-        return "-k", overlay
-    rendered = await lab.control_plane.run_kubectl("kustomize", overlay)
-    file = lab.place.state_dir / "installed.yaml"
-    file.write_text(yaml.safe_dump_all(that_run_nothing(yaml.safe_load_all(rendered))))
-    return "-f", file
-
-
-def that_run_nothing(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The objects with images that do not exist, so that pods run nothing.
-
-    A second kube-scheduler of the same name, without an extender, would bind every other pod of the lab's elsewhere than planned.
-    """
-    found = copy.deepcopy(list(documents))
-    for document in found:
-        if document["kind"] in {"Deployment", "DaemonSet"}:
-            spec = document["spec"]["template"]["spec"]
-            for container in (*spec["containers"], *spec.get("initContainers", ())):
-                container |= {"image": "beside.invalid/none", "imagePullPolicy": "Never"}
-    return found
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
@@ -200,8 +165,7 @@ async def _start_controller(client: Client, installation: Installation) -> None:
     urls, config = (installation.controller_url, installation.extender_url), installation.config
     for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
         kubeconfig = await bound_kubeconfig(client, installation.lab.control_plane, account, name)
-        python = installation.python(name)
-        spawn_central(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config, python=python)
+        spawn_central(installation.lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
 
 
 def spawn_central(
@@ -212,7 +176,6 @@ def spawn_central(
     *,
     kubeconfig: Path,
     config: Path,
-    python: Sequence[str | Path] = THIS_PYTHON,
 ) -> None:
     """Start one of the controller's programs on the host.
 
@@ -223,14 +186,14 @@ def spawn_central(
         url: where it listens.
         kubeconfig: its credentials.
         config: of the controller.
-        python: what runs a module.
     """
-    argv = [*python, "controller", verb, f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
+    argv = [sys.executable, "-m", "controller", verb]
+    argv += [f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
     programs.start(name, argv, env={"POD_NAME": name})
 
 
-async def _start_agents(client: Client, installation: Installation, flags: Sequence[str]) -> None:
+async def _start_agents(client: Client, installation: Installation) -> None:
     lab = installation.lab
     passphrase = lab.place.state_dir / "probe-passphrase"
     passphrase.touch(mode=0o600)
@@ -243,9 +206,9 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
 
         kubeconfig = await bound_kubeconfig(client, lab.control_plane, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
-        argv = [*installation.python(name), "agent", "run", f"--node-name={node}"]
+        argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
-        argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}", *flags]
+        argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}"]
         agent = lab.spawn(node, argv, name, env=installation.environment, essential=False)
         installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"

@@ -10,13 +10,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from lab.cluster import Lab
 from lab.errors import BootError
 from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
 from lab.installation import OVERLAY
-from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL, SCHEDULER
+from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
 _ROLLOUT_TIMEOUT_S = 240.0
@@ -51,7 +49,7 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
         await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
     await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
     # Report a node's program that ended, instead of pods that are not ready minutes later.
-    rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.watch())
+    rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.programs.watch())
     try:
         await asyncio.wait({rollout, failure}, return_when=asyncio.FIRST_COMPLETED)
         await (rollout if rollout.done() else failure)
@@ -59,20 +57,10 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
         rollout.cancel()
         failure.cancel()
         await asyncio.gather(rollout, failure, return_exceptions=True)
-    lab.served |= await _served(lab)
-
-
-async def _served(lab: Lab) -> dict[str, str]:
-    """Addresses of the metrics of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
-    found = {}
-    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", SCHEDULER, 9852)):
-        listed = await lab.control_plane.run_kubectl(
-            "-n", HOME_NAMESPACE, "get", "pods", "-l", f"{NAME_LABEL}={label}", "-o", "json"
-        )
-        for pod in msgspec.json.decode(listed)["items"]:
-            if address := pod["status"].get("podIP"):
-                found[name] = f"http://{address}:{port}"
-    return found
+    # A pod's address, which the host reaches; a Service's works on nodes alone.
+    label, path = f"{NAME_LABEL}={CONTROLLER_NAME}", "jsonpath={.items[0].status.podIP}"
+    words = ("-n", HOME_NAMESPACE, "get", "pods", "-l", label, "-o", path)
+    lab.served["controller"] = f"http://{await lab.control_plane.run_kubectl(*words)}:9851"
 
 
 async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
@@ -86,26 +74,5 @@ async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
                 "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
             )
         except BootError as error:
-            raise BootError(f"{error}\n{await describe_unready(lab, namespace)}") from error
-
-
-async def describe_unready(lab: Lab, namespace: str = HOME_NAMESPACE) -> str:
-    """The pods of a namespace that are not ready, and the end of what they logged."""
-    text = await lab.control_plane.run_kubectl("-n", namespace, "get", "pods", "-o", "json")
-    lines = []
-    for pod in msgspec.json.decode(text)["items"]:
-        conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
-        if conditions.get("Ready", {}).get("status") == "True":
-            continue
-        name = pod["metadata"]["name"]
-        waiting = [s.get("state", {}).get("waiting", {}) for s in pod["status"].get("containerStatuses", ())]
-        why = [f"{w.get('reason', '')} {w.get('message', '')}" for w in waiting if w]
-        why += [c.get("message", "") for c in conditions.values() if c.get("message")]
-        lines.append(f"{name} on {pod['spec'].get('nodeName', 'no node')}: {pod['status']['phase']}; {'; '.join(why)}")
-        try:
-            lines.append(
-                await lab.control_plane.run_kubectl("-n", namespace, "logs", name, "--all-containers", "--tail=5")
-            )
-        except BootError as error:
-            lines.append(str(error))
-    return "\n".join(lines)
+            described = await lab.control_plane.run_kubectl("-n", namespace, "describe", "pods")
+            raise BootError(f"{error}\n{described[-4000:]}") from error

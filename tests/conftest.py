@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,26 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from lab.build import OLDEST_CONTROL_PLANE, find_or_build
+from lab.build import find_or_build
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Netperf
 from lab.netperf_install import find_or_fetch as find_or_fetch_netperf
 from lab.realnode.programs import find_or_build_node_programs
+from lab.shipped import build_images
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
 from tests.support.chromium import Chromium
 from tests.support.chromium import find_or_fetch as find_or_fetch_chromium
 from tests.support.syntax import nothing_collected
-from tests.support.tools.builds import HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
+from tests.support.tools.builds import HELM, OLDEST_CONTROL_PLANE, PROMETHEUS, find_or_build_tool, find_or_build_tools
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
 KINDS = ("unit", "integration", "e2e")
 GROUP_OF_FIXTURE = {
     "node_programs": "real_nodes",
+    "images": "real_nodes",
     "prometheus_programs": "prometheus",
     "helm_program": "helm",
     "chromium": "browser",
@@ -129,15 +132,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _build_node_programs() -> None:
-    try:
+    # The fixture says so, test by test.
+    with suppress(UnsupportedError):
         find_or_build_node_programs()
-    except UnsupportedError:
-        # The fixture says so, test by test.
-        return
+
+
+def _build_images() -> None:
+    with suppress(UnsupportedError):
+        build_images()
 
 
 PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
     "node_programs": _build_node_programs,
+    "images": _build_images,
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
     "oldest": lambda: find_or_build(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),

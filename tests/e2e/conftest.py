@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lab.errors import NoRoomError, UnsupportedError
 from lab.network import require_privileges
 from lab.realnode.machine import require
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
+from lab.shipped import build_images
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
@@ -90,6 +91,15 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
         pytest.skip(str(error))
     await_room(programs, tmp_path_factory.mktemp("probe"))
     return programs
+
+
+@pytest.fixture(scope="session")
+def images() -> Mapping[str, Path]:
+    """OCI layouts of the agent's and the controller's image, by name with its tag."""
+    try:
+        return build_images()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
 
 
 def await_room(programs: NodePrograms, folder: Path) -> None:

@@ -6,14 +6,41 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lab.realnode.images import ImageStore
+
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "netaware-system"
 PATIENCE_S = 300.0
+
+
+def start_shipped_lab(
+    command: Any, folder: Path, topology: str, images: Mapping[str, Path], *more_tags: str
+) -> Cluster:
+    """A lab of the topology's real nodes, named after it, whose registry has our images, also under more tags.
+
+    Args:
+        command: the fixture ``lab_command``.
+        folder: for the topology's file.
+        topology: as text.
+        images: OCI layouts by name with its tag.
+        more_tags: of the same images.
+    """
+    file = folder / "topology.yaml"
+    file.write_text(topology)
+    name = yaml.safe_load(topology)["name"]
+    lab = command.json("up", "--name", f"e2e-{name}", "--topology", str(file))
+    store = ImageStore(Path(lab["state_dir"]) / "registry")
+    for image, layout in images.items():
+        for each in (image, *(f"{image.partition(':')[0]}:{tag}" for tag in more_tags)):
+            store.add_layout(each, layout)
+    return Cluster(lab)
 
 
 class Cluster:

@@ -8,16 +8,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
+from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
-from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
-from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
+from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, start_shipped_lab, wait_until
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.documents import blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
@@ -75,16 +75,8 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cluster:
-    file = tmp_path / "four.yaml"
-    file.write_text(FOUR)
-    images = {recipe.name: find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
-    lab = lab_command.json("up", "--name", "e2e-shipped", "--topology", str(file))
-    store = ImageStore(Path(lab["state_dir"]) / "registry")
-    for name, layout in images.items():
-        for tag in (version(), NEXT_VERSION):
-            store.add_layout(f"{name}:{tag}", layout)
-    one = Cluster(lab)
+def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms, images: Mapping[str, Path]) -> Cluster:
+    one = start_shipped_lab(lab_command, tmp_path, FOUR, images, NEXT_VERSION)
     wait_until(
         lambda: "False" not in one.run("get", "pods", "-A", "-o", "jsonpath={..conditions[*].status}"),
         "DNS and metrics",

@@ -9,17 +9,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
-from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
 from tests.e2e.lines import Terminal, brief
-from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, Cluster, wait_until
+from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, Cluster, start_shipped_lab, wait_until
 from tests.unit.controller.situations import SITUATIONS
 
 pytestmark = pytest.mark.real_nodes
@@ -40,16 +38,9 @@ CHOICES = {"OVERLAY": "default"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cluster:
-    file = tmp_path / "three.yaml"
-    file.write_text(THREE)
-    images = {recipe.name: find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
-    lab = lab_command.json("up", "--name", "e2e-lines", "--topology", str(file))
-    store = ImageStore(Path(lab["state_dir"]) / "registry")
-    for name, layout in images.items():
-        store.add_layout(f"{name}:{version()}", layout)
-    one = Cluster(lab)
-    for node in lab["nodes"]:
+def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms, images: Mapping[str, Path]) -> Cluster:
+    one = start_shipped_lab(lab_command, tmp_path, THREE, images)
+    for node in one.lab["nodes"]:
         one.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
     one.apply(MANIFESTS / "overlays" / "default")
     return one

@@ -20,7 +20,7 @@ from kubekit import conditions, waiting
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
-from lab.build import OLDEST_CONTROL_PLANE, Binaries, find_or_build
+from lab.build import Binaries, find_or_build
 from lab.cluster import Lab
 from lab.controlplane import is_there
 from lab.demo import COMPONENTS
@@ -29,6 +29,7 @@ from lab.installation import install
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.integration.manifests.kubectl import on_top_of
+from tests.support.tools.builds import OLDEST_CONTROL_PLANE
 from tests.support.webhook_program import start_webhook
 
 DEADLINE_S = 360.0
@@ -57,14 +58,19 @@ def minor_of(binaries: Binaries) -> str:
     return binaries.version.removeprefix("v").rpartition(".")[0]
 
 
+@pytest.fixture(scope="module")
+def oldest() -> Binaries:
+    """Programs of the oldest supported release."""
+    return find_or_build(OLDEST_CONTROL_PLANE)
+
+
 @pytest.mark.parametrize("placement", ["extender", "affinity"])
 @pytest.mark.usefixtures("privileges")
 async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest(
-    tmp_path: Path, record_property: Callable[[str, object], None], placement: Placement
+    tmp_path: Path, record_property: Callable[[str, object], None], oldest: Binaries, placement: Placement
 ) -> None:
     newest = find_or_build()
-    older = find_or_build(OLDEST_CONTROL_PLANE)
-    release = Release(tmp_path / "bin", Binaries(older.version, {**newest.paths, **older.paths}))
+    release = Release(tmp_path / "bin", Binaries(oldest.version, {**newest.paths, **oldest.paths}))
     began = time.monotonic()
 
     def overlay(minor: str) -> Path:
@@ -85,7 +91,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
     ) as lab:
         steps = Steps(lab, placement)
         config = {"scheduler": {"placement": placement}}
-        await install(lab, controller_config=config, overlay=overlay(minor_of(older)))
+        await install(lab, controller_config=config, overlay=overlay(minor_of(oldest)))
         keys = tmp_path / "keys"
         keys.mkdir()
         _, configuration = start_webhook(lab.programs, keys)
@@ -93,11 +99,11 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         webhook.write_text(yaml.safe_dump(configuration))
         await steps.kubectl("apply", "--server-side", "-f", webhook)
         await steps.until_installed()
-        passed(f"{minor_of(older)} installs")
+        passed(f"{minor_of(oldest)} installs")
         await steps.place()
-        passed(f"{minor_of(older)} places")
+        passed(f"{minor_of(oldest)} places")
         await steps.drain()
-        passed(f"{minor_of(older)} drains")
+        passed(f"{minor_of(oldest)} drains")
         release.use(newest)
         for program in [program for program in lab.programs if program.name.startswith("kube-")]:
             await lab.programs.restart(program)

@@ -7,7 +7,6 @@ bandwidth plugin is tested in tests/integration/agent/test_cni_plugins.py.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import tempfile
@@ -27,7 +26,6 @@ from lab.cluster import Lab
 from lab.image_build import CONTROLLER, version
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
-from lab.shipped import build_images
 from lab.topology import load
 from tests.e2e.real_cluster import NAMESPACE, PATIENCE_S, Cluster, wait_until
 from tests.integration.manifests.kubectl import on_top_of
@@ -143,11 +141,13 @@ def pod(name: str, node: str, annotations: Mapping[str, str]) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(
-    node_programs: NodePrograms, prometheus_programs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+    node_programs: NodePrograms,
+    images: Mapping[str, Path],
+    prometheus_programs: Mapping[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Stage]:
     folder = tmp_path_factory.mktemp("three")
     (folder / "three.yaml").write_text(TOPOLOGY)
-    images = await asyncio.to_thread(build_images)
     with tempfile.TemporaryDirectory() as labs:
         topology = load(str(folder / "three.yaml"))
         async with Lab.start(topology, name="e2e-workloads", folder=Path(labs)) as lab:

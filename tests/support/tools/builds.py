@@ -10,9 +10,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.build import Module, UpstreamModule, find_go, find_or_build
+from lab.build import CONTROL_PLANE, Module, UpstreamModule, find_go, find_or_build, kubernetes_link_flags
 from lab.progress import Progress
 
+OLDEST_CONTROL_PLANE = Module(
+    name="controlplane",
+    folder=Path(__file__).parent / "controlplane-1.34",
+    programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
+    pins="k8s.io/kubernetes",
+    link_flags=kubernetes_link_flags,
+)
+"""What differs in the oldest release of Kubernetes that is supported; etcd, kwok and kubectl are today's."""
 HELM = Module(
     name="helm",
     folder=Path(__file__).parent / "helm",

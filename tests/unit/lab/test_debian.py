@@ -9,7 +9,6 @@ import pytest
 
 from lab.apt import Source
 from lab.debian import Missing, Unpacked, fetch_program
-from tests.support.chromium import _unpacked
 
 MIRROR = Source("http://mirror.example/debian", ("trixie",), ("main",))
 APT = """#!/bin/sh
@@ -56,11 +55,3 @@ def test_a_program_that_lacks_a_library_is_not_kept(tmp_path: Path, monkeypatch:
     found = fetch_program("One", tmp_path / "cache" / "one", ("one",), [MIRROR], one)
     assert found == Missing("One was fetched but does not run here: a library it needs is missing")
     assert not (tmp_path / "cache" / "one").exists()
-
-
-@pytest.mark.usefixtures("said")
-def test_fonts_that_came_with_chromium_are_named_where_they_stay(tmp_path: Path) -> None:
-    root = tmp_path / "cache" / "chromium"
-    found = fetch_program("Chromium", root, ("chromium",), [MIRROR], _unpacked)
-    assert not isinstance(found, Missing)
-    assert f"<dir>{root}/usr/share/fonts</dir>" in Path(found.env["FONTCONFIG_FILE"]).read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -15,9 +14,7 @@ from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.apt import Source, read_sources, with_components
 from lab.build import find_or_build
-from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
-from lab.installation import that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.programs import Programs
@@ -125,28 +122,21 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
         find_or_build()
 
 
-def wan_arguments(**given: str) -> argparse.Namespace:
-    return argparse.Namespace(**({"delay": None, "jitter": None, "loss": None} | given))
-
-
-def test_wan_changes_are_read_with_their_units() -> None:
-    changes = _changes(wan_arguments(delay="30ms", jitter="100us", loss="1%"))
-    assert changes == {"rtt_us": 30000.0, "jitter_us": 100.0, "loss": 0.01}
-
-
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("words", "named"),
     [
-        ({"delay": "soon"}, "--delay"),
-        ({"delay": "1h"}, "--delay"),
-        ({"jitter": "3"}, "--jitter"),
-        ({"loss": "2"}, "--loss"),
-        ({}, "--delay"),
+        (["--delay", "soon"], "--delay"),
+        (["--delay", "1h"], "--delay"),
+        (["--jitter", "3"], "--jitter"),
+        (["--loss", "2"], "--loss"),
+        ([], "--delay"),
     ],
 )
-def test_a_wan_change_that_cannot_be_names_its_option(given: dict[str, str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        _changes(wan_arguments(**given))
+def test_a_wan_change_that_cannot_be_names_its_option(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wan", "set", "z1", "z2", *words]) == 2
+    assert named in capsys.readouterr().err
 
 
 def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
@@ -160,14 +150,3 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
     assert said.err == f"error: {file}: foo: is no field of this section (remove it, or check its spelling)\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_pods_that_stand_for_programs_have_nothing_to_run() -> None:
-    """A real kubelet has the image of kube-scheduler, which bound pods by itself beside the lab's own."""
-    template = {"spec": {"containers": [{"name": "scheduler", "image": "registry.k8s.io/kube-scheduler:v1"}]}}
-    document = {"kind": "Deployment", "spec": {"template": template}}
-    (changed, kept) = that_run_nothing([document, {"kind": "ConfigMap", "data": {"image": "x"}}])
-    assert changed["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "Never"
-    assert changed["spec"]["template"]["spec"]["containers"][0]["image"] == "beside.invalid/none"
-    assert template["spec"]["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1"
-    assert kept == {"kind": "ConfigMap", "data": {"image": "x"}}
