@@ -68,7 +68,7 @@ class Bootstrap:
         self._namespace, self._results_name, self._make_passphrase = namespace, results_name, make_passphrase
 
     async def run(self) -> None:
-        """Create, and look again every minute, until cancelled."""
+        """Create what is missing, every minute, until cancelled."""
         secret_done = not self._config.probe_secret
         while True:
             if not secret_done:

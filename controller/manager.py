@@ -177,7 +177,7 @@ class Manager:
             **self._scheduling.stores(),
             "http": server.serve(),
             "events": self._recorder.run(),
-            "memory": self._settle(),
+            "memory": self._configure_gc_after_sync(),
             "loop": self._loop.run(),
             "election": self._elect(),
         }
@@ -203,7 +203,7 @@ class Manager:
             }
         )
 
-    async def _settle(self) -> None:
+    async def _configure_gc_after_sync(self) -> None:
         started = time.monotonic()
         await self.caches.wait_for_sync()
         self._sync.set(time.monotonic() - started)

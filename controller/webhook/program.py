@@ -21,8 +21,8 @@ log = logs.get("controller.webhook")
 
 DEFAULT_LISTEN = ":9443"
 RELOAD_S = 30.0
-MOST_BYTES = 4 << 20
-"""An API server takes objects of 3 MB; what we do not read is created without a gate."""
+MAX_BODY_BYTES = 4 << 20
+"""An API server takes objects of 3 MB. With failurePolicy Ignore, a larger pod is created without a gate."""
 
 
 async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) -> None:
@@ -40,9 +40,9 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
 
     async def review(request: web.Request) -> web.Response:
         try:
-            body = answer(await read_body(request, MOST_BYTES, BODY_TIMEOUT_S))
+            body = answer(await read_body(request, MAX_BODY_BYTES, BODY_TIMEOUT_S))
         except BodyTooLargeError as error:
-            raise web.HTTPRequestEntityTooLarge(MOST_BYTES, request.content_length or 0) from error
+            raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0) from error
         except TimeoutError as error:
             raise web.HTTPRequestTimeout from error
         except DECODE_ERRORS as error:
@@ -69,10 +69,10 @@ async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
     # A context of its own: a pair that does not fit would leave the one that serves with a certificate and no key.
     current = tls
     tls.sni_callback = lambda connection, _name, _context: setattr(connection, "context", current)
-    known = _stamp(folder)
+    known = _modified_at(folder)
     while True:
         await asyncio.sleep(RELOAD_S)
-        stamp = _stamp(folder)
+        stamp = _modified_at(folder)
         if stamp == known:
             continue
         try:
@@ -86,7 +86,7 @@ async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
         log.change("certificate", "", "the certificate was replaced")
 
 
-def _stamp(folder: Path) -> float:
+def _modified_at(folder: Path) -> float:
     try:
         return (folder / "tls.crt").stat().st_mtime
     except OSError:

@@ -122,9 +122,14 @@ class ExtenderService:
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """Tasks to run, for `kubekit.runtime.supervise`."""
-        return {**self.stores(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
+        return {
+            **self.stores(),
+            "http": self.server.serve(),
+            "memory": self._configure_gc_after_sync(),
+            "loop": self._loop.run(),
+        }
 
-    async def _settle(self) -> None:
+    async def _configure_gc_after_sync(self) -> None:
         for store in self._stores.values():
             await store.ready.wait()
         log.info(

@@ -48,13 +48,13 @@ class PlanCheck(msgspec.Struct, frozen=True):
         followed: every pod that was bound or released since is where the plan has it, and none was refused its host.
         has_room: the hosts have room for the rest, beside what other groups were promised, once the pods that a rollout is about to
             replace are gone.
-        crowded: gated pods whose hosts have none until then.
+        awaiting_room: gated pods whose hosts have none until then.
     """
 
     uncounted: Sequence[tuple[GroupPod, str]]
     followed: bool
     has_room: bool
-    crowded: frozenset[str]
+    awaiting_room: frozenset[str]
 
 
 def check_plan(
@@ -80,20 +80,20 @@ def check_plan(
     by_node: dict[str, list[GroupPod]] = {}
     for pod, node in uncounted:
         by_node.setdefault(node, []).append(pod)
-    has_room, crowded = True, set[str]()
+    has_room, awaiting_room = True, set[str]()
     for node, there in by_node.items():
         freed = {name: -value for name, value in evictable.get(node, {}).items()}
         wanted = freed.copy()
         for pod in there:
             add(wanted, assumed.asks_of(pod))
         if not assumed.has_room(group, node, wanted, now=True):
-            crowded.update(_crowded(node, there, group, assumed, freed))
+            awaiting_room.update(_without_room(node, there, group, assumed, freed))
         add(wanted, leaving.get(node, {}), -1)
         has_room = has_room and assumed.has_room(group, node, wanted)
-    return PlanCheck(uncounted, followed, has_room, frozenset(crowded))
+    return PlanCheck(uncounted, followed, has_room, frozenset(awaiting_room))
 
 
-def _crowded(
+def _without_room(
     node: str, pods: Sequence[GroupPod], group: str, assumed: ReservationCache, held: Amounts
 ) -> Iterator[str]:
     """Keys of gated pods that a host has no room for now. Those on their way have theirs first, then the older."""

@@ -246,7 +246,9 @@ class GatingController:
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         known = self.state.groups.get(group)
         if known is None:
-            return GroupQueue({}, exists=False, pods=pods, seen_at=self._pods.seen_at, free_at=self._pods.free_at)
+            return GroupQueue(
+                {}, exists=False, pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at
+            )
         return GroupQueue(
             self._order_of(group, known),
             exists=True,
@@ -254,7 +256,7 @@ class GatingController:
             replicas=self._declared.replicas(known.metadata.namespace, self.state.graph(group).workloads),
             members=known.spec.num_members,
             seen_at=self._pods.seen_at,
-            free_at=self._pods.free_at,
+            others_opened_at=self._pods.others_opened_at,
         )
 
     def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:

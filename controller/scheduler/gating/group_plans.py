@@ -58,12 +58,12 @@ class PlanState(msgspec.Struct, frozen=True):
     Attributes:
         plan: None without one: plans are off, refused, or not made yet.
         pending: a new one is being made; of the one there is, only what it has places for counts.
-        crowded: keys of gated pods whose places are held by pods that a rollout is about to replace.
+        awaiting_room: keys of gated pods whose places are held by pods that a rollout is about to replace.
     """
 
     plan: Plan | None = None
     pending: bool = False
-    crowded: frozenset[str] = frozenset()
+    awaiting_room: frozenset[str] = frozenset()
 
     def applied_to(self, queue: GroupQueue) -> GroupQueue:
         """The queue with what the plan says of its pods. A plan that is being made may have a place for those without one."""
@@ -72,7 +72,7 @@ class PlanState(msgspec.Struct, frozen=True):
             queue,
             unplaced=frozenset() if self.pending else frozenset(unplaced),
             planned=frozenset(targets) if self.pending else None,
-            crowded=self.crowded,
+            awaiting_room=self.awaiting_room,
         )
 
 
@@ -143,18 +143,18 @@ class GroupPlans:
         leaving, evictable = self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below)
         check = check_plan(cached.plan, group, pods, self.assumed, leaving, evictable=evictable)
         self._drop_expired()
-        room_came = bool(cached.plan.unplaced or check.crowded) and cached.freed != self.assumed.freed
+        room_came = bool(cached.plan.unplaced or check.awaiting_room) and cached.freed != self.assumed.freed
         stale = room_came and now - cached.made_at > UNPLACED_FOR_S
         same = not stale and cached.inputs == self._inputs.key(group, pods)
         valid = same and check.followed and check.has_room
-        if valid and self._rollouts.give_up(group, cached, pods, check.crowded, leaving):
+        if valid and self._rollouts.give_up(group, cached, pods, check.awaiting_room, leaving):
             check = check_plan(cached.plan, group, pods, self.assumed, leaving, evictable=evictable)
         if same and check.followed and check.has_room:
             self.assumed.reserve(group, check.uncounted, leaving)
-            return PlanState(cached.plan, crowded=check.crowded)
+            return PlanState(cached.plan, awaiting_room=check.awaiting_room)
         asked = self._ask(group)
         usable = check.followed and check.has_room and asked.pending
-        return PlanState(cached.plan if usable else None, asked.pending, check.crowded)
+        return PlanState(cached.plan if usable else None, asked.pending, check.awaiting_room)
 
     def _ask(self, group: str) -> PlanState:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""

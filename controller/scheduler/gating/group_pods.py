@@ -16,7 +16,7 @@ class GroupPods:
 
     Attributes:
         seen_at: pod key -> when it was first seen, on the clock given.
-        free_at: pod key -> when the last gate of others opened.
+        others_opened_at: pod key -> when the last gate of others opened, for pods that had one; their waits count from then.
         waiting: keys of the pods that are neither bound nor over.
     """
 
@@ -25,7 +25,7 @@ class GroupPods:
         self._written: OwnWrites[GroupPod] = OwnWrites(store)
         self._named = NamedPods()
         self.seen_at: dict[str, float] = {}
-        self.free_at: dict[str, float] = {}
+        self.others_opened_at: dict[str, float] = {}
         self.waiting: set[str] = set()
 
     def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
@@ -38,7 +38,7 @@ class GroupPods:
         if new is None:
             self.waiting.discard(key)
             self.seen_at.pop(key, None)
-            self.free_at.pop(key, None)
+            self.others_opened_at.pop(key, None)
         else:
             self.seen_at.setdefault(key, self._clock())
             if new.waiting:
@@ -46,7 +46,7 @@ class GroupPods:
             else:
                 self.waiting.discard(key)
             if old is not None and old.other_gates and not new.other_gates:
-                self.free_at[key] = self._clock()
+                self.others_opened_at[key] = self._clock()
         return self._state.key_of(pod.metadata.namespace, pod.group)
 
     def of(self, group: str) -> list[GroupPod]:

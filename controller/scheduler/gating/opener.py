@@ -67,7 +67,7 @@ class Opener:
     ) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=WAITING)
-        self._free_at: dict[str, float] = {}
+        self._others_opened_at: dict[str, float] = {}
         self.pods.subscribe(self._on_pod)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
@@ -91,14 +91,14 @@ class Opener:
 
     def _is_overdue(self, pod: GroupPod) -> bool:
         """While other gates hold a pod, ours delays nothing; its wait counts from the opening of the last of them."""
-        since = max(_created(pod), self._free_at.get(pod.metadata.key, 0.0))
+        since = max(_created(pod), self._others_opened_at.get(pod.metadata.key, 0.0))
         return not pod.other_gates and since <= self._clock() - self._max_wait_s
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if new is None:
-            self._free_at.pop(key, None)
+            self._others_opened_at.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
-            self._free_at[key] = self._clock()
+            self._others_opened_at[key] = self._clock()
 
     async def _open(self, pod: GroupPod) -> None:
         metadata = pod.metadata

@@ -28,8 +28,8 @@ from kubekit.wire import DECODE_ERRORS, PODS
 log = logs.get("controller.scheduler.gating.pod_updater")
 
 _AT_ONCE = 16
-CHANGED_SINCE = frozenset({404, 409, 429})
-"""Answers after which the next look decides: the pod is gone, has changed, or the server has too much to do."""
+RETRIABLE_STATUSES = frozenset({404, 409, 429})
+"""Answers after which the next reconcile decides: the pod is gone, has changed, or the server has too much to do."""
 
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -59,7 +59,7 @@ class PodWriter:
         self._client, self._pods = client, pods
 
     async def patch(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
-        """Patch a pod; None when it has changed or gone since, and the next look will tell.
+        """Patch a pod; None when it has changed or gone since.
 
         Raises:
             ApiError: the API server refuses.
@@ -86,7 +86,7 @@ class PodWriter:
         try:
             await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, seen=metadata)
         except ApiError as error:
-            if error.status not in CHANGED_SINCE and not error.forbidden:
+            if error.status not in RETRIABLE_STATUSES and not error.forbidden:
                 raise
             if error.forbidden:
                 log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
@@ -187,7 +187,7 @@ class PodUpdater:
             )
             after = await self._writer.patch(pod, patch)
         except ApiError as error:
-            if not 400 <= error.status < 500 or error.status in CHANGED_SINCE:
+            if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
             # If a part of the patch is forbidden, open the gate without it.
             log.change(f"release/{group}", error.message, "decision refused by the API server", error=error)

@@ -43,9 +43,9 @@ class GroupQueue(msgspec.Struct, frozen=True):
         members: numMembers of the group.
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
-        free_at: pod key -> when the last gate of others opened, for pods that had one; its waits count from then.
+        others_opened_at: see `GroupPods`.
         planned: keys of pods that have a place while another plan is being made, None if no plan is pending; the others wait for it.
-        crowded: keys of pods whose places are held by pods that a rollout is about to replace.
+        awaiting_room: keys of pods whose places are held by pods that a rollout is about to replace.
     """
 
     order: Mapping[str, int]
@@ -55,9 +55,9 @@ class GroupQueue(msgspec.Struct, frozen=True):
     members: int = 0
     seen_at: Mapping[str, float] = {}
     unplaced: frozenset[str] = frozenset()
-    free_at: Mapping[str, float] = {}
+    others_opened_at: Mapping[str, float] = {}
     planned: frozenset[str] | None = None
-    crowded: frozenset[str] = frozenset()
+    awaiting_room: frozenset[str] = frozenset()
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class _Decider:
         if pod.other_gates:
             # It is not scheduled before they open; until then our gate delays nothing, and its plan is kept.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
-        age_s = min(pod.age_s(self._now), self._now - self._queue.free_at.get(pod.metadata.key, -math.inf))
+        age_s = min(pod.age_s(self._now), self._now - self._queue.others_opened_at.get(pod.metadata.key, -math.inf))
         if age_s >= self._config.max_wait_s:
             return "waited", ""
         self._wakes.append(self._config.max_wait_s - age_s)
@@ -200,7 +200,7 @@ class _Decider:
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
         reason = self._held_back(pod, age_s)
-        if not reason and pod.metadata.key in self._queue.crowded:
+        if not reason and pod.metadata.key in self._queue.awaiting_room:
             reason = "its node has no room until the pods that it replaces are gone"
             self._wakes.append(ROLLOUT_PAUSE_S)
         return (None, reason) if reason else ("turn", "")
@@ -225,7 +225,7 @@ class _Decider:
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._live.get(selector, ()):
-            waits = pod.other_gates or pod.metadata.key in self._queue.crowded or self._given_up(pod)
+            waits = pod.other_gates or pod.metadata.key in self._queue.awaiting_room or self._given_up(pod)
             if not pod.spec.node_name and not waits:
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
         return ""

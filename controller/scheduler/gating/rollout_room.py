@@ -62,8 +62,8 @@ class RolloutRoom:
         if not leaving:
             return plan
         await asyncio.sleep(0)  # of thousands of pods this takes some 20 ms
-        crowded = check_plan(plan, group, snapshot.pods, self._assumed, leaving).crowded
-        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in crowded), key=_age_order)
+        awaiting_room = check_plan(plan, group, snapshot.pods, self._assumed, leaving).awaiting_room
+        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_room), key=_age_order)
         locations = {key: target.location for key, target in plan.targets.items()}
         full = await self._full_by_class(group, waiting, leaving)
         for movable in (waiting, waiting[:1])[: len(waiting)]:
@@ -94,15 +94,15 @@ class RolloutRoom:
         group: str,
         cached: CachedPlan,
         pods: Sequence[GroupPod],
-        crowded: Collection[str],
+        awaiting_room: Collection[str],
         leaving: Iterable[str],
     ) -> bool:
         """Refuse full nodes to the oldest waiting pod, once nothing has changed for a while or before its gate would open without regard
         to the plan. Its start lets the rollout go on. Returns whether the plan is out of date by that.
         """
         now, known = self._clock(), self._since.get(group, {})
-        since = self._since[group] = {key: known.get(key, now) for key in crowded}
-        oldest = min((pod for pod in pods if pod.metadata.key in crowded), key=_age_order, default=None)
+        since = self._since[group] = {key: known.get(key, now) for key in awaiting_room}
+        oldest = min((pod for pod in pods if pod.metadata.key in awaiting_room), key=_age_order, default=None)
         if oldest is None:
             return False
         key, held = oldest.metadata.key, (p for p in pods if self._assumed.node_cache.assigned_node(p.metadata.key))

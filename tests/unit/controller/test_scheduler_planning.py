@@ -295,7 +295,9 @@ async def test_what_pods_of_less_priority_hold_is_room_of_last_resort() -> None:
     found = world.plans.get_or_request("d/g", world.of("d/g"))
     assert found.plan is not None
     assert {key: target.node for key, target in found.plan.targets.items()} == {"d/p1": "n00", "d/p2": "n00"}
-    assert (found.crowded, found.pending) == (frozenset(), False), "nobody evicts for a pod that waits at its gate"
+    assert (found.awaiting_room, found.pending) == (frozenset(), False), (
+        "nobody evicts for a pod that waits at its gate"
+    )
     world.change("d/p1", spec={"preemptionPolicy": "Never"})
     await world.plans.make("d/g")
     found = world.plans.get_or_request("d/g", world.of("d/g"))

@@ -221,7 +221,7 @@ def test_pods_of_one_pod_group_go_together(
 
 
 def test_the_longest_wait_counts_from_when_the_last_gate_of_others_opened() -> None:
-    freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), free_at={"d/b": CREATED - 1})
+    freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), others_opened_at={"d/b": CREATED - 1})
     assert released(plan_release(freed, CREATED, CONFIG)) == [("a", "turn")]
     assert ("b", "waited") in released(plan_release(freed, CREATED + CONFIG.max_wait_s, CONFIG))
 
