@@ -117,23 +117,24 @@ def _usage(_: Round, candidate: Candidate) -> str:
 
 def _round_limit(round_: Round, _: Candidate) -> str:
     limit = round_.settings.limits.per_round
-    return f"limit of {limit} evictions per round" if round_.total >= limit else ""
+    return f"limit of {limit} evictions per round" if round_.evictions["round", ""] >= limit else ""
 
 
 def _node_limit(round_: Round, candidate: Candidate) -> str:
     limit = round_.settings.limits.per_node
-    return f"limit of {limit} evictions per node and round" if round_.by_node[candidate.pod.node] >= limit else ""
+    full = round_.evictions["node", candidate.pod.node] >= limit
+    return f"limit of {limit} evictions per node and round" if full else ""
 
 
 def _namespace_limit(round_: Round, candidate: Candidate) -> str:
     limit = round_.settings.limits.per_namespace
-    full = round_.by_namespace[candidate.pod.namespace] >= limit
+    full = round_.evictions["namespace", candidate.pod.namespace] >= limit
     return f"limit of {limit} evictions per namespace and round" if full else ""
 
 
 def _group_limit(round_: Round, candidate: Candidate) -> str:
     group = round_.snapshot.group_of(candidate.pod)
-    return f"another pod of AppGroup {group} is on the move" if group and round_.by_group[group] else ""
+    return f"another pod of AppGroup {group} is on the move" if group and round_.evictions["group", group] else ""
 
 
 def _group_incomplete(_: Round, candidate: Candidate) -> str:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -16,12 +17,13 @@ from controller.descheduler.config import LimitsConfig, Settings, Strategy
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, mark_of
 from controller.descheduler.node_load import NodeLoad
-from controller.descheduler.round_plan import MAX_SKIPS, Skip
+from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import Budget, LoadSnapshot
 from controller.descheduler.usage import Amounts
 from kubekit.errors import SelectorError
 from kubekit.selectors import Selector, from_object
 
+Scope = Literal["round", "node", "namespace", "group"]
 BREAKER_RESULTS = 4
 """So many moves of a strategy have to have an outcome before its breaker may open."""
 
@@ -29,6 +31,11 @@ BREAKER_RESULTS = 4
 def workload_of(pod: PodInfo) -> str:
     """The key of limits and back-offs: the pod's workload, or a bare pod itself."""
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
+
+
+def scopes_of(move: Move) -> list[tuple[Scope, str]]:
+    """Everything whose evictions a move counts for."""
+    return [("round", ""), ("node", move.node), ("namespace", move.pod.partition("/")[0]), ("group", move.group)]
 
 
 class EvictionBreaker:
@@ -145,8 +152,8 @@ class Round:
         moves: planned, by uid of the pod.
         arriving: node -> usage of pods that come there and that its own usage does not show yet; "" where nobody knows the node.
         unsettled: node -> pods that left it so recently that its usage does not show it yet.
-        by_node, by_namespace, by_workload, by_group, total: evictions of this round, together with those of before whose
-            replacements are not bound yet (by_workload has those of this round alone).
+        evictions: by scope and name, of this round, together with those of before whose replacements are not bound yet.
+        by_workload: evictions of this round alone.
         awaited: workload -> evictions of before whose replacements are not bound yet.
         replacements: marks of pods that replace one whose move has no outcome yet.
     """
@@ -168,11 +175,8 @@ class Round:
                 add(self.arriving[pending.landed or pending.move.target], pending.move.used)
         awaited = [pending.move for pending in history.pending if not pending.landed]
         self.awaited = Counter(move.workload for move in awaited)
-        self.by_node = Counter(move.node for move in awaited)
-        self.by_namespace = Counter(move.pod.partition("/")[0] for move in awaited)
-        self.by_group = Counter(move.group for move in awaited if move.group)
+        self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
         self.by_workload: Counter[str] = Counter()
-        self.total = len(awaited)
         self.replacements = {mark_of(p.landed_uid) for p in history.pending if p.landed_uid}
         self._sizes: dict[str, tuple[int, int]] = {}
 
@@ -199,11 +203,8 @@ class Round:
     def add(self, candidate: Candidate, pending: PendingMove) -> None:
         """Plan a move."""
         pod, move = candidate.pod, pending.move
-        self.by_node[pod.node] += 1
-        self.by_namespace[pod.namespace] += 1
+        self.evictions.update(scopes_of(move))
         self.by_workload[move.workload] += 1
-        self.by_group[move.group] += 1
-        self.total += 1
         self.budgets.reserve(pod)
         self.expect(candidate)
         known = (
