@@ -162,7 +162,6 @@ class LeaderElector:
         self.leadership = WriteFence(clock, reserve_s=self._timing.retry_s)
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = float("-inf")
-        self._written: Lease | None = None
         self._may_return = False
 
     async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
@@ -240,10 +239,6 @@ class LeaderElector:
         return ours
 
     async def _take_or_renew(self) -> bool:
-        # The leader knows the lease, so it updates without reading; a conflict means another writer.
-        written, self._written = self._written, None
-        if written is not None and self.leadership.held and await self._renew(written):
-            return True
         try:
             lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
         except ApiError as error:
@@ -258,14 +253,6 @@ class LeaderElector:
             if self._clock() < self._seen_at + lasts_s:
                 return False
         return await self._write(lease)
-
-    async def _renew(self, written: Lease) -> bool:
-        try:
-            return await self._write(written)
-        except ApiError as error:
-            if error.not_found:
-                return False
-            raise
 
     async def _write(self, old: Lease | None) -> bool:
         now = format_time(time.time(), micro=True)
@@ -292,7 +279,6 @@ class LeaderElector:
                 return False
             raise
         self._seen, self._seen_at = (self._identity, lease.metadata.resource_version), self._clock()
-        self._written = lease
         return True
 
     async def _release(self) -> None:

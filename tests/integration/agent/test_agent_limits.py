@@ -20,11 +20,9 @@ import pytest
 from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.rules import Policy, intermediate_name
 from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, LimitEgress
 from tests.integration.agent.pods_on_node import (
-    ENFORCE,
     NETWORK,
     NodePod,
     enforce,
@@ -252,63 +250,9 @@ def test_the_intermediate_device_of_a_pod_that_is_gone_is_removed() -> None:
         assert name not in run("ip -br link")
 
 
-@pytest.mark.parametrize("kind", ["htb", "pfifo"])
-def test_somebody_elses_queueing_is_left_alone_and_a_harmless_one_is_not_in_the_way(kind: str) -> None:
-    with node_pod(17) as pod:
-        done = subprocess.run(
-            ["tc", "qdisc", "add", "dev", pod.host_device, "root", kind], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"this kernel has no {kind}")
-        judged = of_pod(enforce(pod.spec(ingress="10M")), pod)
-        assert judged["ingress"].verdict == ("other-enforcer" if kind == "htb" else "enforced")
-
-
 def test_a_harmless_queue_under_the_limits_own_handle_gives_way() -> None:
     """The kernel changes no kind into another under one handle, so a plain replacement failed for ever."""
     with node_pod(31) as pod:
         run(f"tc qdisc add dev {pod.host_device} root handle 1: pfifo")
         judged = of_pod(enforce(pod.spec(ingress="10M")), pod)
         assert judged["ingress"].verdict == "enforced"
-
-
-def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:
-    with node_pod(18) as good, node_pod(19) as dying:
-        bad = good.spec(ingress="ten", egress="10m")
-        good_wish = PodBandwidthSpec(
-            namespace="test", name="good", uid=good.uid, limits={**bad.limits, **good.spec(egress="7M").limits}
-        )
-        dying_wish = dying.spec(ingress="5M")
-        gone = PodBandwidthSpec(
-            namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", limits=dying_wish.limits
-        )
-        snapshot = take_snapshot(good_wish, dying_wish, gone)
-        run(f"ip link del {dying.host_device}")
-        found = plan_limits(snapshot, ENFORCE)
-        assert [j.verdict for j in of_pod(found, good).values()] == ["invalid", "missing"]
-        assert found.unlocated == {"test/gone": "none of its processes was found"}
-        failures = 0
-        for action in found.actions:
-            try:
-                execute(action)
-            except Exception as error:
-                assert type(error).__name__ == "KernelError"  # noqa: PT017 - counted below
-                failures += 1
-        assert failures == 1
-        after = plan(good_wish, dying_wish)
-        assert of_pod(after, good)["egress"].verdict == "enforced"
-        assert of_pod(after, dying)["ingress"].verdict == "not-applicable"
-
-
-def test_a_renamed_device_is_still_the_pods() -> None:
-    with node_pod(20) as pod:
-        spec = pod.spec(ingress="5M")
-        enforce(spec)
-        run(f"ip link set {pod.host_device} down")
-        renamed = pod.host_device + "x"
-        run(f"ip link set {pod.host_device} name {renamed}")
-        try:
-            status = of_pod(plan(spec), pod)["ingress"]
-            assert (status.verdict, status.device) == ("enforced", renamed)
-        finally:
-            run(f"ip link set {renamed} name {pod.host_device}")

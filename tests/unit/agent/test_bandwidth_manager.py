@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -41,19 +43,14 @@ class RecordedEvents(EventRecorder):
         self.reasons.append(str(what[1]))
 
 
-def pods_of(client: Client) -> Reflector[Pod]:
-    """A store that nobody fills."""
-    return Reflector(client, PODS, Pod)
-
-
-async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None) -> list[str]:
+async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None, wanted_bps: Sequence[int] = ()) -> list[str]:
     """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        events = RecordedEvents(client)
-        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods_of(client))
-        for verdict in verdicts:
-            statuses = (LimitStatus(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
-            manager.show(BandwidthPlan(statuses=statuses), (pod,))
+        events, pods = RecordedEvents(client), Reflector(client, PODS, Pod)
+        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods)
+        for verdict, wanted in zip_longest(verdicts, wanted_bps):
+            status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=wanted)
+            manager.show(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
         return events.reasons
 
 
@@ -71,10 +68,4 @@ async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_
 
 
 async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
-    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        events = RecordedEvents(client)
-        manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods_of(client))
-        for wanted_bps in (10**7, 2 * 10**7):
-            status = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
-            manager.show(BandwidthPlan(statuses=(status,)), (POD,))
-        assert events.reasons == []
+    assert await tell(POD, "wrapped", "wrapped", wanted_bps=(10**7, 2 * 10**7)) == []
