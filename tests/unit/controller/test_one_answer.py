@@ -366,30 +366,34 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     assert found == dict.fromkeys(found, met)
 
 
-async def test_a_pod_belongs_to_one_group_though_two_of_its_name_look_into_its_namespace() -> None:
-    own, other = group("x"), group("y", names="x")
-    world = World(*NODES, *PODS, own, other, namespace("x", lets_in="y"), topology(weight("NetperfCosts", 5)))
-    state = world.scheduler()
-    assert (sorted(state.members("x/g")), sorted(state.members("y/g"))) == (["a", "b"], [])
-    assert (await world.status("x/g"))["runningWorkloads"] == 2
-    assert (await world.status("y/g"))["runningWorkloads"] == 0
-    assert ((await world.view("x/g")).running, (await world.view("y/g")).running) == (2, 0)
-    assert world.allocated_bps() == {("z1", "z2"): 1_000_000}
-
-
 def namespace(name: str, *, lets_in: str) -> dict[str, Any]:
     return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": lets_in}}}
 
 
-def everybody_says(counts: dict[str, int], count: int) -> None:
+EVIL = group("evil", names="x")
+TWO = (group("x"), group("y", names="x"), namespace("x", lets_in="y"))
+PARITY = SchedulerConfig(parity="upstream")
+
+
+@pytest.mark.parametrize(
+    ("objects", "config", "key", "count"),
+    [
+        ((EVIL,), DEFAULT, "evil/g", 0),
+        ((EVIL, namespace("x", lets_in="friends")), DEFAULT, "evil/g", 0),
+        ((EVIL, namespace("x", lets_in="friends.evil")), DEFAULT, "evil/g", 2),
+        (TWO, DEFAULT, "x/g", 2),
+        (TWO, DEFAULT, "y/g", 0),
+        ((group("default"),), DEFAULT, "default/g", 2),
+        ((group("x"),), PARITY, "x/g", 0),
+        ((group("default"), group("x")), PARITY, "default/g", 2),
+    ],
+)
+async def test_everybody_says_how_many_pods_a_group_has(
+    objects: tuple[dict[str, Any], ...], config: SchedulerConfig, key: str, count: int
+) -> None:
+    """Pods of x join the group of their namespace, else one of a namespace that theirs lets in; upstream looks in default alone."""
+    counts = await World(*NODES, *PODS, *objects, config=config).members(key)
     assert counts == dict.fromkeys(counts, count)
-
-
-async def test_a_group_has_no_pods_of_a_namespace_that_does_not_let_it_in() -> None:
-    told = group("evil", names="x")
-    everybody_says(await World(*NODES, *PODS, told).members("evil/g"), 0)
-    everybody_says(await World(*NODES, *PODS, told, namespace("x", lets_in="friends")).members("evil/g"), 0)
-    everybody_says(await World(*NODES, *PODS, told, namespace("x", lets_in="friends.evil")).members("evil/g"), 2)
 
 
 @pytest.mark.parametrize(
@@ -420,18 +424,6 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     labelled = msgspec.convert(node("n3", "z2"), Node)
     state.take_node("n3", None, labelled)
     assert place_score("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
-
-
-async def test_in_parity_a_group_beside_its_pods_has_none_where_upstream_does_not_look() -> None:
-    parity = SchedulerConfig(parity="upstream")
-    everybody_says(await World(*NODES, *PODS, group("x"), config=parity).members("x/g"), 0)
-    everybody_says(await World(*NODES, *PODS, group("default"), group("x"), config=parity).members("default/g"), 2)
-
-
-async def test_of_groups_of_one_name_each_has_its_pods_whichever_namespace_is_asked_for() -> None:
-    world = World(*NODES, *PODS, group("x"), group("y", names="x"), namespace("x", lets_in="y"))
-    everybody_says(await world.members("x/g"), 2)
-    everybody_says(await world.members("y/g"), 0)
 
 
 async def test_who_may_list_the_appgroups_of_one_namespace_sees_them_with_a_note() -> None:
@@ -483,13 +475,6 @@ async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too()
     assert stuck.fix[0] == "kubectl -n default describe appgroup g"
 
 
-async def test_a_configuration_that_makes_no_sense_is_a_note_and_the_status_comes_all_the_same() -> None:
-    broken = msgspec.structs.replace(DEFAULT, parity=cast("Parity", "upside-down"))
-    status, session = await World(*NODES, config=broken).command("status")
-    assert "upside-down" in session.notes["configuration"]
-    assert len(status.agents) == 2
-
-
 async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "DEBOUNCE_S", 0.0)
     world = World(node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y"))
@@ -519,13 +504,6 @@ async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone(m
 
     monkeypatch.setattr(client, "apply", delete)
     assert await controller._reconcile("x/g") is None
-
-
-async def test_a_group_in_a_namespace_of_the_configuration_has_the_pods_of_namespaces_without_a_group() -> None:
-    world = World(*NODES, *PODS, group("default"), topology(weight("NetperfCosts", 5)))
-    assert world.scheduler().members("default/g").keys() >= {"a", "b"}
-    assert (await world.status("default/g"))["runningWorkloads"] == 2
-    assert (await world.view("default/g")).running == 2
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:

@@ -169,21 +169,6 @@ async def test_what_the_planner_cannot_bear_is_told_and_the_process_goes_on() ->
         assert planner._process.pid == pid
 
 
-async def test_among_many_hosts_alike_one_that_was_refused_promised_or_is_hot_leaves_nobody_without_a_place() -> None:
-    cluster = Cluster()
-    cluster.add_nodes(30)
-    async with process(cluster) as planner:
-        first = (await planner.solve(cluster.snapshot(1))).targets["d/p0"].node
-        for known in (
-            {"refused": {"d/p0": frozenset({first})}},
-            {"promised": {first: {"cpu": 4000}}},
-            {"hot": frozenset({first})},
-        ):
-            plan = await planner.solve(msgspec.structs.replace(cluster.snapshot(1), **known))
-            assert plan.unplaced == (), (known, plan.why)
-            assert plan.targets["d/p0"].node != first
-
-
 def far_apart(rng: random.Random) -> CostTable:
     """40 zones in four regions, zone i in region i modulo 4; costs at random."""
     levels = [
