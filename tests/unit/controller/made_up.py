@@ -16,18 +16,18 @@ from controller.appgroups.status import gather, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus, PodContainer
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology, NetworkTopologySpec
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.weights import Bandwidths, build_weight
-from kubekit.wire import Condition, Node, NodeAddress, NodeStatus, ObjectMeta, ResourceRequirements
+from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
 from netperf.costs import price
 from netperf.memory import update_state
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
-from netperf.sample import Measurement, Place, Sample
+from netperf.sample import Measurement, Sample
 
 EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -42,19 +42,21 @@ def make_node(
     number = zlib.crc32(name.encode())
     address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
     note = msgspec.json.encode({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
-    return Node(
-        metadata=ObjectMeta(
-            name=name,
-            labels={ZONE_LABEL: zone, REGION_LABEL: region} if zone else {},
-            annotations={AGENT_ANNOTATION: note, "netaware.io/bandwidth-source": "ethtool"} if agent else {},
-        ),
-        status=NodeStatus(
-            capacity={BANDWIDTH: capacity} if capacity else {},
-            allocatable={BANDWIDTH: capacity} if capacity else {},
-            addresses=[NodeAddress("InternalIP", address)],
-            conditions=[Condition("Ready", str(ready))],
-        ),
-    )
+    amounts = {BANDWIDTH: capacity} if capacity else {}
+    body = {
+        "metadata": {
+            "name": name,
+            "labels": {ZONE_LABEL: zone, REGION_LABEL: region} if zone else {},
+            "annotations": {AGENT_ANNOTATION: note, "netaware.io/bandwidth-source": "ethtool"} if agent else {},
+        },
+        "status": {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "addresses": [{"type": "InternalIP", "address": address}],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+    return msgspec.convert(body, Node)
 
 
 def make_pod(
@@ -67,14 +69,13 @@ def make_pod(
     namespace: str = "default",
     phase: str = "",
 ) -> GroupPod:
-    containers = [PodContainer(ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
-    return GroupPod(
-        metadata=ObjectMeta(
-            name=name, namespace=namespace, labels=dict(labels or {}), annotations=dict(annotations or {})
-        ),
-        spec=GroupPodSpec(node_name=node, containers=containers),
-        status=GroupPodStatus(phase=phase or ("Running" if node else "Pending")),
-    )
+    requests = {BANDWIDTH: request} if request else {}
+    body = {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}},
+        "spec": {"nodeName": node, "containers": [{"resources": {"requests": requests}}]},
+        "status": {"phase": phase or ("Running" if node else "Pending")},
+    }
+    return msgspec.convert(body, GroupPod)
 
 
 def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
@@ -163,10 +164,14 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), now_s, now_s)
     table, _ = price(state, regions, CostPolicy(), now_s)
-    topology = NetworkTopology(
-        metadata=ObjectMeta(name="nt-default", namespace=HOME),
-        spec=NetworkTopologySpec(configmap_name="netperf-metrics", weights=[build_weight(table, Bandwidths())]),
-    )
+    body = {
+        "metadata": {"name": "nt-default", "namespace": HOME},
+        "spec": {
+            "configmapName": "netperf-metrics",
+            "weights": [msgspec.to_builtins(build_weight(table, Bandwidths()))],
+        },
+    }
+    topology = msgspec.convert(body, NetworkTopology)
     group = boutique()
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
     return ClusterSnapshot(
@@ -178,7 +183,3 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
         results={f"{HOME}/netperf-metrics": data},
         plans=plans,
     )
-
-
-def place_of(node: Node) -> Place:
-    return Place(node.metadata.name, node.metadata.label(ZONE_LABEL), node.metadata.label(REGION_LABEL))

@@ -9,9 +9,10 @@ import msgspec
 
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
-from kubekit.wire import Node
+from kubekit.wire import Node, Object
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
@@ -76,7 +77,8 @@ def gated(**fields: Any) -> GroupPod:
     return pod("P1", schedulingGates=[{"name": GATE}], **fields)
 
 
-def state_with(config: SchedulerConfig, *objects: Node | GroupPod | AppGroup | NetworkTopology) -> State:
+def state_with(config: SchedulerConfig, *objects: Object) -> State:
+    """The state with these objects; an object without a kind of its own is a Namespace."""
     state = State(config, "netaware-system")
     for item in objects:
         key = item.metadata.key
@@ -86,8 +88,12 @@ def state_with(config: SchedulerConfig, *objects: Node | GroupPod | AppGroup | N
             state.take_pod(key, None, item)
         elif isinstance(item, AppGroup):
             state.take_group(key, None, item)
-        else:
+        elif isinstance(item, NetworkTopology):
             state.take_topology(key, None, item)
+        elif isinstance(item, Service):
+            state.take_service(key, None, item)
+        else:
+            state.on_namespace_change(key, None, item)
     return state
 
 

@@ -51,6 +51,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import Node, Object, Resource
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.policy import CostPolicy
+from tests.unit.controller.scheduling import state_with
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
@@ -136,20 +137,15 @@ class World:
         return [msgspec.convert(plain, type_) for plain in self.objects if plain["kind"] == kind]
 
     def scheduler(self) -> State:
-        state = State(self.config, HOME)
-        for namespace in self.of("Namespace", Object):
-            state.on_namespace_change(namespace.metadata.name, None, namespace)
-        for node in self.of("Node", Node):
-            state.take_node(node.metadata.key, None, node)
-        for pod in self.of("Pod", GroupPod):
-            state.take_pod(pod.metadata.key, None, pod)
-        for group in self.of("AppGroup", AppGroup):
-            state.take_group(group.metadata.key, None, group)
-        for topology in self.of("NetworkTopology", NetworkTopology):
-            state.take_topology(topology.metadata.key, None, topology)
-        for service in self.of("Service", Service):
-            state.take_service(service.metadata.key, None, service)
-        return state
+        kinds = {
+            "Namespace": Object,
+            "Node": Node,
+            "Pod": GroupPod,
+            "AppGroup": AppGroup,
+            "NetworkTopology": NetworkTopology,
+            "Service": Service,
+        }
+        return state_with(self.config, *(item for kind, type_ in kinds.items() for item in self.of(kind, type_)))
 
     def groups(self, client: Written) -> tuple[AppGroupController, Caches]:
         caches = Caches(cast("Client", client), HOME)
