@@ -135,7 +135,7 @@ def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) 
         found.problems.append(f"left out: {kind} {read.metadata.key} is there twice; the first counts")
         return
     seen.add((kind, read.metadata.key))
-    getattr(found, where).append(_whole(read) if isinstance(read, Node) else read)
+    getattr(found, where).append(_with_defaults(read) if isinstance(read, Node) else read)
 
 
 def _accepted(item: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _plain(value: Any, key: str = "") -> Any:
     return value
 
 
-def _whole(node: Node) -> Node:
+def _with_defaults(node: Node) -> Node:
     """The node with missing allocatable set to capacity, and missing pods to the kubelet's default."""
     status = node.status
     allocatable = status.allocatable or status.capacity or {}

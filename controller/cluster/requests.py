@@ -99,17 +99,17 @@ def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 
 
-def whole(name: str, allocatable: Mapping[str, int]) -> int:
+def total_of(name: str, allocatable: Mapping[str, int]) -> int:
     """A host's total of a resource; of each port one."""
     return 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
 
 
-def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
+def first_insufficient(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
     """The first resource of which a host has too little left; empty where it has enough of all."""
     for name, value in wanted.items():
         left: float | None = allocatable.get(name)
         if left is None:  # Inlined: a call for each resource of each host would take a tenth of a plan's time.
-            left = whole(name, allocatable)
+            left = total_of(name, allocatable)
         for held in taken:
             left -= held.get(name, 0)
         if value > left and value > 0:

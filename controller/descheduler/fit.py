@@ -13,7 +13,7 @@ from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import add, lacking
+from controller.cluster.requests import add, first_insufficient
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.placement.pod_topology import REFUSALS, refusals
@@ -77,7 +77,7 @@ class FitChecker:
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """The resource, port or other pods that prevent it, with planned moves counted; empty if nothing does."""
-        lacks = lacking(pod.asks, node.allocatable, self._requested_on(node.name))
+        lacks = first_insufficient(pod.asks, node.allocatable, self._requested_on(node.name))
         if lacks:
             return describe_lack(lacks)
         if self._repelling or pod.constraints.depends_on_other_pods:

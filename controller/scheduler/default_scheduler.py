@@ -19,7 +19,7 @@ from controller.cluster.eligibility import Constraints, first_untolerated_taint,
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPodSpec, NodeSelector
-from controller.cluster.requests import MOST, Amounts, bounded, whole
+from controller.cluster.requests import MOST, Amounts, bounded, total_of
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
@@ -204,7 +204,7 @@ def place(
         fits = may[which].copy()
         for resource, amount in pod.asks.items():
             if resource not in free:
-                left = [whole(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
+                left = [total_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
                 free[resource] = np.array([bounded(value) for value in left], np.int64)
             if amount > 0:
                 fits &= free[resource] >= bounded(amount)

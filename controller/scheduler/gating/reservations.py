@@ -11,7 +11,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, add, asks_of, lacking
+from controller.cluster.requests import Amounts, add, asks_of, first_insufficient
 from controller.scheduler.gating.retries import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
@@ -159,7 +159,7 @@ class ReservationCache:
         host = self.node_cache.hosts.get(node)
         if host is None:
             return False
-        return not lacking(
+        return not first_insufficient(
             wanted, host.allocatable, self.node_cache.used.get(node, {}), self.others_on(group, node, now=now)
         )
 

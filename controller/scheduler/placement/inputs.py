@@ -12,7 +12,7 @@ from controller.cluster.declared_replicas import Declared, to_plan_for
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
-from controller.cluster.requests import Amounts, add, asks_of, lacking
+from controller.cluster.requests import Amounts, add, asks_of, first_insufficient
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.placement.foreign import foreign_pods
@@ -157,7 +157,7 @@ class PlanInputs(NamedTuple):
         found: dict[str, str] = {}
         for number, host in enumerate(hosts):
             why = constraints.refusal(host.name, host.labels, host.taints, volumes=volumes, closing=host.closing)
-            lacks = lacking(asks, host.allocatable, used.get(host.name, {}))
+            lacks = first_insufficient(asks, host.allocatable, used.get(host.name, {}))
             why = why or (describe_lack(lacks) if lacks else by_other_pods.get(number, ""))
             if why:
                 found[host.name] = why

@@ -16,7 +16,7 @@ from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
-from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
+from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, total_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import count_hosts
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
@@ -174,7 +174,7 @@ class _Compiler:
         by_size = self._snapshot.allocatable.weight > 0
         return Problem(
             free=self._free(),
-            capacity=self._by_resource(lambda host, resource: whole(resource, host.allocatable)),
+            capacity=self._by_resource(lambda host, resource: total_of(resource, host.allocatable)),
             zone_of=self._location_of,
             zoned=np.array([bool(location.zone) for location in self._locations], np.bool_),
             workload_of=np.array([known.workload for known in self._known], np.int64),
@@ -206,7 +206,7 @@ class _Compiler:
             if (host.name, resource) in ports:
                 return 0
             counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.taken))
-            return whole(resource, host.allocatable) - sum(counted)
+            return total_of(resource, host.allocatable) - sum(counted)
 
         return self._by_resource(free)
 

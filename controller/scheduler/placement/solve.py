@@ -57,8 +57,8 @@ def solve(
     prepared, ends_at = Prepared(problem), time.monotonic() + deadline_s
     runs = _RUNS if replicas <= _SMALL_REPLICAS else _RUNS_OF_MANY if replicas <= _MIDDLING_REPLICAS else 1
     wanted = _STEPS_PER_REPLICA * replicas // runs if problem.edges else _STEPS_WITHOUT_CALLS * replicas
-    most = _MOST_STEPS if len(problem.free) <= _MANY_HOSTS else _MOST_STEPS_OVER_MANY
-    steps = min(max(wanted, _LEAST_STEPS), most)
+    most_steps = _MOST_STEPS if len(problem.free) <= _MANY_HOSTS else _MOST_STEPS_OVER_MANY
+    steps = min(max(wanted, _LEAST_STEPS), most_steps)
 
     def run(turn: int, hot: float, begin: Ints, *, turns: int, seconds: float, home: int = -1) -> Found:
         return prepared.search(

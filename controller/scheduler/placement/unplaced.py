@@ -28,9 +28,9 @@ def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica:
     for host, name in enumerate(problem.host_names):
         if name in refused:
             continue
-        lacking = np.flatnonzero((asks > 0) & (problem.free[host] < asks))
-        if lacking.size:
-            reasons[describe_lack(problem.resource_names[lacking[0]])] += 1
+        scarce = np.flatnonzero((asks > 0) & (problem.free[host] < asks))
+        if scarce.size:
+            reasons[describe_lack(problem.resource_names[scarce[0]])] += 1
         elif ((asks > 0) & (left[host] < asks)).any():
             reasons["no room left beside the other pods of the plan"] += 1
         else:
