@@ -82,32 +82,6 @@ static int by_key(const void *a, const void *b) {
   return x->item - y->item;
 }
 
-/* Replicas that take most of what is scarce first; those that few hosts admit before those that many do. */
-static void order_by_size(State *s, Ranked *order) {
-  const Problem *p = s->p;
-  double *total = calloc((size_t)p->resources + 1, sizeof(double)), *key = calloc((size_t)p->classes + 1, sizeof(double));
-  for (int64_t h = 0; h < p->hosts; h++)
-    for (int64_t r = 0; r < p->resources; r++)
-      if (p->free[h * p->resources + r] > 0) total[r] += (double)p->free[h * p->resources + r];
-  for (int32_t k = 0; k < p->classes; k++) {
-    int64_t open = 0;
-    for (int32_t h = 0; h < p->hosts; h++) open += allows(p, k, h) && state_fits(s, k, h);
-    double share = 1e-12;
-    for (int64_t a = p->ask_start[k]; a < p->ask_start[k + 1]; a++) {
-      double part = (double)p->ask_amount[a] / (total[p->ask_resource[a]] + 1);
-      if (part > share) share = part;
-    }
-    key[k] = share / (double)(open + 1);
-  }
-  for (int32_t i = 0; i < p->replicas; i++) {
-    order[i].item = i;
-    order[i].key = -key[p->class_of[i]] * (0.8 + 0.4 * chance(s));
-  }
-  qsort(order, (size_t)p->replicas, sizeof *order, by_key);
-  free(total);
-  free(key);
-}
-
 /* Along the heaviest edges, callers and callees in turns. */
 static void order_by_traffic(State *s, Ranked *order) {
   const Problem *p = s->p;
@@ -506,18 +480,8 @@ static void begin(Search *q, const int32_t *hints, int64_t room_turns, int64_t h
   order_by_traffic(s, order);
   if (home >= 0) fill(q, order, home);
   fill(q, order, -1);
-  if (s->placed < p->replicas) {
-    int64_t placed = s->placed;
-    int32_t *first = malloc((size_t)p->replicas * sizeof(int32_t));
-    memcpy(first, s->at, (size_t)p->replicas * sizeof(int32_t));
-    clear(s);
-    order_by_size(s, order);
-    fill(q, order, -1);
-    if (s->placed <= placed) restore(s, first);
-    free(first);
-    if (s->placed < p->replicas) make_room(q, room_turns);
-  }
   free(order);
+  if (s->placed < p->replicas) make_room(q, room_turns);
 }
 
 /* Places everything; see native.py. `at` holds hints on entry, or -1, and hosts on return; what fits into the zone `home` begins
