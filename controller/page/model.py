@@ -26,8 +26,7 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "prober": lambda p: p.prober,
     "jitter": lambda p: _whole(p.jitter_us),
     "loss": lambda p: p.loss_ratio,
-    # A mirrored pair is measured the other way, and that way has the names.
-    "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.basis != "mirrored" else "",
+    "nodes": lambda p: f"{p.origin_node} {p.destination_node}" if p.origin_node and p.destination_node else "",
 }
 """Columns of the matrix; latencies in whole microseconds, times in unix seconds."""
 

@@ -133,6 +133,7 @@ def test_the_slides_group_gets_its_dependencies_out_of_the_reference() -> None:
         "kind": "Deployment", "name": "P1-deployment", "selector": "P1", "apiVersion": "apps/v1", "namespace": "default",
     }  # fmt: skip
     assert found["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
+    assert edges(only(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
     assert any("moved out of the workload's reference" in change for change in changes)
 
 

@@ -375,11 +375,12 @@ def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
         {"workload": reference("store", "STORE", **there)},
     ]
     flows = [flow("frontend", "cart", 100), Flow(of("db", "data"), of("store", "data"), 1000)]
+    flows += [Flow(of("frontend"), of("db", "data"), 100), flow("frontend", "no-member", 100)]
     empty = boutique({}, "empty", "else")
     seen = compared(flows, boutique({"workloads": workloads}), empty)
     assert seen.drift == {"shop/boutique": [], "else/empty": []}
     assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
-    assert seen.bill.bytes_per_s == 1100
+    assert seen.bill.bytes_per_s == 1300
 
 
 def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
