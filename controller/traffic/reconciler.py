@@ -27,7 +27,7 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph, build_tra
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.sources import NoTrafficError, read_flows
-from controller.traffic.weights import Weights, by_edge, read_weights
+from controller.traffic.weights import Edges, Weights, annotated_weights, by_edge
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
@@ -185,7 +185,7 @@ class TrafficController:
 
     async def _write_weights(self, group: AppGroup, weights: Weights) -> None:
         key = group.metadata.key
-        if not is_worth_writing(read_weights(group), weights):
+        if not is_worth_writing(annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, []), weights):
             return
         text = msgspec.json.encode(weights).decode()
         patch = {"metadata": {"annotations": {MEASURED_WEIGHTS_ANNOTATION: text}}}
@@ -265,13 +265,13 @@ def describe(drift: Sequence[Drift]) -> tuple[str, str]:
     return "Drift", f"{shown}{more}: see kubectl netaware propose"
 
 
-def is_worth_writing(before: Weights, now: Weights) -> bool:
+def is_worth_writing(old: Edges, now: Weights) -> bool:
     """Whether weights differ enough: in their distribution, or in the total. No measurement is no difference."""
-    old, new = by_edge(before), by_edge(now)
+    new = by_edge(now)
     was, is_ = sum(old.values()), sum(new.values())
     if is_ <= 0:
         return False
-    if not 0 < was < float("inf"):
+    if was <= 0:
         return True
     moved = sum(abs(old.get(edge, 0.0) / was - new.get(edge, 0.0) / is_) for edge in old.keys() | new.keys()) / 2
     return moved >= MOVED_SHARE or not 1 / MOVED_FACTOR < is_ / was < MOVED_FACTOR

@@ -8,7 +8,6 @@ import msgspec
 
 from controller.cluster.resources import AppGroup
 from kubekit.wire import DECODE_ERRORS
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 GREATEST_WEIGHT = 1e18
 """Beyond, sums of weights would leave the range of numbers, and no latency would come of them."""
@@ -18,14 +17,6 @@ Edges = dict[tuple[str, str], float]
 """The same by (caller's selector, callee's selector)."""
 
 _decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
-
-
-def read_weights(group: AppGroup) -> Weights:
-    """The measured ones as they stand there, whether or not they make sense; nothing where they cannot be read."""
-    try:
-        return _decode_weights(group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}")
-    except DECODE_ERRORS:
-        return {}
 
 
 def by_edge(weights: Weights) -> Edges:
@@ -47,8 +38,3 @@ def annotated_weights(group: AppGroup, name: str, problems: list[str]) -> Edges:
     if bad:
         problems.append(f"annotation {name}: not within 0 to {GREATEST_WEIGHT:g}: {', '.join(bad[:5])}")
     return {edge: weight for edge, weight in found.items() if 0 <= weight <= GREATEST_WEIGHT}
-
-
-def measured_traffic(group: AppGroup, problems: list[str]) -> Edges:
-    """Measured bytes per second; empty without measurements."""
-    return annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems)

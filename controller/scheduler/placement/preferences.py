@@ -13,7 +13,8 @@ from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import PRICED, Objective, Spread
-from controller.traffic.weights import annotated_weights, measured_traffic
+from controller.traffic.weights import annotated_weights
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
 """On an AppGroup: see `Objective`."""
@@ -78,7 +79,7 @@ def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     """Per edge; empty when nothing is known of any."""
     sources = (
         annotated_weights(group, WEIGHTS_ANNOTATION, problems),
-        measured_traffic(group, problems),
+        annotated_weights(group, MEASURED_WEIGHTS_ANNOTATION, problems),
         _bandwidths(graph),
     )
     ends = _ends(graph)
