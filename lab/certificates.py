@@ -1,4 +1,4 @@
-"""One certificate authority per lab and the certificates it signs; they live as long as the lab's state directory.
+"""One certificate authority per lab and the certificates it signs; they are valid for a year.
 
 Elliptic-curve keys, because generating RSA keys would take longer than booting etcd.
 """
@@ -30,7 +30,7 @@ class KeyPair:
 
 
 class Authority:
-    """A certificate authority whose files live in one directory that only its owner can read."""
+    """A new certificate authority, whose files live in one directory. In an existing directory it replaces the authority there."""
 
     def __init__(self, folder: Path, common_name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,7 +66,6 @@ class Authority:
         *,
         organization: str = "",
         hosts: tuple[str, ...] = (),
-        lifetime: timedelta = _LIFETIME,
     ) -> KeyPair:
         """Sign a certificate that serves as client and as server.
 
@@ -75,7 +74,6 @@ class Authority:
             common_name: the user's name to Kubernetes.
             organization: the user's group to Kubernetes, if any.
             hosts: DNS names and IP addresses that a server answers to.
-            lifetime: from now on; one that is over makes a certificate that has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
@@ -86,7 +84,7 @@ class Authority:
         draft = draft.add_extension(x509.ExtendedKeyUsage(both), critical=False)
         if hosts:
             draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
-        certificate = draft.not_valid_after(datetime.now(UTC) + lifetime).sign(self._key, hashes.SHA256())
+        certificate = draft.not_valid_after(datetime.now(UTC) + _LIFETIME).sign(self._key, hashes.SHA256())
         pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_private_key(pair.key, key)
@@ -102,7 +100,7 @@ class Authority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _BACKDATE)
-            # Python 3.13 asks for both by default: without them only programs that clear that flag would connect.
+            # Python 3.13 sets VERIFY_X509_STRICT, which requires both.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
         )

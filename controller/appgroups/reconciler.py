@@ -147,7 +147,7 @@ class AppGroupController:
 
 
 def _is_bad(condition: Condition) -> bool:
-    """Whether a condition needs a person; incomplete groups and advice do not."""
+    """Whether a condition needs a person; Complete and RoutedNear never do."""
     return condition.status == "False" and condition.type not in {COMPLETE, ROUTED_NEAR}
 
 

@@ -224,7 +224,7 @@ class State(Index):
         return [s for m in self.models(group, workload) for s in self.services.selecting(m.namespace, m.labels or {})]
 
     def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        """An AppGroup changed; its status does not matter here."""
+        """An AppGroup changed. Only its spec wakes groups that wait: annotations, which the controller writes too, count for the next plan."""
         if self.membership.on_change(key, old, new):
             self._touch()
 

@@ -34,7 +34,7 @@ class WanControl:
         self._ask(Command("set", link_of(site, other, link)))
 
     def change_link(self, site: str, other: str, /, **changes: float) -> Link:
-        """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``); return what it is now."""
+        """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``), and return what it is now; TypeError for others."""
         known = self.links()
         try:
             old = known[site_pair(site, other)]
