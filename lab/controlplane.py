@@ -336,7 +336,7 @@ class ControlPlane:
         """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
         await poll_until(
             ready,
-            lambda: f"{what}; {list(self.programs)[-1].told}",
+            lambda: f"{what}; {list(self.programs)[-1].log_excerpt}",
             READY_TIMEOUT_S,
             every_s=_POLL_S,
             meanwhile=self.programs.check,

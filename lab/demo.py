@@ -90,7 +90,7 @@ class Demo:
         """Whether kubelets run what is placed."""
         return bool(self.lab.real.nodes)
 
-    async def measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
+    async def wait_until_measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
         """Wait until every zone pair has a cost that rests on enough readings: one is no measurement, and must not place pods.
 
         Returns:
@@ -99,7 +99,7 @@ class Demo:
         zones = list(self.topology.zones)
         wanted = len(zones) * (len(zones) - 1)
         patience_s = _SHIPPED_MEASURE_DEADLINE_S if self.is_real else _MEASURE_DEADLINE_S
-        deadline, told = time.monotonic() + patience_s + 2 * len(zones), -1
+        deadline, reported = time.monotonic() + patience_s + 2 * len(zones), -1
         readings: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
         while True:
             self.installation.check()
@@ -116,9 +116,9 @@ class Demo:
                 if measured is not None and measured.status == "True"
                 else {}
             )
-            if len(samples) // 2 != told:
-                told = len(samples) // 2
-                self.say(f"measured {told} of {wanted // 2} zone pairs")
+            if len(samples) // 2 != reported:
+                reported = len(samples) // 2
+                self.say(f"measured {reported} of {wanted // 2} zone pairs")
             if len(samples) == wanted == len(priced):
                 return network, samples
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class Demo:
                     found[frozenset(sample.zones)].append(sample)
         return found
 
-    async def place(
+    async def deploy_and_measure(
         self, scheduler: str, namespace: str, labels: Mapping[str, str] | None = None
     ) -> tuple[dict[str, str], report.RequestLatency | None]:
         """Deploy the application in a namespace with these labels, wait until every pod is bound, take it away again.
@@ -253,7 +253,7 @@ async def run_demo(
         topology: of the lab.
         name: of the lab.
         placement: a key of OVERLAYS.
-        say: told what goes on.
+        say: progress callback.
         images: OCI layouts of ours by name, when the topology's nodes are real.
         seed: see Demo.
 
@@ -275,15 +275,15 @@ async def run_demo(
             )
         async with Client(lab.client_config) as client:
             demo = Demo(lab, installation, client, topology, say, seed)
-            network, samples = await demo.measured()
+            network, samples = await demo.wait_until_measured()
             say("deploying the Online Boutique with the default scheduler")
-            before, latency_before = await demo.place("default-scheduler", "boutique-default")
+            before, latency_before = await demo.deploy_and_measure("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
             if placement == "affinity":
                 ours = ("default-scheduler", "boutique-network-aware", {PLACEMENT_LABEL: placement})
             else:
                 ours = (OUR_SCHEDULER, "boutique-network-aware", {})
-            after, latency_after = await demo.place(*ours)
+            after, latency_after = await demo.deploy_and_measure(*ours)
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         found = _report(

@@ -77,7 +77,7 @@ class Installation:
         self.lab.programs.check()
         for agent in self.agents:
             if agent.failed:
-                raise BootError(agent.end)
+                raise BootError(agent.exit_message)
 
     @property
     def prober(self) -> str:

@@ -94,13 +94,13 @@ class Program:
             return file.read().decode("utf-8", "replace").strip()
 
     @property
-    def told(self) -> str:
-        """Its end, as the second half of an error."""
+    def log_excerpt(self) -> str:
+        """The end of its log, as the second half of an error."""
         return f"the log of {self.name} ends:\n{self.log_tail()}"
 
     @property
-    def end(self) -> str:
-        """Its end, as an error."""
+    def exit_message(self) -> str:
+        """Its exit code and the end of its log, as an error."""
         return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
 
     async def wait(self, patience_s: float = math.inf) -> int | None:
@@ -204,7 +204,7 @@ class Programs:
         """Raise BootError, with the end of its log, for the first essential program that ended by itself."""
         for program in self._running:
             if program.essential and program.failed:
-                raise BootError(program.end)
+                raise BootError(program.exit_message)
 
     async def watch(self) -> None:
         """Return never; raise BootError when an essential program ends by itself."""

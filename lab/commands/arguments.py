@@ -55,7 +55,7 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def told_since_now() -> Say:
+def progress_printer() -> Say:
     """Prints what goes on to stderr, with the seconds since this call."""
     started, progress = time.monotonic(), Console(stderr=True)
 

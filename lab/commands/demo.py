@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     find_node_programs(topology)
     images = build_images() if topology.real_nodes else None
     launch.enter()
-    say = arguments.told_since_now()
+    say = arguments.progress_printer()
 
     async def main() -> None:
         found = await run_demo(

@@ -112,7 +112,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
         await node.start()
         await poll_until(
             partial(is_there, client, NODES, node.name),
-            lambda: f"node {node.name} to register; {node.running['kubelet'].told}",
+            lambda: f"node {node.name} to register; {node.running['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
             meanwhile=node.programs.check,

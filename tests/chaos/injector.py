@@ -86,7 +86,7 @@ class FaultInjector:
     async def inject(self, fault: Fault) -> None:
         """Inject one fault; one that cannot be done is logged."""
         answered, error = False, ""
-        told = self._answered[fault] = asyncio.get_running_loop().create_future()
+        future = self._answered[fault] = asyncio.get_running_loop().create_future()
         try:
             await self._by_kind[fault.kind](fault)
             answered = True
@@ -94,7 +94,7 @@ class FaultInjector:
             # What a request of ours would hit is away itself, by an earlier fault.
             answered, error = isinstance(reason, ApiError) and reason.status < 500, str(reason)
         finally:
-            told.set_result(answered)
+            future.set_result(answered)
         log.info("fault %s %s for %.1f s %s", fault.kind, fault.target, fault.for_s, error)
 
     async def revert_all(self, patience_s: float) -> list[str]:

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from lab.build import find_or_build
+from lab.realnode.programs import CNI
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, remove_groups, run
 
-MODULE = "github.com/containernetworking/plugins/plugins"
 MAIN_VERSION = "v1.9.1"
 """Of bridge, ptp and host-local; the bandwidth plugin is the one that differs."""
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "netaware" / "cni-plugins"
+CHECKSUMS = {
+    "v1.9.1": CNI.checksum,
+    "v1.6.2": "h1:pqP8Mq923TLyef5g97XfJ/xpDeVek4yF8A4mzy9Tc4U=",
+    "v1.5.1": "h1:T5ji+LPYjjgW0QM+KyrigZbLsZ8jaX+E5J/EcKOE4gQ=",
+    "v1.5.0": "h1:P09DMlfvvsLSskDoftnuwXY7lwa7IAhTGznZxA5E8fk=",
+    "v1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
+}
+PROGRAMS = {"ptp": "./plugins/main/ptp", **CNI.programs}
 
 
 def plugin(path: str, version: str) -> Path:
-    """A plugin's program, such as ``meta/bandwidth``; built once per version, the test is skipped where that cannot be."""
-    program = _CACHE / version / Path(path).name
-    if program.exists():
-        return program
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("builds CNI plugins: needs Go")
-    program.parent.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "GOBIN": str(program.parent), "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
-    done = subprocess.run(
-        [go, "install", f"{MODULE}/{path}@{version}"], env=env, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"builds CNI plugins: {done.stderr.strip()[-200:]}")
-    return program
+    """A plugin's program, such as ``meta/bandwidth``; built once per version."""
+    module = replace(CNI, version=version, checksum=CHECKSUMS[version], programs=PROGRAMS)
+    return find_or_build(module)[Path(path).name]
 
 
 def call(program: Path, command: str, pod: NodePod, config: dict[str, Any]) -> dict[str, Any]:
