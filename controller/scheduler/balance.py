@@ -65,21 +65,6 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     zones: int = 0
 
 
-class Advice(NamedTuple):
-    """Advice on the routing of a Service.
-
-    Attributes:
-        gain_us: expected of a call to it.
-        service: ``namespace/name``.
-        text: for people.
-    """
-
-    gain_us: float
-    service: str
-    reason: str
-    text: str
-
-
 def placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group, from the scheduler's state. Nothing of it changes any more."""
     group, graph, members = state.groups[key], state.graph(key), state.members(key)
@@ -160,14 +145,8 @@ class _PlacedArrays:
         return RoutingEstimate(latency / weight, hottest / weight)
 
 
-def _all_advice(arrays: _PlacedArrays) -> list[Advice]:
-    """Advice on routing calls within a group, the greatest gains first."""
-    callees = range(len(arrays.current.members))
-    found = [advice for callee in callees if (advice := _advice(arrays, callee)) is not None]
-    return sorted(found, key=lambda advice: (-advice.gain_us, advice.service))
-
-
-def _advice(arrays: _PlacedArrays, callee: int) -> Advice | None:
+def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None:
+    """Microseconds that a call to a workload would gain, the condition's reason, and the advice; None if there is none."""
     edges = arrays.callers_of(callee)
     services = [s for s in arrays.current.services[callee] if not s.headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
@@ -176,7 +155,7 @@ def _advice(arrays: _PlacedArrays, callee: int) -> Advice | None:
     name, field = f"Service {service.metadata.key}", _FIELD[service.routing]
     if field and arrays.unlabelled(callee):
         text = f"{name} has {field}, and a replica is on a node without a zone label, so that no zone's hints count"
-        return Advice(0.0, service.metadata.key, "HintsIgnored", text)
+        return 0.0, "HintsIgnored", text
     now = arrays.estimate(edges, service.routing)
     better = None if field else _nearer(arrays, edges, now)
     if better is None:
@@ -189,7 +168,7 @@ def _advice(arrays: _PlacedArrays, callee: int) -> Advice | None:
         why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
     text = f"{name} {why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
     reason = "HintsIgnored" if service.has_auto_hints else "NoTrafficDistribution"
-    return Advice(now.latency_us - then.latency_us, service.metadata.key, reason, text)
+    return now.latency_us - then.latency_us, reason, text
 
 
 def _nearer(
@@ -221,9 +200,11 @@ def advice_conditions(current: PlacedGroup) -> list[Condition]:
 
 
 def _routed_near(arrays: _PlacedArrays) -> Condition:
-    current, found = arrays.current, _all_advice(arrays)
+    current = arrays.current
+    advice = (_advice(arrays, callee) for callee in range(len(current.members)))
+    found = sorted((given for given in advice if given is not None), key=lambda given: (-given[0], given[2]))
     if found:
-        holds, reason, message = False, found[0].reason, listed([advice.text for advice in found], SHOWN, "; ")
+        holds, reason, message = False, found[0][1], listed([text for *_, text in found], SHOWN, "; ")
     elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
