@@ -21,7 +21,7 @@ from controller.diagnosis.model import AgentView
 from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.reading import ProgramPodObject, read_facts, read_programs
 from controller.diagnosis.rules import diagnose
-from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, Program, ProgramPod
+from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, ProgramPod
 from controller.scheduler.config import SchedulerConfig
 from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
@@ -71,14 +71,6 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     words = [word for word in first.fix[-1].split() if not word.startswith("-")]
     verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
     assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
-
-
-def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() -> None:
-    names: dict[Program, str] = {"controller": "netaware-controller", "extender": "netaware-scheduler"}
-    for program, name in names.items():
-        undone = diagnose(facts(control_plane=without(program, reason="ErrImagePull")))[0].fix
-        assert f"kubectl -n netaware-system rollout undo deployment/{name}" in undone
-        assert f"rollout restart deployment/{name}" in diagnose(facts(control_plane=without(program)))[0].fix[-1]
 
 
 def test_a_program_that_is_being_started_is_waited_for_unless_another_pod_of_it_reports_a_reason() -> None:
