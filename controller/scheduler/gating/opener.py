@@ -21,12 +21,13 @@ from kubekit.errors import KubekitError
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
+from kubekit.waiting import backoff_s
 from kubekit.wire import PODS, Object, parse_time
 
 log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
-CHECK_INTERVAL_S = 5.0
+CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
 WAITING = "spec.nodeName=,status.phase=Pending"
 DEFAULT_LISTEN = "127.0.0.1:9853"
 _AT_ONCE = 16
@@ -68,6 +69,8 @@ class Opener:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=WAITING)
         self._others_opened_at: dict[str, float] = {}
+        self._refused: dict[str, tuple[int, float]] = {}
+        """Pod key -> number of failed patches, and when to try again."""
         self.pods.subscribe(self._on_pod)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
@@ -84,8 +87,13 @@ class Opener:
             await asyncio.sleep(CHECK_INTERVAL_S if not overdue or self._max_wait_s >= 0 else 0.2)
 
     def overdue(self) -> list[GroupPod]:
-        """The pods whose gate should have been opened by now, those that wait longest first."""
-        found = [pod for pod in self.pods if pod.gated and pod.is_active]
+        """The pods whose gate should have been opened by now, those that wait longest first; a refused patch backs off."""
+        now = self._clock()
+        found = [
+            pod
+            for pod in self.pods
+            if pod.gated and pod.is_active and now >= self._refused.get(pod.metadata.key, (0, 0.0))[1]
+        ]
         overdue = found if self._max_wait_s < 0 else [pod for pod in found if self._is_overdue(pod)]
         return sorted(overdue, key=_created)
 
@@ -97,6 +105,7 @@ class Opener:
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if new is None:
             self._others_opened_at.pop(key, None)
+            self._refused.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
             self._others_opened_at[key] = self._clock()
 
@@ -109,6 +118,8 @@ class Opener:
                 PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
+            failures = self._refused.get(metadata.key, (0, 0.0))[0] + 1
+            self._refused[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
             log.change(metadata.key, str(error), "a gate could not be opened", pod=metadata.key, error=error)
             return
         log.warning("opened an overdue gate", pod=metadata.key)

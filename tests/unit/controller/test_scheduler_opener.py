@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
 from controller.cluster.pods import GATE, GroupPod
-from controller.scheduler.gating.opener import Opener
+from controller.scheduler.gating.opener import CHECK_INTERVAL_S, Opener
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
@@ -55,3 +56,21 @@ def test_other_peoples_gates_and_pods_on_their_way_out_are_left_alone() -> None:
 @pytest.mark.parametrize("age_s", [0.0, 9999.0])
 def test_before_an_uninstall_every_gate_is_opened(age_s: float) -> None:
     assert names(opener(pod("a", age_s, GATE), max_wait_s=-1).overdue()) == ["a"]
+
+
+async def test_a_refused_patch_backs_off() -> None:
+    now = [NOW]
+    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
+        made = Opener(client, max_wait_s=-1, clock=lambda: now[0])
+        made.pods._items["d/a"] = pod("a", 0, GATE)
+        made.pods.synced.set()
+        for wait_s in (CHECK_INTERVAL_S, 2 * CHECK_INTERVAL_S):
+            running = asyncio.create_task(made.run())
+            async with asyncio.timeout(30):
+                while made.overdue():
+                    await asyncio.sleep(0.01)
+            running.cancel()
+            now[0] += wait_s - 1
+            assert made.overdue() == []
+            now[0] += 1
+            assert names(made.overdue()) == ["a"]
