@@ -107,7 +107,7 @@ def _capacity_document(
 def _capacity_text(snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
     uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
-    rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
+    rows = [("DEVICE", "KIND", "DRIVER", "STATE", "SPEED", "ON", "ROLE")]
     for link in snapshot.links:
         if link.loopback or (link.kind == "veth" and link.index not in uplinks):
             continue
@@ -119,7 +119,6 @@ def _capacity_text(snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: 
                 link.kind or ("hardware" if link.physical else "-"),
                 link.driver or "-",
                 "up" if link.up else "down",
-                _megabits(link.ethtool_mbps),
                 _megabits(link.sysfs_mbps),
                 _below(link, names),
                 role,

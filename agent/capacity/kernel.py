@@ -1,4 +1,4 @@
-"""Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs or psutil.
+"""Reads the link snapshot: links and routes over rtnetlink, speeds from sysfs or psutil.
 
 Most links are those of pods (veth, ifb), which are no capacity of the node. Of these only what one netlink message holds is read,
 without sysfs or bond options.
@@ -6,16 +6,13 @@ without sysfs or bond options.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.generic.ethtool import AsyncNlEthtool
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
@@ -23,7 +20,6 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from agent.capacity.links import Link, LinkSnapshot, Route
 from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
 from agent.rtnetlink import (
-    DEADLINE_S,
     IFINFO,
     TC,
     Spans,
@@ -40,7 +36,7 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_CARRIER, _IFLA_LINK_NETNSID = 3, 5, 10, 18, 33, 37
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFLA_BOND_MODE, _IFLA_BOND_ACTIVE_SLAVE, _IFLA_BOND_AD_INFO, _IFLA_BOND_AD_INFO_AGGREGATOR = 1, 2, 23, 1
-_IFLA_BOND_SLAVE_AD_AGGREGATOR_ID, _IFLA_BRPORT_STATE = 6, 1
+_IFLA_BOND_SLAVE_AD_AGGREGATOR_ID = 6
 _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
 _TC_H_ROOT, _TCA_KIND, _TCA_OPTIONS = 0xFFFFFFFF, 1, 2
 _TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
@@ -52,13 +48,6 @@ _FAMILIES = {2: 4, 10: 6}
 _POD_LINK_KINDS = frozenset({"veth", "ifb"})
 ROUTES_S = 50.0
 """Routes are read again after this time, which is shorter than the interval of reading links."""
-_SPEED_UNKNOWN = 0xFFFFFFFF
-
-
-class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
-    """Ethtool over netlink; without a log line on kernels before 5.6, which lack it."""
-
-    module_err_level = "debug"
 
 
 class LinkReader:
@@ -88,7 +77,7 @@ class LinkReader:
                 dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 self._routes = tuple(route for hops in dumped for route in hops)
                 self._read_at_s = time.monotonic()
-        links = await _with_speeds([_with_root(link, roots) for link in links], directory)
+        links = _with_speeds([_with_root(link, roots) for link in links], directory)
         return LinkSnapshot(links=tuple(links), routes=self._routes, machine=read_machine(self._sys, self._proc))
 
 
@@ -140,7 +129,6 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         bond_mode=read_number(data, options, _IFLA_BOND_MODE) if bond else None,
         active_slave=read_number(data, options, _IFLA_BOND_ACTIVE_SLAVE) if bond else None,
         aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
-        port_state=read_number(data, port, _IFLA_BRPORT_STATE) if port_kind == "bridge" else None,
         virtual_function=physical and directory.is_virtual_function(name),
     )
 
@@ -178,42 +166,15 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
     return hops
 
 
-async def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
+def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
     """Adds speeds to physical devices, and to links without a kind that are not loopback."""
-    with_own_speed = [link for link in links if link.physical or (not link.kind and not link.loopback)]
-    ethtool = await _ethtool_speeds([link.name for link in with_own_speed if link.up])
-    psutil: dict[str, int] | None = None
-    speeds: dict[int, Link] = {}
-    for link in with_own_speed:
-        by_ethtool, by_sysfs = ethtool.get(link.name), directory.speed_mbps(link.name)
-        by_psutil = None
-        if link.up and by_ethtool is None and by_sysfs is None:
-            psutil = psutil_speeds() if psutil is None else psutil
-            by_psutil = psutil.get(link.name)
-        speeds[link.index] = msgspec.structs.replace(
-            link, ethtool_mbps=by_ethtool, sysfs_mbps=by_sysfs, psutil_mbps=by_psutil
-        )
-    return [speeds.get(link.index, link) for link in links]
-
-
-async def _ethtool_speeds(names: Collection[str]) -> dict[str, int]:
-    """SPEED of ethtool's link modes over generic netlink (ethtool-netlink.rst), -1 for unknown.
-
-    Devices without them are omitted; sysfs is used instead.
-    """
-    speeds: dict[str, int] = {}
-    if not names:
-        return speeds
-    try:
-        async with asyncio.timeout(DEADLINE_S), _Ethtool() as ethtool:
-            for name in names:
-                try:
-                    async for answer in await ethtool.get_linkmode(name):
-                        speed = answer.get_attr("ETHTOOL_A_LINKMODES_SPEED")
-                        if speed is not None:
-                            speeds[name] = -1 if speed == _SPEED_UNKNOWN else int(speed)
-                except NetlinkError:
-                    continue
-    except (NetlinkError, OSError, TimeoutError):
-        return speeds
-    return speeds
+    by_psutil: dict[str, int] | None = None
+    with_speeds: list[Link] = []
+    for link in links:
+        if link.physical or (not link.kind and not link.loopback):
+            link = msgspec.structs.replace(link, sysfs_mbps=directory.speed_mbps(link.name))
+            if link.up and link.sysfs_mbps is None:
+                by_psutil = psutil_speeds() if by_psutil is None else by_psutil
+                link = msgspec.structs.replace(link, psutil_mbps=by_psutil.get(link.name))
+        with_speeds.append(link)
+    return with_speeds

@@ -12,7 +12,6 @@ BOND_BROADCAST = 3
 BOND_LACP = 4
 BOND_TLB = 5
 BOND_MODES = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
-BRIDGE_FORWARDING = 3
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,13 +30,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         bond_mode: see `BOND_MODES`.
         active_slave: index of an active-backup bond's active port.
         aggregator: number of an 802.3ad bond's active aggregator, or of a bond port's own aggregator.
-        port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
         virtual_function: it is one of an SR-IOV device.
         root: kind of its root qdisc.
         root_mbps: rate of that qdisc in Mbit/s, if it is a token bucket.
-        ethtool_mbps: SPEED of ethtool's link modes, -1 for unknown, None where ethtool gave an error.
         sysfs_mbps: the file ``speed``, None where reading it gave an error.
-        psutil_mbps: psutil's speed, 0 for unknown; read only where both others are missing.
+        psutil_mbps: psutil's speed, 0 for unknown; read only where the file is missing.
     """
 
     index: int
@@ -53,11 +50,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bond_mode: int | None = None
     active_slave: int | None = None
     aggregator: int | None = None
-    port_state: int | None = None
     virtual_function: bool = False
     root: str = ""
     root_mbps: int | None = None
-    ethtool_mbps: int | None = None
     sysfs_mbps: int | None = None
     psutil_mbps: int | None = None
 

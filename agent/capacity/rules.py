@@ -14,7 +14,6 @@ from agent.capacity.links import (
     BOND_LACP,
     BOND_MODES,
     BOND_TLB,
-    BRIDGE_FORWARDING,
     Link,
     LinkSnapshot,
     Machine,
@@ -186,9 +185,7 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
 def _through_bridge(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
     """The ports that lead out; the slowest of several, because the path is unknown."""
     ports = [port for port in links.values() if port.master == link.index]
-    outward = [
-        port for port in ports if port.up and port.kind in _LEADS_OUT and port.port_state in {None, BRIDGE_FORWARDING}
-    ]
+    outward = [port for port in ports if port.up and port.kind in _LEADS_OUT]
     if not outward:
         raise _Unknown(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
     resolved = [_resolve(port, snapshot, links, seen) for port in outward]
@@ -225,10 +222,10 @@ def _hardware(link: Link, snapshot: LinkSnapshot) -> _Found:
 def read_speed(link: Link) -> tuple[int | None, str]:
     """The speed in Mbit/s by the first source that knows it, and which; or None, and what they said.
 
-    ethtool over netlink first, then the file in sysfs, then psutil, which works where neither does.
+    The file in sysfs first, then psutil, which works where there is none.
     """
     said: list[str] = []
-    for source, mbps in (("ethtool", link.ethtool_mbps), ("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
+    for source, mbps in (("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
         if mbps is None:
             continue
         if 0 < mbps <= _MAX_MBPS:

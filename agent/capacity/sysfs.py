@@ -92,7 +92,7 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
 
 
 def psutil_speeds() -> dict[str, int]:
-    """Psutil's speed by device name, Mbit/s, 0 for unknown: an ioctl, for kernels without netlink ethtool."""
+    """Psutil's speed by device name, Mbit/s, 0 for unknown: an ioctl, where sysfs is not mounted."""
     import psutil  # 1 MB and seldom needed
 
     return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}

@@ -1,4 +1,4 @@
-"""A small generator for limits: ``serve``, ``bulk``, ``rr``, ``flood`` and ``trickle``; what arrives is counted where it arrives.
+"""A small generator for limits: ``serve``, ``bulk``, ``rr`` and ``flood``; what arrives is counted where it arrives.
 
 Run as a program, so that each end can be in a network namespace of its own.
 """
@@ -80,18 +80,9 @@ def flood(address: str, port: int, seconds: float) -> None:
             time.sleep(0.01)
 
 
-def trickle(address: str, port: int, seconds: float) -> None:
-    """Datagrams for some seconds at 10 KB/s: next to nothing, but never nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            sender.sendto(b"x" * 1000, (address, port))
-            time.sleep(0.1)
-
-
 if __name__ == "__main__":
     what, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if what == "serve":
         serve(where, number)
     else:
-        {"bulk": bulk, "rr": rr, "flood": flood, "trickle": trickle}[what](where, number, float(sys.argv[4]))
+        {"bulk": bulk, "rr": rr, "flood": flood}[what](where, number, float(sys.argv[4]))

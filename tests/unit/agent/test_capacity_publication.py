@@ -13,7 +13,7 @@ from netperf.contract import BANDWIDTH
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by ethtool")
+OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
 UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
@@ -38,7 +38,7 @@ def settled(**changes: object) -> OwnNode:
         "allocatable": {"cpu": "8", BANDWIDTH: "10G"},
         "annotations": {
             "netaware.io/bandwidth-owner": "netaware-agent",
-            "netaware.io/bandwidth-source": "hardware: eno1 10G by ethtool",
+            "netaware.io/bandwidth-source": "hardware: eno1 10G by sysfs",
         },
         "conditions": [condition],
     }
@@ -94,7 +94,7 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
         "metadata": {
             "annotations": {
                 "netaware.io/bandwidth-owner": "netaware-agent",
-                "netaware.io/bandwidth-source": "hardware: eno1 10G by ethtool",
+                "netaware.io/bandwidth-source": "hardware: eno1 10G by sysfs",
             }
         }
     }
@@ -102,7 +102,7 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
 
 
 def test_a_long_explanation_is_cut_to_what_the_policy_lets_an_agent_write() -> None:
-    long = msgspec.structs.replace(OFFER, explanation="bond0: " + "eno1 25G by ethtool; " * 50)
+    long = msgspec.structs.replace(OFFER, explanation="bond0: " + "eno1 25G by sysfs; " * 50)
     writes = plan_writes(node(info=KUBELET), long, NOW)
     assert writes.metadata is not None
     assert len(msgspec.json.encode(writes.metadata)) < 700

@@ -13,7 +13,7 @@ from kubekit.selectors import parse
 from kubekit.wire import ObjectMeta
 
 G = 10**9
-HARDWARE = HardwareCapacity(10 * G, "eno1 10G by ethtool", ("eno1",))
+HARDWARE = HardwareCapacity(10 * G, "eno1 10G by sysfs", ("eno1",))
 NOTHING = HardwareCapacity(None, "eth0: its speed is unknown", ("eth0",))
 
 

@@ -106,7 +106,6 @@ AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3
             (info("", port="bond", port_options=(["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2],)), ["IFLA_MASTER", 4]),
             {"aggregator": 2, "master": 4},
         ),
-        ((info("tap", port="bridge", port_options=(["IFLA_BRPORT_STATE", 3],)),), {"port_state": 3}),
         ((info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent": 6}),
         ((["IFLA_CARRIER", 0],), {"up": False}),
         ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent": 6, "parent_elsewhere": True}),
