@@ -50,7 +50,6 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         ports: host ports, as resources.
         ingress, egress: the bandwidth annotations as written, None without.
         claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
-        scheduler: its schedulerName; empty by default.
         wire: the object; only for pods of AppGroups.
         ips: its addresses; only for agents' pods.
     """
@@ -79,7 +78,6 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     egress: str | None = None
     ports: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
-    scheduler: str = ""
     wire: GroupPod | None = None
     ips: tuple[str, ...] = ()
 
@@ -174,7 +172,6 @@ class PodReader:
             egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
             ports=ports_of(spec),
             claims=tuple(claims_of(pod)),
-            scheduler=sys.intern(spec.scheduler_name),
             wire=pod if pod.group else None,
             ips=tuple(found.ip for found in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )

@@ -52,11 +52,7 @@ class EndedMove(NamedTuple):
 def follow_up(
     snapshot: LoadSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EndedMove]]:
-    """Look at every pending move.
-
-    Returns:
-        The history after this look, and the moves that ended with it.
-    """
+    """Look at every pending move; the history after this look, and the moves that ended with it."""
     claimed = {pending.landed_uid for pending in history.pending if pending.landed_uid}
     kept: list[PendingMove] = []
     ends: list[tuple[PendingMove, Outcome]] = []

@@ -29,7 +29,6 @@ from tests.support.descheduled import (
     PodInfo,
     RoundDecision,
     RoundState,
-    Settings,
     UsageView,
     Volumes,
     budget,
@@ -48,19 +47,12 @@ GI = float(1 << 30)
 
 
 class World(NamedTuple):
-    """A made-up cluster and configuration.
-
-    Attributes:
-        plain: the configuration as it was written.
-    """
+    """A made-up cluster and its configuration as it was written."""
 
     view: LoadSnapshot
     memory: History
     plain: dict[str, Any]
     budgets: list[Budget]
-
-    def settings(self, **more: Any) -> Settings:
-        return msgspec.convert({**self.plain, **more}, DeschedulerConfig).compiled()
 
 
 def chance(rng: random.Random, share: float) -> bool:
@@ -111,8 +103,6 @@ def make_spec(rng: random.Random, labels: dict[str, str]) -> dict[str, Any]:
         name = "requiredDuringSchedulingIgnoredDuringExecution"
         wish = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": term}]}
         spec["affinity"] = {kind: {name: [term]} if required else wish}
-    if chance(rng, 0.1):
-        spec["schedulerName"] = "bin-packing"
     if chance(rng, 0.15):
         spec["volumes"] = [{"name": "d", "persistentVolumeClaim": {"claimName": f"claim-{rng.randint(0, 3)}"}}]
     elif chance(rng, 0.1):
@@ -279,7 +269,8 @@ def play(seed: int) -> int:
 
 
 def round_of(world: World, **more: Any) -> RoundDecision:
-    return decided(world.view, world.memory, RoundState(), world.settings(**more), NOW_S, confirmed=True)
+    rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).compiled()
+    return decided(world.view, world.memory, RoundState(), rules, NOW_S, confirmed=True)
 
 
 def check_limits(world: World, decision: RoundDecision) -> None:
