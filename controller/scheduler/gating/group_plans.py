@@ -47,6 +47,9 @@ MAX_PODS = 10_000
 SHARE = 3.0
 """A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
+AGING = 0.01
+"""Seconds of planner time that a group gains on others for each second that it waits for its turn: its larger size keeps it back for a
+bounded time, though smaller groups of its namespace come again and again."""
 SHOWN = 3
 AT_A_TIME = 1000
 """Pods whose requests are worked out in one turn of the event loop: some 5 ms."""
@@ -112,6 +115,7 @@ class GroupPlans:
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._order)
         self._cached: dict[str, CachedPlan] = {}
+        self._asked_at: dict[str, float] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
         self._expected = ExpectedReplacements()
@@ -128,7 +132,8 @@ class GroupPlans:
             return 0.0
         replicas = max(known.spec.num_members, len(self._pods_of(group)))
         namespace, dependencies = known.metadata.namespace, len(self._state.graph(group).edges)
-        return self._planner_time.used_after_s(namespace, replicas, dependencies)
+        waited_s = self._clock() - self._asked_at.get(group, self._clock())
+        return self._planner_time.used_after_s(namespace, replicas, dependencies) - AGING * waited_s
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; requests one if there is none."""
@@ -164,6 +169,7 @@ class GroupPlans:
             return PlanState()
         cached = self._cached.get(group)
         rest_s = cached.made_at + SHARE * cached.took_s - now if cached is not None else 0.0
+        self._asked_at.setdefault(group, now)
         self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
         return PlanState(pending=True)
 
@@ -172,6 +178,7 @@ class GroupPlans:
         self._cached.pop(group, None)
         self._failed.pop(group, None)
         self._rollouts.forget(group)
+        self._asked_at.pop(group, None)
         self.assumed.record_progress(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._node_cache.assigned_node(p.metadata.key)]
         self.assumed.reserve(group, bound)
@@ -189,6 +196,7 @@ class GroupPlans:
 
     async def make(self, group: str) -> None:
         """Make a group's plan now."""
+        self._asked_at.pop(group, None)
         known, pods = self._state.groups.get(group), self._pods_of(group)
         if known is None or not any(pod.waiting for pod in pods):
             self._reports.pop(group, None) if known is None else None

@@ -18,7 +18,7 @@ from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
 from controller.scheduler.gating.release import ROLLOUT_PAUSE_S
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.gating.retries import class_of
-from controller.scheduler.placement.planner import Plan
+from controller.scheduler.placement.planner import Plan, PlanningError
 from controller.scheduler.placement.snapshot import GroupSnapshot
 
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
@@ -41,10 +41,12 @@ class RolloutRoom:
     def __init__(self, assumed: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._assumed, self._config, self._clock = assumed, config, clock
         self._since: dict[str, dict[str, float]] = {}
+        self._in_vain: dict[str, object] = {}
 
     def forget(self, group: str) -> None:
         """No pod of the group waits any more."""
         self._since.pop(group, None)
+        self._in_vain.pop(group, None)
 
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, leaving: Mapping[str, Amounts], solve: Solve
@@ -66,16 +68,23 @@ class RolloutRoom:
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_room), key=_age_order)
         locations = {key: target.location for key, target in plan.targets.items()}
         full = await self._full_by_class(group, waiting, leaving)
+        tried = [pod.metadata.key for pod in waiting], full
+        if self._in_vain.get(group) == tried:
+            return plan
         for movable in (waiting, waiting[:1])[: len(waiting)]:
             refused = dict(snapshot.refused)
             for pod in movable:
                 refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full[class_of(pod)]
             wanted = msgspec.structs.replace(snapshot, refused=refused, previous=plan.targets)
-            other = await solve(wanted, LEAST_SEARCH_S)
+            try:
+                other = await solve(wanted, LEAST_SEARCH_S)
+            except PlanningError:
+                return plan
             lacks = (len(other.unplaced), other.violations) > (len(plan.unplaced), plan.violations)
             near = locations == {key: target.location for key, target in other.targets.items()}
             if not lacks and (near or other.latency_us <= SLOWER * plan.latency_us):
                 return other
+        self._in_vain[group] = tried
         return plan
 
     async def _full_by_class(

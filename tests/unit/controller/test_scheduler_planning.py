@@ -468,3 +468,17 @@ async def test_a_plan_that_left_pods_out_is_made_anew_only_when_room_came() -> N
     assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     world.delete("d/g2", "d/other")
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+
+
+async def test_a_large_group_gets_its_turn_though_small_ones_of_its_namespace_come_again() -> None:
+    world = World(3, 4)
+    for group, members in (("d/large", 100), ("d/small", 1)):
+        world.add_group(group, members)
+        world.add_pod(group, group[2:], "P1", 1)
+        world.plans.get_or_request(group, world.of(group))
+        world.now += 60
+    planner = asyncio.create_task(world.plans.run())
+    while len(world.asked) < 2:
+        await asyncio.sleep(0)
+    planner.cancel()
+    assert [snapshot.group.metadata.name for snapshot in world.asked] == ["large", "small"]
