@@ -127,8 +127,8 @@ class Cluster:
                 process.terminate()
 
 
-def wait_until(check: Callable[[], bool], what: str, say: Callable[[], str] = lambda: "") -> None:
+def wait_until(check: Callable[[], bool], what: str, say: Callable[[], str] = lambda: "", every_s: float = 0.5) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not check():
-        assert time.monotonic() < deadline, f"waited in vain for {what}: {say()}"
-        time.sleep(1)
+        assert time.monotonic() < deadline, f"no {what} in time: {say()}"
+        time.sleep(every_s)

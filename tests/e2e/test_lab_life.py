@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 from lab import namespaces
 from lab.pids import find_marked
 from tests.e2e.leftovers import leftovers_of
+from tests.e2e.real_cluster import Cluster, wait_until
 
 Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
@@ -38,18 +37,6 @@ def small(tmp_path: Path) -> str:
     return str(file)
 
 
-def kubectl(lab: dict[str, Any], *args: str) -> Any:
-    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], *args, "-o", "json"]
-    return json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout)
-
-
-def wait_until(check: Callable[[], bool], patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not check():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
-
-
 def state_of(command: Command, name: str) -> str:
     with command.popen("status", "--name", name, "--json") as process:
         stdout, _ = process.communicate(timeout=30)
@@ -61,7 +48,7 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
     lab = lab_command.json("up", "--name", "e2e-life")
     assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
     assert lab["zones"] == ["z1", "z2", "z3", "z4"]
-    nodes = {node["metadata"]["name"]: node for node in kubectl(lab, "get", "nodes")["items"]}
+    nodes = {node["metadata"]["name"]: node for node in Cluster(lab).get("nodes")["items"]}
     for node in lab["nodes"]:
         seen = nodes[node["name"]]
         assert seen["metadata"]["labels"]["topology.kubernetes.io/zone"] == node["zone"]
@@ -69,8 +56,8 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
         assert {"type": "InternalIP", "address": node["address"]} in seen["status"]["addresses"]
         assert "taints" not in seen["spec"]
         assert node["netns"] in namespaces.names()
-    kubectl(lab, "create", "deployment", "web", "--image=none", "--replicas=4")
-    wait_until(lambda: [p["status"]["phase"] for p in kubectl(lab, "get", "pods")["items"]] == ["Running"] * 4)
+    Cluster(lab).run("create", "deployment", "web", "--image=none", "--replicas=4")
+    wait_until(lambda: [p["status"]["phase"] for p in Cluster(lab).get("pods")["items"]] == ["Running"] * 4, "4 pods")
 
     inside = ["nsenter", f"--net=/run/netns/{lab['nodes'][5]['netns']}", lab["kubectl"]]
     argv = [*inside, "--kubeconfig", lab["kubeconfig"], "get", "--raw", "/readyz"]
@@ -95,15 +82,15 @@ def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, smal
     assert one["server"] != two["server"]
     for key in ("netns", "address", "management_address"):
         assert not {n[key] for n in one["nodes"]} & {n[key] for n in two["nodes"]}
-    kubectl(one, "create", "namespace", "only-in-one")
-    names = [item["metadata"]["name"] for item in kubectl(two, "get", "namespaces")["items"]]
+    Cluster(one).run("create", "namespace", "only-in-one")
+    names = [item["metadata"]["name"] for item in Cluster(two).get("namespaces")["items"]]
     assert "only-in-one" not in names
     lab_command("wan", "set", "--name", "e2e-one", "z1", "z2", "--delay", "9ms")
     delays = [lab_command.json("wan", "show", "--name", n)["links"][0]["rtt_us"] for n in ("e2e-one", "e2e-two")]
     assert delays == [9000.0, 3000.0]
     lab_command("down", "--name", "e2e-one")
     assert leftovers_of(one) == []
-    assert len(kubectl(two, "get", "nodes")["items"]) == 2
+    assert len(Cluster(two).get("nodes")["items"]) == 2
 
 
 @pytest.mark.chaos
@@ -112,12 +99,12 @@ def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, smal
 def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Command, small: str, cure: str) -> None:
     lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
     os.kill(lab["pid"], signal.SIGKILL)
-    wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed")
+    wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed", "the end of the lab")
     assert set(namespaces.names()) >= {node["netns"] for node in lab["nodes"]}
     if cure == "up":
         fresh = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
         assert fresh["pid"] != lab["pid"]
-        assert len(kubectl(fresh, "get", "nodes")["items"]) == 2
+        assert len(Cluster(fresh).get("nodes")["items"]) == 2
         assert all(record.pid not in lab["programs"].values() for record in find_marked(Path(lab["state_dir"])))
     else:
         assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
@@ -129,7 +116,7 @@ def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_e
 ) -> None:
     lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
     assert (lab["nodes"], lab["topology"]) == ([], None)
-    assert kubectl(lab, "get", "nodes")["items"] == []
+    assert Cluster(lab).get("nodes")["items"] == []
     assert lab["server"].startswith("https://127.0.0.1:")
     with lab_command.popen("up", "--name", "e2e-none", "--topology", small) as process:
         _, stderr = process.communicate(timeout=30)
@@ -142,16 +129,17 @@ def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_e
         assert status["state"] == "running"
         return [program["name"] for program in status["programs"] if not program["alive"]]
 
-    wait_until(lambda: ended() == ["kube-scheduler"])
-    assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
-    wait_until(lambda: "a program ended" in (lab_command.labs / "e2e-none.log").read_text())
+    wait_until(lambda: ended() == ["kube-scheduler"], "the end of kube-scheduler")
+    assert Cluster(lab).get("namespaces")["items"], "the kubeconfig works"
+    log = lab_command.labs / "e2e-none.log"
+    wait_until(lambda: "a program ended" in log.read_text(), "a line in the log")
 
 
 @pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
-        wait_until((lab_command.labs / "e2e-ctrl-c" / "pids").exists)
+        wait_until((lab_command.labs / "e2e-ctrl-c" / "pids").exists, "its programs", every_s=0.05)
         assert [name for name in namespaces.names() if name.endswith("-e2e-west")]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

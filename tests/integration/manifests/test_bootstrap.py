@@ -66,13 +66,13 @@ async def passphrase(admin: Client) -> str:
 
 
 @pytest.mark.usefixtures("definitions_and_namespace")
-async def test_leader_creates_what_is_missing_where_that_is_asked_for(admin: Client) -> None:
+async def test_leader_creates_missing_objects_if_configured(admin: Client) -> None:
     async with leading(admin, BootstrapConfig()) as store:
         await asyncio.sleep(0.5)
         assert not store.items
         assert await passphrase(admin) == ""
-    asked = BootstrapConfig(network_topology="nt-default", probe_secret=True)
-    async with leading(admin, asked) as store:
+    config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
+    async with leading(admin, config) as store:
 
         async def is_created() -> bool:
             return list(store.items) == [f"{SPACE}/nt-default"] and await passphrase(admin) == "0123456789abcdef"
@@ -86,7 +86,7 @@ async def test_leader_creates_what_is_missing_where_that_is_asked_for(admin: Cli
     theirs = {**head, "spec": {"configmapName": "somewhere"}}
     await admin.create(NETWORK_TOPOLOGIES, theirs, Object, namespace="default")
     await admin.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=SPACE)
-    async with leading(admin, asked) as store:
+    async with leading(admin, config) as store:
         await asyncio.sleep(0.5)
         assert list(store.items) == ["default/theirs"]
         assert await passphrase(admin) == "chosen by a person"

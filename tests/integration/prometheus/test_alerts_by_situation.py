@@ -257,13 +257,13 @@ def test_each_alert_fires_for_its_situation_and_for_no_other(
 ) -> None:
     names = {situation.name for situation in SITUATIONS}
     assert SHOWN.keys() | ALSO.keys() <= names
-    told = {
+    expected = {
         each.name: {f.alert for f in diagnose(each.facts)} - {""} | ALSO.get(each.name, set()) for each in SITUATIONS
     }
     cases = [case("all is well", {}, set()), case("agents are upgraded", NEW_VERSION_ROLLS, set())]
-    cases += [case(name, SHOWN.get(name, {}), alerts) for name, alerts in told.items()]
+    cases += [case(name, SHOWN.get(name, {}), alerts) for name, alerts in expected.items()]
     cases += [case(alert, shown, {alert}) for alert, shown in OTHERS.items()]
-    assert set().union(*told.values()) | OTHERS.keys() == ALERTS
+    assert set().union(*expected.values()) | OTHERS.keys() == ALERTS
     document = {
         "rule_files": [str(path) for path in sorted(FOLDER.glob("*.rules.yaml"))],
         "evaluation_interval": "1m",

@@ -126,7 +126,7 @@ async def test_the_same_graph_comes_out_of_every_source(
 
 
 @pytest.mark.parametrize("name", SERIES)
-async def test_a_source_is_found_by_what_prometheus_has(
+async def test_a_source_is_recognised_by_its_series(
     prometheus_programs: Mapping[str, Path], tmp_path: Path, name: str
 ) -> None:
     stranger: Made = ("tcp_write_bytes_total", {"job": "somebody-else"}, 1.0)
@@ -134,7 +134,9 @@ async def test_a_source_is_found_by_what_prometheus_has(
         assert (await read_flows(client, "", WINDOW_S)).source.name == name
 
 
-async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
+async def test_bad_series_are_reported_and_the_others_are_read(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
     made = flows_of_istio()
 
     def call(client: str, server: str, moved: float, namespace: str = "shop") -> None:
@@ -163,7 +165,7 @@ async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping
             await read_flows(client, "conntrack", WINDOW_S)
 
 
-async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
+async def test_a_prometheus_with_ten_minutes_of_data_gives_rates(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
     async with prometheus(prometheus_programs, tmp_path, flows_of_istio(), since_s=600) as client:
@@ -174,7 +176,7 @@ async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
     assert first.peak_bytes_per_s == pytest.approx(6000, rel=0.1)
 
 
-async def test_a_query_that_is_too_much_for_prometheus_is_an_error_and_a_peak_becomes_the_mean(
+async def test_a_peak_that_prometheus_refuses_becomes_the_mean(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
     async with prometheus(prometheus_programs, tmp_path, flows_of_istio(), "--query.max-samples=700") as client:
@@ -182,7 +184,7 @@ async def test_a_query_that_is_too_much_for_prometheus_is_an_error_and_a_peak_be
         assert graph.dependencies[0].peak_bytes_per_s == pytest.approx(graph.dependencies[0].bytes_per_s)
 
 
-async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() -> None:
+async def test_an_absent_or_slow_prometheus_is_an_error_with_its_address() -> None:
     (port,) = free_ports(1)
     async with PrometheusClient(f"http://{LOOPBACK}:{port}") as away:
         with pytest.raises(PrometheusError, match=str(port)):

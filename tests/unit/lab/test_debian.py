@@ -42,7 +42,7 @@ def one(root: Path) -> Path | None:
     return program if Unpacked(root).runs(program) else None
 
 
-def test_what_a_package_needs_is_fetched_with_it_and_what_that_needs(said: Path, tmp_path: Path) -> None:
+def test_a_package_is_fetched_with_its_dependencies(said: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache" / "one"
     assert fetch_program("One", root, ("one",), [MIRROR], one) == root / "usr/bin/one"
     assert said.read_text().splitlines()[-1].endswith("download one one-needs")

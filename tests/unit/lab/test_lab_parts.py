@@ -14,10 +14,10 @@ from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.apt import Source, read_sources, with_components
 from lab.build import find_or_build
-from lab.errors import BuildError, LabError
+from lab.errors import BootError, BuildError, LabError
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
-from lab.programs import Programs
+from lab.programs import Programs, run_to_end
 from lab.reclaim import hold, holder, place_of, reclaim
 from lab.topology import load
 
@@ -150,3 +150,19 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
     assert said.err == f"error: {file}: foo: is no field of this section (remove it, or check its spelling)\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_stdout_of_a_command_is_returned_without_stderr() -> None:
+    words = ["sh", "-c", 'echo "$GREETING"; echo noise >&2']
+    assert await run_to_end(words, "greeting", 10, env={"GREETING": "hello"}) == b"hello\n"
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+async def test_a_failed_command_is_an_error_with_its_output(stream: str) -> None:
+    with pytest.raises(BootError, match="greeting: no such place"):
+        await run_to_end(["sh", "-c", f"echo no such place >&{stream}; exit 3"], "greeting", 10)
+
+
+async def test_a_command_that_does_not_end_is_killed() -> None:
+    with pytest.raises(BootError, match="greeting: no end after 0 s"):
+        await run_to_end(["sleep", "60"], "greeting", 0.1)

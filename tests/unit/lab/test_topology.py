@@ -40,7 +40,7 @@ def delays_us(topology: Topology) -> list[float]:
         ("kubecon", 15, 15, 1000, 24_000),
     ],
 )
-def test_what_ships_has_as_many_zones_and_delays_as_promised(
+def test_shipped_topologies_have_their_zones_and_delays(
     name: str, zones: int, nodes: int, least_us: float, most_us: float
 ) -> None:
     topology = load(name)

@@ -65,7 +65,7 @@ def test_no_more_jitter_is_set_than_a_topology_may_have(wan: WanControl) -> None
     assert wan.change_link("z1", "z2", rtt_us=4000.0, jitter_us=100.0) == Link(4000.0, 100.0)
 
 
-def test_what_is_refused_changes_nothing(wan: WanControl) -> None:
+def test_a_refused_change_changes_nothing(wan: WanControl) -> None:
     with pytest.raises(WanError, match="no link between z1 and z9; the sites are z1, z2"):
         wan.change_link("z1", "z9", loss=1.0)
     with pytest.raises(WanError, match="the kernel refuses"):
