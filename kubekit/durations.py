@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 
 from kubekit.errors import ConfigError
 
@@ -12,9 +11,7 @@ _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
-def seconds(
-    value: str | float, field: str, *, least: float = 0.0, most: float = float("inf"), bare: bool = False
-) -> float:
+def seconds(value: str | float, field: str, *, least: float = 0.0, most: float = float("inf")) -> float:
     """Read a duration; a number that is no text is one of seconds.
 
     Args:
@@ -22,7 +19,6 @@ def seconds(
         field: the flag or the field in a file, for errors.
         least: the lowest, in seconds.
         most: the highest, in seconds.
-        bare: a text needs no unit, and is a number of seconds then.
 
     Raises:
         ConfigError: it is no duration, or beyond the limits; names ``field``.
@@ -32,9 +28,6 @@ def seconds(
         duration_s = float(value)
     elif _WHOLE.fullmatch(value.strip()):
         duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
-    elif bare:
-        with suppress(ValueError):
-            duration_s = float(value.removesuffix("s"))
     if duration_s is None:
         raise ConfigError(field, f"{value!r} is no duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d")
     if not least <= duration_s <= most or duration_s == float("inf"):
