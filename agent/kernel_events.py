@@ -1,7 +1,7 @@
 """Waits for netlink events about links and traffic control; reads only the message types.
 
-Messages are not decoded, because a change causes a full read anyway. A burst may overrun the socket, which counts as a change of
-everything.
+Messages are not decoded, because a change causes a full read anyway. A burst may overrun the socket, which is treated as a change of
+every kind.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class KernelEvents:
     def __init__(self) -> None:
         self.overruns = 0
         self._links: list[Listener] = []
-        self._shaping: list[Listener] = []
+        self._tc: list[Listener] = []
 
     def on_links(self, listener: Listener) -> None:
         """Call ``listener`` after changes of links."""
         self._links.append(listener)
 
-    def on_shaping(self, listener: Listener) -> None:
+    def on_tc_change(self, listener: Listener) -> None:
         """Call ``listener`` after changes of queueing disciplines, filters and links."""
-        self._shaping.append(listener)
+        self._tc.append(listener)
 
     async def run(self) -> None:
         """Listen until cancelled. If listening is not permitted, it only waits, because other parts poll anyway."""
@@ -56,13 +56,13 @@ class KernelEvents:
             await follow(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:
-        links = shaping = False
+        links = tc = False
         for data in each_datagram(netlink):
-            shaping = True
+            tc = True
             if data is None:
                 self.overruns += 1
                 links = True
             else:
                 links = links or any(kind in _LINK_TYPES for kind, _, _ in each_message(data))
-        for listener in (*(self._links if links else ()), *(self._shaping if shaping else ())):
+        for listener in (*(self._links if links else ()), *(self._tc if tc else ())):
             listener()

@@ -108,7 +108,7 @@ def _pod_tasks(
 
         recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
         limits = BandwidthManager(client, config, recorder, registry, pods)
-        kernel.on_shaping(limits.note_kernel_change)
+        kernel.on_tc_change(limits.note_kernel_change)
         tasks |= {"events": recorder.run(), **limits.tasks()}
     if config.traffic != "off":
         from agent.traffic.manager import TrafficManager

@@ -1,6 +1,6 @@
 """Health checks and metrics of a program: load of the event loop, age of stores.
 
-A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
+A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or yields
 (`kubekit.waiting.CooperativeYield`), and metrics of the controller's programs show whether that holds.
 """
 

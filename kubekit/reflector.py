@@ -3,10 +3,9 @@
 Level-based: handlers get the key of an object and both versions. Failures back off with jitter; an expired version lists
 again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.
 
-Where the server streams lists (WatchList), what there is and what changes come over one request, from the server's memory and
-object by object. Elsewhere it is listed first: a store of few objects from the server's memory, so that ten thousand agents
-that start at once ask no etcd; a store of many in pages, which go to etcd on older servers, since these would answer from
-memory only with everything at once.
+Servers that stream lists (WatchList) send objects and changes over one request, from their watch cache. Others are asked for a
+list first: small stores from the watch cache, so that ten thousand agents that start at once ask no etcd; large ones in pages, which
+older servers read from etcd, because the watch cache ignores ``limit`` there.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NOT_STREAMED = (400, 422)
 """Answers of servers that do not know streamed lists, or have them switched off."""
 INITIAL_END = "k8s.io/initial-events-end"
 FAILING_S, SILENT_S = 45.0, 120.0
-"""A store is stale if it cannot be watched for the first time, or hears nothing for the second."""
+"""A store is stale after this long without a successful watch, and after this long without a message."""
 
 
 class HasMetadata(Protocol):

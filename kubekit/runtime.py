@@ -1,6 +1,6 @@
 """Starts and stops a program: one event loop, cancellation by SIGTERM and SIGINT, exit codes.
 
-Exit 0 after a requested stop, 2 for wrong configuration, 1 if a task that should never end did.
+Exit codes: 0 stopped or finished, 1 failed, 2 wrong configuration, 130 interrupted.
 """
 
 from __future__ import annotations

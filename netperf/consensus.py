@@ -17,12 +17,12 @@ import msgspec
 Link = tuple[str, str]
 """Two zones in bytewise order."""
 
-DOUBT_RATIO = 0.12
-DOUBT_US = 300.0
+CONTRADICTION_RATIO = 0.12
+CONTRADICTION_US = 300.0
 RESOLVED_SHARE = 0.6
 """Share of these at which a dispute ends, so that readings at the limit do not flap."""
 MIN_CONTRADICTIONS = 2
-ROUNDS = 50
+MAX_ITERATIONS = 50
 TRIANGLE_SHARE = 0.5
 TRIANGLE_US = 2000.0
 
@@ -75,7 +75,7 @@ def find_consensus(
     for reading in everything:
         by_link[reading.link].append(reading)
     ignored: set[NodePairReading] = set()
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ITERATIONS):
         suspect = _most_contradicted(by_link)
         if suspect is None:
             break
@@ -107,7 +107,7 @@ def _middle_us(readings: Iterable[NodePairReading]) -> float:
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
     """Whether a reading is too far from the others; by a ``share`` of the usual distance."""
-    return abs(value_us - others_us) > share * max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
+    return abs(value_us - others_us) > share * max(CONTRADICTION_RATIO * max(value_us, others_us), CONTRADICTION_US)
 
 
 def _contradictions(

@@ -47,6 +47,7 @@ from netperf.sample import (
 log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
+"""Added to a turn's start, so that `next_turn` returns the following one."""
 
 Result = Literal["ok", "over-budget", "waiting"] | FailureName
 

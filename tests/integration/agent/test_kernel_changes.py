@@ -32,7 +32,7 @@ class Heard:
         self.events = KernelEvents()
         self.links = self.shaping = 0
         self.events.on_links(self._link)
-        self.events.on_shaping(self._tbf_params)
+        self.events.on_tc_change(self._tbf_params)
 
     def _link(self) -> None:
         self.links += 1

@@ -1,4 +1,4 @@
-"""The event loop stays free: long work takes breaths, a list of thousands is told object by object, and its health is shown."""
+"""The event loop stays free: long work yields, and its load is shown."""
 
 from __future__ import annotations
 
