@@ -62,9 +62,7 @@ def combine_with_money(times: Floats, local: float, money: Floats, share: float)
     return _read_only(money * (float(times.max()) / dearest) + share * times), share * local
 
 
-def latency_us(
-    origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool = False
-) -> float:
+def latency_us(origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool) -> float:
     """Published latency; else cost x 1 ms; else, without a NetworkTopology, 1 ms within a region and 50 ms between regions.
 
     Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
