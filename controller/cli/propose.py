@@ -162,8 +162,8 @@ def _described(proposal: Proposal) -> list[RenderableType]:
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
     table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
     for d in proposal.dependencies:
-        note = "as written" if d.written else ""
-        shown = ("", "") if d.written else (rate(d.min_bandwidth_bps), str(d.max_network_cost))
+        note = "as written" if d.is_user_defined else ""
+        shown = ("", "") if d.is_user_defined else (rate(d.min_bandwidth_bps), str(d.max_network_cost))
         table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *shown, Text(note, style=FAINT))
     parts: list[RenderableType] = [head, table]
     if proposal.patches:

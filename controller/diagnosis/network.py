@@ -161,9 +161,10 @@ def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Findin
     """
     if not facts.topologies and facts.control_plane.topologies_known:
         summary = "there is no NetworkTopology, so no costs can be written"
-        restart = command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home)
-        cause = ("the leader creates nt-default when it starts, if bootstrap.networkTopology names it",)
-        yield Finding("no-topology", "critical", summary, cause, fix=(restart,), alert="NetawareCostsMissing")
+        logs = command(f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.home)
+        cause = ("the leader creates one within a minute, but only if `bootstrap.networkTopology` names it",)
+        fix = (logs, "set bootstrap.networkTopology: nt-default in the configuration, or create one yourself")
+        yield Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
         return
     pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(silent_zones)]
     told = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(facts.unreachable)

@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import Place
 from controller.traffic.workloads import Workloads
-from kubekit.wire import split_key
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
@@ -29,7 +28,8 @@ JOINING_SHARE = 0.01
 """A dependency joins two workloads into one group if it carries this share of the smaller one's traffic."""
 HUB_CALLERS = 0.6
 """A server that this share of a namespace's workloads calls joins no group: a log sink, a shared cache, a gateway."""
-HUB_LEAST = 6
+MIN_HUB_CALLERS = 6
+"""A server with fewer callers is no hub."""
 
 CostOf = Callable[[Place, Place], int | None]
 """Cost between two places, as in the scheduler; None if unknown."""
@@ -43,18 +43,18 @@ class ProposedDependency(msgspec.Struct, frozen=True):
     min_bandwidth_bps: int
     max_network_cost: int
     bytes_per_s: float
-    written: bool
+    is_user_defined: bool
     """Whether a person wrote its figures, which are then kept."""
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """One AppGroup to be.
+    """A proposed AppGroup.
 
     Attributes:
         manifest: the object, ready for kubectl.
         patches: (kind, name, patch of the pod template), for workloads whose pods do not carry the labels.
         dependencies: what is in it, greatest first.
-        external: ends of the group's traffic that are in no group: named, and left out.
+        external: workloads outside the group that it exchanges traffic with, also those of other AppGroups.
         exists: whether the cluster has this AppGroup already.
     """
 
@@ -71,39 +71,43 @@ def propose(
     graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, cost_of: CostOf
 ) -> list[Proposal]:
     """AppGroups for one namespace, greatest traffic first."""
-    inside: list[ObservedDependency] = []
-    outside: list[ObservedDependency] = []
+    internal: list[ObservedDependency] = []
+    external: list[ObservedDependency] = []
     for d in graph.dependencies:
         namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
         if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
-            inside.append(d)
+            internal.append(d)
         elif namespace in namespaces:
-            outside.append(d)
-    known = _Written.of(groups, namespace)
-    parts = _parts(inside, known)
-    part_of = {member: index for index, members in enumerate(parts) for member in members}
+            external.append(d)
+    existing = _ExistingGroups(groups, namespace)
+    components = _connected_components(internal, existing)
+    index_of = {member: index for index, members in enumerate(components) for member in members}
+    owners = [existing.owner_of(members) for members in components]
     edges: dict[int, list[ObservedDependency]] = defaultdict(list)
-    ends: dict[int, set[str]] = defaultdict(set)
-    for d in inside:
-        if part_of[d.client] == part_of[d.server]:
-            edges[part_of[d.client]].append(d)
-    for d in outside:
-        for mine, other in ((d.client, d.server), (d.server, d.client)):
-            if mine in part_of:
-                ends[part_of[mine]].add(other.key)
-    taken: set[str] = set()
+    for d in internal:
+        client, server = index_of[d.client], index_of[d.server]
+        if client == server:
+            edges[client].append(d)
+        elif owners[client] and owners[server]:
+            external.append(d)
+    external_peers: dict[int, set[str]] = defaultdict(set)
+    for d in external:
+        for member, other in ((d.client, d.server), (d.server, d.client)):
+            if member in index_of:
+                external_peers[index_of[member]].add(other.key)
+    taken = set(existing.groups)
     proposals = []
     for index in sorted(edges):
-        members = parts[index]
-        name = known.group_of(members) or _new_name(edges[index], members, namespace, taken | known.names)
+        members = components[index]
+        name = owners[index] or _new_name(edges[index], members, namespace, taken)
         taken.add(name)
-        part = _Part(namespace, name, members, edges[index], tuple(sorted(ends[index])))
-        proposals.append(_proposal(part, workloads, known, cost_of))
+        component = _Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index])))
+        proposals.append(_proposal(component, workloads, existing, cost_of))
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
-class _Part(msgspec.Struct, frozen=True):
-    """Workloads that make one group, their dependencies among each other, and other ends of their traffic."""
+class _Component(msgspec.Struct, frozen=True):
+    """Workloads of one proposed group, their dependencies among each other, and the external peers of their traffic."""
 
     namespace: str
     name: str
@@ -112,83 +116,99 @@ class _Part(msgspec.Struct, frozen=True):
     external: tuple[str, ...]
 
 
-class _Written:
-    """Existing groups of the namespace with their workloads and dependencies."""
+class _ExistingGroups:
+    """The AppGroups of the namespace. A workload belongs to the first one that lists it."""
 
-    def __init__(self) -> None:
-        self.groups: dict[str, AppGroup] = {}
-        self.selector: dict[tuple[str, str], str] = {}
-        self.owner: dict[str, str] = {}
-
-    @classmethod
-    def of(cls, groups: Iterable[AppGroup], namespace: str) -> _Written:
-        found = cls()
-        for group in groups:
-            if group.metadata.namespace != namespace:
-                continue
-            found.groups[group.metadata.name] = group
+    def __init__(self, groups: Iterable[AppGroup], namespace: str) -> None:
+        self.groups = {g.metadata.name: g for g in groups if g.metadata.namespace == namespace}
+        self._namespace = namespace
+        self._listed: dict[str, list[tuple[str, Workload]]] = defaultdict(list)
+        for name, group in self.groups.items():
             for item in group.spec.workloads or ():
-                if item.workload.namespace in {"", namespace} and item.workload.name:
-                    found.selector[group.metadata.name, item.workload.name] = item.workload.selector
-                    found.owner.setdefault(item.workload.name, group.metadata.name)
-        return found
+                if item.workload.namespace in {"", namespace} and item.workload.selector:
+                    self._listed[item.workload.name].append((name, item))
 
-    @property
-    def names(self) -> set[str]:
-        return set(self.groups)
+    def _find(self, workload: WorkloadId, group: str = "") -> tuple[str, Workload | None]:
+        """The group that lists a workload, and its entry there; a group is searched alone if it is named."""
+        for name, item in self._listed.get(workload.name, ()):
+            kinds = {item.workload.kind, workload.kind} - {""}
+            if workload.namespace == self._namespace and len(kinds) < 2 and name in {group or name}:
+                return name, item
+        return "", None
 
-    def group_of(self, members: Iterable[WorkloadId]) -> str:
-        """The group that most of these are in; empty without one."""
-        owners = [self.owner[w.name] for w in members if w.name in self.owner]
-        return max(sorted(set(owners)), key=owners.count) if owners else ""
+    def owner_of(self, members: Iterable[WorkloadId]) -> str:
+        """The group that lists workloads of a component; empty without one."""
+        return next((owner for w in sorted(members) if (owner := self._find(w)[0])), "")
 
-    def has_edge(self, group: str, client: str, server: str, selector: str) -> bool:
-        """Whether a person wrote an edge, by names of workloads and the called one's ``selector``; by name where `build_graph` uses
-        it.
-        """
-        return group in self.groups and any(
-            target.selector == selector if target.selector else target.name == server
-            for item in self.groups[group].spec.workloads or ()
-            if item.workload.name == client
+    def selector_of(self, group: str, workload: WorkloadId) -> str:
+        """The selector of a workload's entry in a group; empty without one."""
+        _, item = self._find(workload, group)
+        return item.workload.selector if item else ""
+
+    def has_edge(self, group: str, client: WorkloadId, server: WorkloadId, selector: str) -> bool:
+        """Whether a person wrote an edge to the workload with this selector; by name if the dependency has no selector."""
+        _, item = self._find(client, group)
+        return item is not None and any(
+            target.selector == selector if target.selector else target.name == server.name
             for target in (dependency.workload for dependency in item.dependencies or ())
         )
 
 
-def _parts(edges: Sequence[ObservedDependency], known: _Written) -> list[frozenset[WorkloadId]]:
-    """Workloads that belong together, each part one group-to-be: joined by what is not thin, or by a group that exists."""
-    ends = sorted({end for d in edges for end in (d.client, d.server)})
-    parent = {end: end for end in ends}
+class _Components:
+    """Disjoint sets of workloads, each of at most one existing AppGroup."""
 
-    def root(end: WorkloadId) -> WorkloadId:
-        while parent[end] != end:
-            parent[end] = parent[parent[end]]
-            end = parent[end]
+    def __init__(self, owners: Mapping[WorkloadId, str]) -> None:
+        self._parent = {end: end for end in owners}
+        self._owner = dict(owners)
+        first: dict[str, WorkloadId] = {}
+        for end, owner in owners.items():
+            if owner:
+                self.join(end, first.setdefault(owner, end))
+
+    def root(self, end: WorkloadId) -> WorkloadId:
+        """The workload that stands for the set of this one."""
+        while self._parent[end] != end:
+            self._parent[end] = self._parent[self._parent[end]]
+            end = self._parent[end]
         return end
 
+    def join(self, one: WorkloadId, other: WorkloadId) -> None:
+        """Join the sets of two workloads, unless they are of two existing AppGroups."""
+        one, other = self.root(one), self.root(other)
+        owners = {self._owner[one], self._owner[other]} - {""}
+        if one != other and len(owners) < 2:
+            self._parent[one] = other
+            self._owner[other] = next(iter(owners), "")
+
+
+def _connected_components(
+    edges: Sequence[ObservedDependency], existing: _ExistingGroups
+) -> list[frozenset[WorkloadId]]:
+    """Workloads that are connected by an existing AppGroup, or by dependencies above JOINING_SHARE.
+
+    Components of two existing AppGroups are never joined.
+    """
+    ends = sorted({end for d in edges for end in (d.client, d.server)})
+    sets = _Components({end: existing.owner_of([end]) for end in ends})
     moved: dict[WorkloadId, float] = defaultdict(float)
     callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for d in edges:
         moved[d.client] += d.bytes_per_s
         moved[d.server] += d.bytes_per_s
         callers[d.server].add(d.client)
-    hubs = {s for s, c in callers.items() if len(c) >= max(HUB_LEAST, HUB_CALLERS * (len(ends) - 1))}
-    for d in edges:
-        thin = d.bytes_per_s < JOINING_SHARE * min(moved[d.client], moved[d.server])
-        if not thin and d.server not in hubs:
-            parent[root(d.client)] = root(d.server)
+    hubs = {s for s, c in callers.items() if len(c) >= max(MIN_HUB_CALLERS, HUB_CALLERS * (len(ends) - 1))}
+    greatest_first = sorted(edges, key=lambda d: (-d.bytes_per_s, d.client, d.server))
+    for d in greatest_first:
+        if d.bytes_per_s >= JOINING_SHARE * min(moved[d.client], moved[d.server]) and d.server not in hubs:
+            sets.join(d.client, d.server)
     # A hub goes where most of its traffic is.
-    for d in sorted((d for d in edges if d.server in hubs), key=lambda d: (-d.bytes_per_s, d.client)):
-        if root(d.server) == d.server:
-            parent[d.server] = root(d.client)
-    first: dict[str, WorkloadId] = {}
+    for d in greatest_first:
+        if d.server in hubs and sets.root(d.server) == d.server:
+            sets.join(d.server, d.client)
+    components: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for end in ends:
-        group = known.owner.get(end.name)
-        if group is not None:
-            parent[root(end)] = root(first.setdefault(group, end))
-    parts: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
-    for end in ends:
-        parts[root(end)].add(end)
-    return [frozenset(part) for _, part in sorted(parts.items())]
+        components[sets.root(end)].add(end)
+    return [frozenset(members) for _, members in sorted(components.items())]
 
 
 def _new_name(
@@ -205,69 +225,83 @@ def _new_name(
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf) -> Proposal:
-    selectors = {w: known.selector.get((part.name, w.name)) or _selector(w, workloads) for w in sorted(part.members)}
+def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGroups, cost_of: CostOf) -> Proposal:
+    name, group = component.name, existing.groups.get(component.name)
+    selectors = _selectors(component, workloads, existing)
     dependencies = tuple(
-        _dependency(
-            d, workloads, cost_of, written=known.has_edge(part.name, d.client.name, d.server.name, selectors[d.server])
-        )
-        for d in part.edges
+        _dependency(d, workloads, cost_of, existing.has_edge(name, d.client, d.server, selectors[d.server]))
+        for d in component.edges
     )
-    existing = known.groups.get(part.name)
-    replicas = sum(workloads.replicas[w] for w in part.members)
+    replicas = sum(workloads.replicas[w] for w in component.members)
+    new = [(d.client, d.server, found) for d, found in zip(component.edges, dependencies, strict=True)]
     spec = {
-        "numMembers": max(existing.spec.num_members if existing is not None else 0, replicas, 1),
-        "topologySortingAlgorithm": existing.spec.topology_sorting_algorithm if existing is not None else "KahnSort",
-        "workloads": _spec_workloads(existing, selectors, dependencies),
+        "numMembers": max(group.spec.num_members if group is not None else 0, replicas, 1),
+        "topologySortingAlgorithm": group.spec.topology_sorting_algorithm if group is not None else "KahnSort",
+        "workloads": _spec_workloads(group, selectors, new),
     }
     manifest = {
         "apiVersion": APPGROUPS.api_version,
         "kind": "AppGroup",
-        "metadata": {"name": part.name, "namespace": part.namespace},
+        "metadata": {"name": name, "namespace": component.namespace},
         "spec": spec,
     }
     return Proposal(
-        part.namespace,
-        part.name,
+        component.namespace,
+        name,
         manifest,
-        tuple(_patches(part.name, selectors, workloads)),
+        tuple(_patches(name, selectors, workloads)),
         tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
-        part.external,
-        existing is not None,
+        component.external,
+        group is not None,
     )
 
 
+def _selectors(component: _Component, workloads: Workloads, existing: _ExistingGroups) -> dict[WorkloadId, str]:
+    """The selector of each workload: of its entry, else the label that its pods carry, else its name, which gets the kind if taken."""
+    group = existing.groups.get(component.name)
+    taken = {item.workload.selector for item in (group.spec.workloads if group else None) or ()}
+    found: dict[WorkloadId, str] = {}
+    for workload in sorted(component.members):
+        labels = workloads.labels.get(workload, {})
+        known = existing.selector_of(component.name, workload)
+        if not known and labels.get(APPGROUP_LABEL, component.name) == component.name:
+            known = labels.get(WORKLOAD_LABEL, "")
+        names = (f"{workload.name}{suffix}" for suffix in ("", f"-{workload.kind.lower()}"))
+        values = (re.sub(r"[^A-Za-z0-9]+$", "", name[:63]) for name in names)
+        numbered = (f"{workload.name[:50]}-{n}" for n in itertools.count(2))
+        found[workload] = known or next(v for v in itertools.chain(values, numbered) if v not in taken)
+        taken.add(found[workload])
+    return found
+
+
 def _spec_workloads(
-    existing: AppGroup | None, selectors: Mapping[WorkloadId, str], dependencies: Iterable[ProposedDependency]
+    existing: AppGroup | None,
+    selectors: Mapping[WorkloadId, str],
+    dependencies: Iterable[tuple[WorkloadId, WorkloadId, ProposedDependency]],
 ) -> list[dict[str, Any]]:
     """``spec.workloads``: existing entries unchanged, then those from traffic."""
-    items: dict[str, dict[str, Any]] = {}
-    if existing is not None:
-        for item in msgspec.to_builtins(existing.spec).get("workloads") or ():
-            items[item["workload"].get("name", "")] = item
-    references = {w.name: _reference(w, selector) for w, selector in selectors.items()}
-    for name, reference in references.items():
-        items.setdefault(name, {"workload": reference})
-    for d in dependencies:
-        if not d.written:
-            client, server = split_key(d.client)[1], split_key(d.server)[1]
+    items: list[dict[str, Any]] = (msgspec.to_builtins(existing.spec).get("workloads") or []) if existing else []
+    by_selector: dict[str, dict[str, Any]] = {}
+    for item in items:
+        by_selector.setdefault(item["workload"].get("selector", ""), item)
+    references = {w: _reference(w, selector) for w, selector in selectors.items()}
+    for workload, reference in references.items():
+        if selectors[workload] not in by_selector:
+            by_selector[selectors[workload]] = {"workload": reference}
+            items.append(by_selector[selectors[workload]])
+    for client, server, found in dependencies:
+        if not found.is_user_defined:
             entry = {
                 "workload": references[server],
-                "minBandwidth": str(d.min_bandwidth_bps),
-                "maxNetworkCost": d.max_network_cost,
+                "minBandwidth": str(found.min_bandwidth_bps),
+                "maxNetworkCost": found.max_network_cost,
             }
-            items[client].setdefault("dependencies", []).append(entry)
-    return list(items.values())
+            by_selector[selectors[client]].setdefault("dependencies", []).append(entry)
+    return items
 
 
 def _reference(workload: WorkloadId, selector: str) -> dict[str, Any]:
     return {"kind": workload.kind or "Deployment", "apiVersion": "apps/v1", "name": workload.name, "selector": selector}
-
-
-def _selector(workload: WorkloadId, workloads: Workloads) -> str:
-    """The label that the pods carry already, or the workload's name as far as it is a label's value."""
-    found = workloads.labels.get(workload, {}).get(WORKLOAD_LABEL, "")
-    return found or re.sub(r"[^A-Za-z0-9]+$", "", workload.name[:63])
 
 
 def _patches(
@@ -280,15 +314,15 @@ def _patches(
 
 
 def _dependency(
-    found: ObservedDependency, workloads: Workloads, cost_of: CostOf, *, written: bool
+    found: ObservedDependency, workloads: Workloads, cost_of: CostOf, is_user_defined: bool
 ) -> ProposedDependency:
     return ProposedDependency(
         found.client.key,
         found.server.key,
         round_up(found.peak_bytes_per_s * 8),
-        _bearable_cost(found, workloads, cost_of),
+        _observed_max_cost(found, workloads, cost_of),
         found.bytes_per_s,
-        written,
+        is_user_defined,
     )
 
 
@@ -300,8 +334,8 @@ def round_up(rate_bps: float) -> int:
     return math.ceil(rate_bps / unit) * unit
 
 
-def _bearable_cost(found: ObservedDependency, workloads: Workloads, cost_of: CostOf) -> int:
-    """The highest cost that calls bear today: they work, so that much is bearable; at least 1, the cost within a zone."""
+def _observed_max_cost(found: ObservedDependency, workloads: Workloads, cost_of: CostOf) -> int:
+    """The highest cost between zones that exchange traffic today; at least 1, the cost within a zone."""
     zones = found.zones or {
         (client[1], server[1]): 1.0
         for client in workloads.places.get(found.client, ())

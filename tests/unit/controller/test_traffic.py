@@ -254,6 +254,43 @@ def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None
     assert "16 times" in grown.detail
 
 
+def test_entries_of_one_name_are_kept_and_told_apart_by_kind() -> None:
+    entries = [
+        {"workload": reference("web", "W1")},
+        {"workload": {"kind": "StatefulSet", "name": "web", "selector": "W2"}},
+        {"workload": reference("web", "W3", namespace="other")},
+    ]
+    group = boutique({"numMembers": 3, "workloads": entries})
+    stateful = of("web", kind="StatefulSet")
+    flows = [flow("web", "db", 9.0), Flow(stateful, of("db"), 9.0), Flow(stateful, of("db", kind="StatefulSet"), 8.0)]
+    (found,) = proposed(flows, group)
+    by_selector = {item["workload"]["selector"]: item for item in found.manifest["spec"]["workloads"]}
+    called = {
+        caller: [d["workload"]["selector"] for d in by_selector[caller].get("dependencies") or ()]
+        for caller in by_selector
+    }
+    assert called == {"W1": ["db"], "W2": ["db", "db-statefulset"], "W3": [], "db": [], "db-statefulset": []}
+    assert [(by_selector[s]["workload"]["kind"], s) for s in ("W2", "db")] == [
+        ("StatefulSet", "W2"),
+        ("Deployment", "db"),
+    ]
+
+
+def test_traffic_between_two_existing_groups_joins_neither_of_them() -> None:
+    def listing(group: str, *names: str) -> AppGroup:
+        return boutique({"workloads": [{"workload": reference(name, name)} for name in names]}, group)
+
+    flows = [flow("web", "cart", 90.0), flow("pay", "db", 80.0), flow("cart", "pay", 1000.0), flow("new", "pay", 5.0)]
+    found = {p.name: p for p in proposed(flows, listing("a", "web", "cart"), listing("b", "pay", "db"))}
+    members = {name: [w["workload"]["name"] for w in p.manifest["spec"]["workloads"]] for name, p in found.items()}
+    assert members == {"a": ["web", "cart"], "b": ["pay", "db", "new"]}
+    assert {name: {workload for _, workload, _ in p.patches} for name, p in found.items()} == {
+        "a": {"web", "cart"},
+        "b": {"pay", "db", "new"},
+    }
+    assert {name: p.external for name, p in found.items()} == {"a": ("shop/pay",), "b": ("shop/cart",)}
+
+
 def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:
     flows = [flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
     flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
@@ -355,7 +392,10 @@ def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload(
     flows = [flow("frontend", "cart", 900.0)]
     assert [one.kind for one in compared(flows, group).drift["shop/boutique"]] == ([] if declared else ["new"])
     (proposal,) = proposed([*flows, flow("frontend", "redis", 800.0)], group)
-    assert {(d.server, d.written) for d in proposal.dependencies} == {("shop/cart", declared), ("shop/redis", False)}
+    assert {(d.server, d.is_user_defined) for d in proposal.dependencies} == {
+        ("shop/cart", declared),
+        ("shop/redis", False),
+    }
 
 
 def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
