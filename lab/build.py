@@ -65,7 +65,7 @@ class Module:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change with anything that decides what is built."""
+        """Twelve hex digits that change with the module's sources; its version names the cache folder as well."""
         digest = hashlib.sha256()
         for path in (self.folder / "go.mod", self.folder / "go.sum", *sorted(self.folder.rglob("*.go"))):
             digest.update(path.read_bytes())
@@ -104,7 +104,7 @@ class UpstreamModule:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that decides what is built."""
+        """Twelve hex digits that change with any field."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
     def link_flags(self, version: str) -> str:

@@ -84,10 +84,17 @@ def _find_running(place: LabPlace, topology: Topology | None, *, programs: bool)
     if running["topology"] != wanted:
         msg = f"lab {place.name} runs with topology {running['topology'] or 'none'}; `down` it first, or use --name"
         raise LabError(msg)
+    if topology is not None and _nodes_of(running) != {(n.name, n.zone, n.region, n.kubelet) for n in topology.nodes}:
+        msg = f"lab {place.name} runs with other nodes or kubelets; `down` it first, or use --name"
+        raise LabError(msg)
     if programs and "controller" not in running["addresses"]:
         msg = f"lab {place.name} runs without our programs; `down` it first, or use --name"
         raise LabError(msg)
     return running
+
+
+def _nodes_of(running: dict[str, Any]) -> set[tuple[str, str, str, str]]:
+    return {(node["name"], node["zone"], node["region"], node["kubelet"]) for node in running["nodes"]}
 
 
 def read_description(place: LabPlace) -> dict[str, Any]:
@@ -133,7 +140,11 @@ def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
     except BaseException:
         # Ctrl-C, or a lab that does not come up: leave nothing behind.
         process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_TIMEOUT_S)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
     return read_description(place)
 

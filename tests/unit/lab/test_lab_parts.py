@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -137,6 +138,20 @@ def test_a_wan_change_that_cannot_be_names_its_option(
 ) -> None:
     assert main(["wan", "set", "z1", "z2", *words]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_up_reports_a_running_lab_only_if_its_nodes_are_those_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    topology = load("kubecon")
+    nodes = [{"name": n.name, "zone": n.zone, "region": n.region, "kubelet": n.kubelet} for n in topology.nodes]
+    place = place_of("lab")
+    with hold(place):
+        place.description.parent.mkdir(parents=True, exist_ok=True)
+        place.description.write_text(json.dumps({"topology": topology.name, "nodes": nodes, "addresses": {}}))
+        assert main(["up", "--topology", "kubecon", "--nodes", "real"]) == 1
+    assert "other nodes or kubelets" in capsys.readouterr().err
 
 
 def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
