@@ -33,9 +33,9 @@ Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 
 MISSED_ROUNDS = 3
 DEAD_RUNS = 2
-"""Failures in a row of every pair of nodes that make a path dead."""
+"""Failures in a row of every failing pair of nodes that make a path dead."""
 DEAD_RUNS_ALONE = 3
-"""The same if the zones have only one pair of nodes."""
+"""The same if only one node reports them."""
 STALE_ERROR, MIN_ERROR_US = 0.1, 5.0
 LASTING = 1.5
 """Rounds for which readings must contradict each other before a node is named."""
@@ -294,14 +294,16 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], cons
             return None
         us = best.smoothed.estimate_us
         return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
-    measured = [s for s in both if s.prober != "external"]
+    measured = [
+        s for s in both if s.prober != "external" and (s.origin.node, s.destination.node) not in consensus.ignored
+    ]
     deviation_us = min((s.smoothed.deviation_us for s in measured), default=0.0)
     spread_us = consensus.spread_us.get(link)
     noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.smoothed.runs for s in measured) or 1))
     error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
     if link in consensus.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)
-    basis: Basis = "measured" if any(s.prober != "external" for s in fresh.get(pair, ())) else "mirrored"
+    basis: Basis = "measured" if any(s in measured for s in fresh.get(pair, ())) else "mirrored"
     return _Known(
         latency_us=value_us,
         deviation_us=deviation_us,

@@ -14,7 +14,7 @@ _KEY = re.compile(
     r"\.origin\.(?P<nodes>.+)",
     re.DOTALL,
 )
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
 _UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
 
 NodePair = tuple[str, str]

@@ -43,6 +43,19 @@ def step(
     return price(updated, ZONES, policy, now_s)
 
 
+def test_ignored_readings_make_a_pair_neither_younger_nor_better_supported() -> None:
+    def reading(node: str, us: float, sequence: int) -> Sample:
+        return run(
+            "a", "b", us, sequence, origin=Place(f"a{node}", "a", "r1"), destination=Place(f"b{node}", "b", "r1")
+        )
+
+    agreeing = [reading("1", 2000.0, 1), reading("2", 2000.0, 1)]
+    _, state = step([*agreeing, reading("3", 9000.0, 1)])
+    table, _ = step([*agreeing, reading("3", 9000.0, 2)], state, now_s=60.0)
+    entry = table.zones["a", "b"]
+    assert (entry.latency_us, entry.readings, entry.age_s) == (2000.0, 2, 60.0)
+
+
 latencies = st.floats(min_value=0.01, max_value=1e8)
 costs = st.one_of(st.none(), st.integers(2, GREATEST_COST))
 

@@ -164,6 +164,13 @@ def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
     assert len(decode_results({key: "7"}, places).samples) == 1
 
 
+def test_upstreams_milliseconds_may_have_all_decimals_of_a_float() -> None:
+    (found,) = decode_results(
+        {"netperf.p90.latency.milliseconds.origin.a1.destination.c1": "3.1041999999999996"}, PLACES
+    ).samples.values()
+    assert found.measurement.p90_us == pytest.approx(3104.2)
+
+
 @pytest.mark.parametrize(
     "value",
     ["12ms", "-1", "1e9", "nan", "NaN", "inf", "", " ", "0", "0.0", "１２", "1_000", "0x10", "+5", "9" * 12, "9" * 40],
