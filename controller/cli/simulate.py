@@ -28,6 +28,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.scheduler.default_scheduler import place
+from controller.scheduler.gating.group_plans import MAX_PODS
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
@@ -60,7 +61,12 @@ class Outcome(View, frozen=True):
 
 
 class Simulation(View, frozen=True):
-    """The result of a simulation. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
+    """The result of a simulation.
+
+    Attributes:
+        default: the median of the runs, ordered by unplaced pods and then by cost.
+        default_costs: the cost of every run, ascending; a run that places fewer pods costs less.
+    """
 
     group: str
     topology: str | None
@@ -237,7 +243,10 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
 
 
 def _pods(group: AppGroup, graph: Graph, templates: Mapping[str, Controller]) -> list[GroupPod]:
-    """The replicas as pods that wait, named by their place in the list."""
+    """The replicas as pods that wait, named by their place in the list. Raises ConfigError if they are too many for a plan."""
+    replicas = sum(max(0, templates.get(selector, Controller()).replicas) for selector in graph.selectors)
+    if replicas > MAX_PODS:
+        raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
     found: list[GroupPod] = []
     for selector in graph.selectors:
         made = templates.get(selector, Controller())

@@ -95,6 +95,12 @@ def deployment(name: str, *, replicas: int) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
 
 
+async def test_more_replicas_than_a_plan_may_have_are_refused(tmp_path: Any) -> None:
+    file = group_file(tmp_path, group("default"), deployment("a", replicas=2_000_000_000))
+    with pytest.raises(ConfigError, match="at most 10000 are planned"):
+        await answer_of(session_of(HEAD, *NODES), "simulate", "-f", file)
+
+
 def large(name: str, on: str = "", **more: Any) -> dict[str, Any]:
     """A pod, or a template, that takes three of a node's four CPUs."""
     made = pod(name, on, namespace="shop")
