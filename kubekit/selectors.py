@@ -72,14 +72,12 @@ def parse(text: str) -> Selector:
     return Selector(tuple(_requirement(p) for p in parts))
 
 
-def from_object(selector: LabelSelector | None) -> Selector:
-    """Compile a LabelSelector object; ``None`` matches everything.
+def from_object(selector: LabelSelector) -> Selector:
+    """Compile a LabelSelector object.
 
     Raises:
         SelectorError: an operator is unknown, or lacks or has values where it must not.
     """
-    if selector is None:
-        return Selector()
     requirements = [Requirement(k, "in", frozenset((v,))) for k, v in sorted((selector.match_labels or {}).items())]
     for expression in selector.match_expressions or ():
         op = _OPERATORS.get(expression.operator)

@@ -33,8 +33,8 @@ Outcome = Literal[
 ]
 DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
-MAX_BACKOFFS = 4000
-"""At most 200 bytes each, in a ConfigMap of at most 1 MiB."""
+MAX_BACKOFFS = 1500
+"""At most 500 bytes each, with names of 253 characters, in a ConfigMap of at most 1 MiB."""
 MAX_RESULTS = 1000
 MAX_REASON = 100
 

@@ -102,7 +102,8 @@ class RoundReporter:
 def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str, list[Operation]]:
     """JSON patches that give the soft taint to these nodes and take it from all others.
 
-    Others' taints are not written: we do not read all of their fields. A node whose taints have changed since refuses the patch.
+    Others' taints are not written: we do not read all of their fields. A removal, and a first taint, are refused if the node has changed
+    since; adding a taint that is there already is refused by the API server.
     """
     ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
     found: dict[str, list[Operation]] = {}
@@ -127,7 +128,7 @@ _PREFIX = "netaware_descheduler"
 
 
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges are of the newest round and end with the leadership."""
+    """Metrics of rounds. Gauges are of the leader's newest round; other replicas have no series, or 0 where a gauge has no labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

@@ -21,7 +21,7 @@ from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import Budget, LoadSnapshot
 from controller.descheduler.usage import Amounts
 from kubekit.errors import SelectorError
-from kubekit.selectors import Selector, from_object
+from kubekit.selectors import LabelSelector, Selector, from_object
 
 Scope = Literal["round", "node", "namespace", "group"]
 BREAKER_RESULTS = 4
@@ -71,7 +71,7 @@ class DisruptionBudgets:
         self._budgets: dict[str, list[tuple[Selector, Budget]]] = defaultdict(list)
         for budget in sorted(budgets, key=lambda budget: budget.metadata.key):
             if budget.spec.selector is not None:  # without a selector it covers no pod
-                self._budgets[budget.metadata.namespace].append((_selector_of(budget), budget))
+                self._budgets[budget.metadata.namespace].append((_compile_selector(budget.spec.selector), budget))
         self._reserved: Counter[str] = Counter()
 
     def refusal(self, pod: PodInfo) -> str:
@@ -93,10 +93,10 @@ class DisruptionBudgets:
         return [budget for selector, budget in self._budgets.get(pod.namespace, ()) if selector.matches(pod.labels)]
 
 
-def _selector_of(budget: Budget) -> Selector:
-    """The budget's selector; one with an operator that we do not know covers the whole namespace, the safe reading."""
+def _compile_selector(selector: LabelSelector) -> Selector:
+    """A budget's selector; one with an operator that we do not know covers the whole namespace, the safe reading."""
     try:
-        return from_object(budget.spec.selector)
+        return from_object(selector)
     except SelectorError:
         return Selector()
 

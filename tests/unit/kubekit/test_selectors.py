@@ -57,8 +57,8 @@ def test_objects_combine_labels_and_expressions() -> None:
     assert not selector.matches({"app": "web", "here": "1", "gone": ""})
 
 
-def test_no_object_selects_everything() -> None:
-    assert selectors.from_object(None).matches({"any": "thing"})
+def test_an_empty_object_selects_everything() -> None:
+    assert selectors.from_object(LabelSelector()).matches({"any": "thing"})
 
 
 @pytest.mark.parametrize(
