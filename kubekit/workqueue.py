@@ -34,6 +34,7 @@ class WorkQueue:
         self._active: set[str] = set()
         self._again: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._backoffs: dict[str, Backoff] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class WorkQueue:
             self._wakeup.set()
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Queue a key later, unless it is queued or due earlier anyway."""
+        """Queue a key later, unless it is already queued or due sooner."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if key in self._waiting or (timer is not None and timer.when() <= loop.time() + delay_s):
@@ -86,20 +87,21 @@ class WorkQueue:
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
         """A worker: reconcile keys until cancelled.
 
-        ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key under
-        capped, jittered back-off, and not before the server asked for it; any other error ends the worker, and with it the process, because it is a defect.
+        ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key with capped, jittered
+        back-off, at least Retry-After; an event on the key retries at once, as in client-go. Any other error ends the worker, and with
+        it the process, because it is a defect.
         """
-        backoffs: dict[str, Backoff] = {}
         while True:
             key = await self.get()
             try:
                 again_s = await reconcile(key)
             except KubekitError as error:
-                wait_s = max(error.retry_after_s or 0.0, backoffs.setdefault(key, Backoff(base_s, cap_s)).next())
+                backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
+                wait_s = max(error.retry_after_s or 0.0, backoff.next())
                 log.change(f"{name}/{key}", type(error).__name__, "will try again", worker=name, key=key, error=error)
                 self.add_after(key, wait_s)
             else:
-                backoffs.pop(key, None)
+                self._backoffs.pop(key, None)
                 log.change(f"{name}/{key}", "", "works again", worker=name, key=key)
                 if again_s is not None:
                     self.add_after(key, again_s)

@@ -119,7 +119,8 @@ async def test_a_reconcile_can_ask_to_be_called_again() -> None:
         await until(lambda: len(calls) == 4)
 
 
-async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys(workers: int) -> None:
     queue, pauses_s, order = WorkQueue(), list[float](), list[str]()
     add_after = queue.add_after
 
@@ -136,7 +137,7 @@ async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_o
 
     queue.add("bad")
     queue.add("good")
-    async with working(queue, reconcile):
+    async with working(queue, reconcile, workers):
         await until(lambda: order.count("bad") == 4)
     assert order == ["bad", "good", "bad", "bad", "bad"]
     assert pauses_s[2] > pauses_s[0]
