@@ -15,7 +15,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add, first_insufficient
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
+from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.placement.pod_topology import REFUSALS, refusals
 from controller.scheduler.placement.problem import RuleKind
 from controller.scheduler.placement.unplaced import describe_lack
@@ -34,7 +34,7 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
 
 def asked_of(pod: PodInfo) -> GroupPod:
     """The pod's request without constraints that our gates added, which would keep it in place."""
-    return pod.asked if pod.wire is None else as_asked(pod.wire)
+    return pod.asked if pod.wire is None else without_added_requirement(pod.wire)
 
 
 class FitChecker:
@@ -61,7 +61,7 @@ class FitChecker:
         if pod.wire is None or not pod.wire.metadata.annotation(NARROWED_ANNOTATION):
             return pod.constraints
         if pod.key not in self._constraints:
-            self._constraints[pod.key] = Constraints(as_asked(pod.wire).spec)
+            self._constraints[pod.key] = Constraints(without_added_requirement(pod.wire).spec)
         return self._constraints[pod.key]
 
     def static_refusal(self, node: Host, pod: PodInfo) -> str:

@@ -21,7 +21,9 @@ from netperf.contract import ZONE_LABEL
 
 _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
 
-HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
+HOST_WEIGHT, ZONE_WEIGHT = 100, 60
+SCORE_DIVISOR = 3
+"""Keeps the weights of other zones, at most 33, below ZONE_WEIGHT."""
 MAX_PREFERRED_TERMS = 20
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
@@ -48,11 +50,11 @@ class ZoneScores(msgspec.Struct, frozen=True):
 
 
 def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: Sequence[int]) -> ZoneScores:
-    """Reduce tallies of places to zones; of a zone in several regions, the best place counts.
+    """Reduce the place scores to zones; of a zone in several regions, the best place counts.
 
     Args:
         score_table: from the rules; a neutral one refuses nothing and prefers nothing.
-        places: of the weighing.
+        places: in the order of `score_table.by_place`.
         populated: indexes of places that have nodes.
     """
     if score_table.neutral:
@@ -67,42 +69,44 @@ def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: 
             continue
         passing[location.zone] = passing.get(location.zone, False) or place_score.passes
         costs[location.zone] = min(costs.get(location.zone, place_score.cost), place_score.cost)
-    good = sorted(zone for zone, passes in passing.items() if passes)
-    bad = sorted(zone for zone, passes in passing.items() if not passes)
-    low = min((costs[zone] for zone in good), default=0)
-    high = max((costs[zone] for zone in good), default=0)
-    scores = {zone: normalise(costs[zone], low, high) for zone in good}
-    return ZoneScores(tuple(good), tuple(bad), unlabelled, scores)
+    passing_zones = sorted(zone for zone, passes in passing.items() if passes)
+    refused_zones = sorted(zone for zone, passes in passing.items() if not passes)
+    low = min((costs[zone] for zone in passing_zones), default=0)
+    high = max((costs[zone] for zone in passing_zones), default=0)
+    scores = {zone: normalise(costs[zone], low, high) for zone in passing_zones}
+    return ZoneScores(tuple(passing_zones), tuple(refused_zones), unlabelled, scores)
 
 
 def narrow_node_affinity(
-    pod: GroupPod, ours: MatchExpression | None, preferred: Sequence[PreferredTerm]
+    pod: GroupPod, zone_requirement: MatchExpression | None, preferred: Sequence[PreferredTerm]
 ) -> NodeAffinity:
     """The node affinity to give to a gated pod: the user's required terms narrowed, and our preferred terms added to the user's.
 
     Args:
         pod: the current pod.
-        ours: from `requirement`.
+        zone_requirement: from `requirement`.
         preferred: from `preferred_terms`.
     """
-    own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+    user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_of(pod.spec.affinity)
-    theirs = own.preferred_during_scheduling_ignored_during_execution or () if own else ()
-    if ours is not None:
+    preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
+    if zone_requirement is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
         narrowed = [
-            # An empty term matches nothing, and with a requirement it would match something.
-            NodeSelectorTerm([*(term.match_expressions or ()), ours], term.match_fields)
+            # An empty term matches nothing, and would match something with our requirement.
+            NodeSelectorTerm([*(term.match_expressions or ()), zone_requirement], term.match_fields)
             if required is None or _has_requirements(term)
             else term
             for term in terms
         ]
         required = NodeSelector(narrowed)
-    return NodeAffinity(required, [*theirs, *preferred] or None)
+    return NodeAffinity(required, [*(preferred_by_user or ()), *preferred] or None)
 
 
 def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
     """The requirement on zones that acts as the filter; None if it excludes no zone.
+
+    If no place passes, it excludes the labelled zones only: one expression cannot refuse nodes without a zone as well.
 
     Args:
         zones: what the rules say.
@@ -117,29 +121,36 @@ def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | N
     return None
 
 
-def as_asked(pod: GroupPod) -> GroupPod:
-    """The pod with the required node affinity that its user asked for, ours taken out."""
+def without_added_requirement(pod: GroupPod) -> GroupPod:
+    """The pod with the required node affinity that its user asked for."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
-    own = affinity.node_affinity if affinity else None
+    node_affinity = affinity.node_affinity if affinity else None
     required = required_of(affinity)
-    if not text or affinity is None or own is None or required is None:
+    if not text or affinity is None or node_affinity is None or required is None:
         return pod
     try:
-        ours = _decode_match_expression(text)
+        added = _decode_match_expression(text)
     except DECODE_ERRORS:
         return pod
-    terms = [
-        (term, NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields))
-        for term in required.node_selector_terms or ()
-    ]
-    # A term that says nothing without ours is ours alone; one that said nothing before was the user's.
+    terms = [(term, _without_last(term, added)) for term in required.node_selector_terms or ()]
+    # Drop a term that consists of our requirement only; keep empty terms of the user, which match nothing.
     kept = [after for before, after in terms if _has_requirements(after) or not _has_requirements(before)]
     asked = msgspec.structs.replace(
-        own, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
+        node_affinity, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
     )
     stripped = msgspec.structs.replace(affinity, node_affinity=asked)
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=stripped))
+
+
+def _without_last(term: NodeSelectorTerm, added: MatchExpression) -> NodeSelectorTerm:
+    """The term without the last expression equal to ours: we append, and the user may require the same."""
+    expressions = list(term.match_expressions or ())
+    if added in expressions:
+        expressions.reverse()
+        expressions.remove(added)
+        expressions.reverse()
+    return NodeSelectorTerm(expressions, term.match_fields)
 
 
 def _has_requirements(term: NodeSelectorTerm) -> bool:
@@ -155,20 +166,20 @@ def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = ""
     Args:
         zones: what the rules say.
         target: where the plan wants the pod.
-        hostname: the label of the target's host; empty where it has none, which leaves the zone alone.
+        hostname: the label of the target's host; empty if unknown; then only the zone is preferred.
     """
-    found: list[PreferredTerm] = []
+    terms: list[PreferredTerm] = []
     if target is not None and hostname:
         host = MatchExpression(HOSTNAME_LABEL, "In", [hostname])
-        found.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
-    weights = {zone: score // RULE_SHARE for zone, score in zones.scores.items()}
+        terms.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
+    weights = {zone: score // SCORE_DIVISOR for zone, score in zones.scores.items()}
     if target is not None and target.zone:
         weights[target.zone] = ZONE_WEIGHT
     ranked = sorted(((w, zone) for zone, w in weights.items() if w > 0), key=lambda entry: (-entry[0], entry[1]))
     for weight, zone in ranked[:MAX_PREFERRED_TERMS]:
-        near = MatchExpression(ZONE_LABEL, "In", [zone])
-        found.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[near])))
-    return found
+        in_zone = MatchExpression(ZONE_LABEL, "In", [zone])
+        terms.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[in_zone])))
+    return terms
 
 
 def is_replaceable(pod: GroupPod) -> bool:

@@ -28,12 +28,11 @@ PodPatch = dict[str, Any]
 _OPEN = {"$patch": "delete", "name": GATE}
 
 
-def mode_of(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
+def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
     """How a pod's decision is delivered; always by affinity for schedulers without our extender."""
-    default = config.placement
-    if default == "extender" and not serves(pod.spec.scheduler_name, config.scheduler_names):
-        default = "affinity"
-    return state.placement_of(pod.metadata.labels, pod.metadata.namespace, default)
+    if not serves(pod.spec.scheduler_name, config.scheduler_names):
+        return "affinity"
+    return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
 
 
 def release_patch(
@@ -43,10 +42,10 @@ def release_patch(
     target: Target | None,
     *,
     hostname: str = "",
-    demands: bool = True,
-    as_asked: bool = False,
+    may_require_zones: bool = True,
+    keep_user_affinity: bool = False,
 ) -> PodPatch:
-    """Open the gate, and hand the decision over in the same write.
+    """Open the gate, and add the target annotation and the node affinity in the same patch.
 
     Args:
         state: the cluster.
@@ -54,15 +53,15 @@ def release_patch(
         pod: gated.
         target: where the plan wants it, None without a plan.
         hostname: the label of the target's host, in affinity mode; empty without one.
-        demands: whether zones may be required; false if required terms could not be met before.
-        as_asked: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
+        may_require_zones: whether zones may be required; false if required terms could not be met before.
+        keep_user_affinity: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _target_annotation(target)
-    if mode_of(pod, config, state) == "affinity" and not as_asked and not is_daemon_pod(pod):
-        verdicts = score_zones(state.score_table_of(pod), state.places, sorted(state.population))
-        ours = requirement(verdicts, target) if demands else None
-        affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, hostname))
+    if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
+        zone_scores = score_zones(state.score_table_of(pod), state.places, sorted(state.population))
+        ours = requirement(zone_scores, target) if may_require_zones else None
+        affinity = narrow_node_affinity(pod, ours, preferred_terms(zone_scores, target, hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if ours is not None:

@@ -182,8 +182,8 @@ class PodUpdater:
                 pod,
                 target,
                 hostname=self._hostname(target),
-                demands=self._stuck.may_demand(pod),
-                as_asked=release.cause == "unplaced",
+                may_require_zones=self._stuck.may_require_zones(pod),
+                keep_user_affinity=release.cause == "unplaced",
             )
             after = await self._writer.patch(pod, patch)
         except ApiError as error:

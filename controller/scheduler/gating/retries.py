@@ -15,7 +15,7 @@ import msgspec
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.patches import PodPatch, mode_of, retry_patch
+from controller.scheduler.gating.patches import PodPatch, placement_of_pod, retry_patch
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
@@ -88,7 +88,7 @@ class StuckPods:
         """A pod is gone."""
         self._pending.pop(key, None)
 
-    def may_demand(self, pod: GroupPod) -> bool:
+    def may_require_zones(self, pod: GroupPod) -> bool:
         """Whether zones may be required of a pod: only if it can be replaced, and such terms worked before."""
         return self.may_delete and is_replaceable(pod) and class_of(pod) not in self._unmet
 
@@ -117,7 +117,7 @@ class StuckPods:
                 continue
             self._pending.setdefault(key, _Pending(now))
             target = plan.targets.get(key) if plan is not None else None
-            frozen = mode_of(pod, self._config, state) == "affinity"
+            frozen = placement_of_pod(pod, self._config, state) == "affinity"
             action, wait_s = (self._replacement if frozen else self._retry)(pod, target, state, now)
             if action is not None:
                 actions.append(action)

@@ -14,7 +14,7 @@ from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.requests import Amounts, add, asks_of, first_insufficient
 from controller.cluster.volumes import Volumes
-from controller.scheduler.affinity import as_asked
+from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign import foreign_pods
 from controller.scheduler.placement.planner import Plan, plan_group
 from controller.scheduler.placement.pod_topology import refusals
@@ -145,7 +145,7 @@ class PlanInputs(NamedTuple):
 
     def ineligible(self, pod: GroupPod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
-        asked, asks = as_asked(pod), asks_of(pod.spec)
+        asked, asks = without_added_requirement(pod), asks_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
         others = [

@@ -20,7 +20,7 @@ import numpy as np
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.requests import Amounts, add, asks_of
 from controller.cluster.services import Routing
-from controller.scheduler.affinity import as_asked
+from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.evaluation import evaluate
 from controller.scheduler.placement.preferences import call_edges, objective_of, spread_of
 from controller.scheduler.placement.problem import Ints, Problem
@@ -130,7 +130,7 @@ class _GroupPlanner:
             position, key = position_of.get(pod.workload), pod.metadata.key
             if position is None or not pod.is_active:
                 continue
-            asked = as_asked(pod)
+            asked = without_added_requirement(pod)
             self._models[position] = self._models[position] or asked
             if self._leaves(pod, position):
                 continue

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GATE, GroupPod, Target
-from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked, is_daemon_pod, is_replaceable
+from controller.scheduler.affinity import NARROWED_ANNOTATION, is_daemon_pod, is_replaceable, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
-from controller.scheduler.gating.patches import mode_of, release_patch
+from controller.scheduler.gating.patches import placement_of_pod, release_patch
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
@@ -124,7 +124,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefe
     host, rest = (100, "kubernetes.io/hostname", ["h2"]), [(60, ZONE, ["z2"]), (33, ZONE, ["z1"])]
 
     def weighed(target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
-        return preferred(release_patch(state, CONFIG, gated(), target, hostname=hostname, demands=False))
+        return preferred(release_patch(state, CONFIG, gated(), target, hostname=hostname, may_require_zones=False))
 
     assert weighed(TARGET, "h2") == [host, *rest]
     assert weighed(TARGET) == rest
@@ -140,7 +140,7 @@ def test_preferred_terms_weigh_the_planned_host_its_zone_and_what_the_rule_prefe
 def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
     state, owned = cluster(), owned_by("ReplicaSet")
     assert allowed(patched(owned, release_patch(state, CONFIG, owned, TARGET))) == {"n2"}
-    patch = release_patch(state, CONFIG, owned, TARGET, hostname="n2", demands=False)
+    patch = release_patch(state, CONFIG, owned, TARGET, hostname="n2", may_require_zones=False)
     assert allowed(patched(owned, patch)) == set(NODES)
     assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
     assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
@@ -149,7 +149,7 @@ def test_the_planned_zone_is_required_unless_that_could_not_be_met() -> None:
 def test_a_pod_without_a_place_and_one_of_a_daemon_set_keep_the_words_of_their_user() -> None:
     """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
     state = cluster(["n1"])
-    plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, as_asked=True)
+    plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
     tied = release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
     for patch in (plain, tied):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
@@ -180,10 +180,19 @@ def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str,
     after = patched(pod, patch)
     assert allowed(after) == allowed(pod) & {"n1", "n2"}
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
-    back = as_asked(after).spec
+    back = without_added_requirement(after).spec
     for name, place in NODES.items():
         was, is_now = (Constraints(spec).refusal(name, labels_of(*place)) for spec in (pod.spec, back))
         assert bool(was) == bool(is_now)
+
+
+@pytest.mark.parametrize("zones", [["z1"], ["z2"], ["z1", "z2"]])
+def test_a_requirement_of_the_user_that_equals_ours_stays(zones: list[str]) -> None:
+    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": zones}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    pod = owned_by("ReplicaSet", affinity={"nodeAffinity": required})
+    after = patched(pod, release_patch(cluster(), CONFIG, pod, TARGET))
+    assert allowed(without_added_requirement(after)) == allowed(pod)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
@@ -193,7 +202,7 @@ def test_what_was_not_narrowed_by_us_stays(text: str) -> None:
     narrowings: tuple[Any, ...] = (None, {"podAntiAffinity": {}}, {"nodeAffinity": required})
     for affinity in narrowings:
         pod = gated(metadata={"annotations": {NARROWED_ANNOTATION: text}}, affinity=affinity)
-        assert as_asked(pod) == pod
+        assert without_added_requirement(pod) == pod
 
 
 def test_the_gate_is_opened_and_the_pod_as_we_saw_it_is_meant_in_every_mode() -> None:
@@ -221,6 +230,7 @@ def test_the_gate_is_opened_and_the_pod_as_we_saw_it_is_meant_in_every_mode() ->
         ("network-aware-scheduler", "extender", "affinity", "extender"),
         ("default-scheduler", "", "extender", "affinity"),
         ("default-scheduler", "", "affinity", "affinity"),
+        ("default-scheduler", "extender", "extender", "affinity"),
     ],
 )
 def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
@@ -229,10 +239,10 @@ def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
     pod = gated(schedulerName=scheduler, metadata={"labels": {"netaware.io/placement": label} if label else {}})
     config = SchedulerConfig(placement=placement)
     state = State(config, "netaware-system")
-    assert mode_of(pod, config, state) == mode
+    assert placement_of_pod(pod, config, state) == mode
     labels = {"netaware.io/placement": "affinity"}
     state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
-    assert mode_of(pod, config, state) == (label or "affinity")
+    assert placement_of_pod(pod, config, state) == (mode if label else "affinity")
 
 
 @pytest.mark.parametrize(

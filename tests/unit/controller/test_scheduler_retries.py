@@ -45,12 +45,12 @@ def test_a_frozen_pod_that_cannot_be_met_is_replaced_and_its_successor_gets_wish
     stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
     assert look(stuck, pod, 100, target) == []
     assert look(stuck, pod, 100 + REPLACE_AFTER_S - 1, target) == []
-    assert stuck.may_demand(pod)
+    assert stuck.may_require_zones(pod)
     (action,) = look(stuck, pod, 100 + REPLACE_AFTER_S, target)
     assert isinstance(action, Replace)
-    assert not stuck.may_demand(pod)
+    assert not stuck.may_require_zones(pod)
     successor = stuck_pod(kind, name="p" if kind == "StatefulSet" else "q")
-    assert not stuck.may_demand(successor)
+    assert not stuck.may_require_zones(successor)
 
 
 def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
@@ -58,14 +58,14 @@ def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
     stuck = StuckPods(CONFIG)
     look(stuck, stuck_pod("StatefulSet", "db-0"), 0)
     look(stuck, stuck_pod("StatefulSet", "db-0"), REPLACE_AFTER_S)
-    assert not stuck.may_demand(stuck_pod("StatefulSet", "db-0"))
-    assert stuck.may_demand(stuck_pod("StatefulSet", "db-1"))
+    assert not stuck.may_require_zones(stuck_pod("StatefulSet", "db-0"))
+    assert stuck.may_require_zones(stuck_pod("StatefulSet", "db-1"))
 
 
 @pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow"])
 def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_taken_back(kind: str) -> None:
     stuck = StuckPods(CONFIG)
-    assert not stuck.may_demand(stuck_pod(kind))
+    assert not stuck.may_require_zones(stuck_pod(kind))
     look(stuck, stuck_pod(kind), 0, ZONE_B)
     assert [type(action) for action in look(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Tell]
     assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
@@ -73,9 +73,9 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
 
 def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_told_once() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
-    assert stuck.may_demand(pod)
+    assert stuck.may_require_zones(pod)
     stuck.may_delete = False
-    assert not stuck.may_demand(pod)
+    assert not stuck.may_require_zones(pod)
     look(stuck, pod, 0, ZONE_B)
     (told,) = look(stuck, pod, REPLACE_AFTER_S, ZONE_B)
     assert isinstance(told, Tell)
@@ -94,7 +94,7 @@ def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     look(stuck, pod, 0, ZONE_B)
     assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [True]
-    assert stuck.may_demand(pod)
+    assert stuck.may_require_zones(pod)
     assert look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S - 1, ZONE_B) == []
     assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S, ZONE_B)] == [True]
     assert look(stuck, pod, REPLACE_AFTER_S + 5 * REPLACE_AFTER_S, ZONE_B) == []
