@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from controller.descheduler.config import Strategy, resolve_limit
-from controller.descheduler.history import mark_of
+from controller.descheduler.history import short_uid
 from controller.descheduler.round import Candidate, Round, workload_of
 
 ALL: frozenset[Strategy] = frozenset(get_args(Strategy))
@@ -143,7 +143,7 @@ def _group_incomplete(_: Round, candidate: Candidate) -> str:
 
 
 def _replica_backoff(round_: Round, candidate: Candidate) -> str:
-    mark = mark_of(candidate.pod.uid)
+    mark = short_uid(candidate.pod.uid)
     if mark in round_.replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
     backoff = round_.history.backoff(mark, round_.now)

@@ -16,7 +16,7 @@ from controller.cluster.pods import Target, target_of
 from controller.descheduler.conditions import PLANNER, check
 from controller.descheduler.config import Settings
 from controller.descheduler.follow_up import EndedMove, follow_up
-from controller.descheduler.history import History, PendingMove, back_off, mark_of
+from controller.descheduler.history import History, PendingMove, back_off, short_uid
 from controller.descheduler.low_node_load import LoadRound
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.node_load import Detector
@@ -115,7 +115,7 @@ class UnconfirmedRound:
                 del base.moves[uid]
                 first_s, most_s = limits.workload_backoff_s, limits.failure_backoff_s
                 self._history = back_off(
-                    self._history, mark_of(uid), candidate.planner, first_s, base.now, most_s=most_s
+                    self._history, short_uid(uid), candidate.planner, first_s, base.now, most_s=most_s
                 )
                 continue
             candidate.target = target.node

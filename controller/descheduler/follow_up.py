@@ -1,4 +1,4 @@
-"""Evaluates earlier moves: where the replacement landed, and whether the node cooled or the cost fell.
+"""Evaluates earlier moves: where the replacement runs, and whether the node cooled or the cost fell.
 
 A workload whose move did not help backs off, for twice as long each time, and that is remembered across restarts. This is what
 ends the loop of evict, reschedule, evict again.
@@ -22,9 +22,9 @@ from controller.descheduler.history import (
     add_result,
     back_off,
     forget_old,
-    mark_of,
     remove_move,
     set_backoff,
+    short_uid,
 )
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import above, percents
@@ -33,7 +33,7 @@ REPLICA_BACKOFF_S = 12 * 3600.0
 """From the evaluation of its move; so none is evicted more than twice a day."""
 
 INEFFECTIVE: frozenset[Outcome] = frozenset(
-    ("returned", "not-cooled", "moved-heat", "cost-not-fallen", "not-running", "lost")
+    ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-running", "lost")
 )
 
 
@@ -53,7 +53,7 @@ def follow_up(
     snapshot: LoadSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EndedMove]]:
     """Look at every pending move; the history after this look, and the moves that ended with it."""
-    claimed = {pending.landed_uid for pending in history.pending if pending.landed_uid}
+    claimed = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     kept: list[PendingMove] = []
     ends: list[tuple[PendingMove, Outcome]] = []
     for pending in sorted(history.pending, key=lambda pending: pending.at_s):
@@ -73,7 +73,7 @@ def follow_up(
             history = remove_move(history, pending)
         elif uid := _replacement_of(pending, snapshot, claimed):
             history = _back_off_replica(history, uid, outcome, now)
-        if outcome == "lost" or (pending.landed and outcome != "not-known"):
+        if outcome == "lost" or (pending.replacement_node and outcome != "unknown"):
             history = add_result(history, MoveResult(now, pending.move.strategy, outcome == "helped"))
         # Several moves of one workload that end in one round are one lesson, not several.
         if outcome in INEFFECTIVE and workload not in backed_off:
@@ -94,13 +94,13 @@ def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) 
     failures = int(outcome in INEFFECTIVE)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
-    return set_backoff(history, mark_of(uid), BackOff(until_s, failures, reason))
+    return set_backoff(history, short_uid(uid), BackOff(until_s, failures, reason))
 
 
 def _replacement_of(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> str:
     """Uid of the replacement; of one that waits for a node yet, where none is bound; empty where there is none."""
-    if pending.landed_uid:
-        return pending.landed_uid
+    if pending.replacement_uid:
+        return pending.replacement_uid
     waiting = min(_new_pods(pending, snapshot, claimed), key=lambda pod: pod.created_s, default=None)
     if waiting is None:
         return ""
@@ -114,7 +114,7 @@ def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set
     Where the replacement was replaced before its move was evaluated, its successor counts: otherwise it might be moved as one
     that were not moved yet.
     """
-    if pending.landed and not _is_replaced(pending, snapshot):
+    if pending.replacement_node and not _is_replaced(pending, snapshot):
         return pending
     node, target = pending.move.node, pending.move.target
     bound = [pod for pod in _new_pods(pending, snapshot, claimed) if pod.node]
@@ -123,34 +123,38 @@ def _find_replacement(pending: PendingMove, snapshot: LoadSnapshot, claimed: set
     if found is None:
         return pending
     claimed.add(found.uid)
-    landed_s = min(now, max(found.created_s, pending.at_s))
+    replacement_bound_s = min(now, max(found.created_s, pending.at_s))
     return msgspec.structs.replace(
-        pending, landed=found.node, landed_pod=found.key, landed_uid=found.uid, landed_s=landed_s
+        pending,
+        replacement_node=found.node,
+        replacement_pod=found.key,
+        replacement_uid=found.uid,
+        replacement_bound_s=replacement_bound_s,
     )
 
 
 def _is_replaced(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement has gone itself."""
-    pod = snapshot.pods.by_key.get(pending.landed_pod)
-    return pod is None or not pod.is_active or pod.uid != pending.landed_uid
+    pod = snapshot.pods.by_key.get(pending.replacement_pod)
+    return pod is None or not pod.is_active or pod.uid != pending.replacement_uid
 
 
 def _new_pods(pending: PendingMove, snapshot: LoadSnapshot, claimed: set[str]) -> list[PodInfo]:
     """Pods of the workload that were not there when the move was made: told by uids, since clocks of machines differ."""
     pods = snapshot.pods.where("workload", pending.move.workload).values()
-    known = {mark_of(pending.move.uid), *pending.known}
-    return [p for p in pods if p.is_active and p.uid not in claimed and mark_of(p.uid) not in known]
+    known = {short_uid(pending.move.uid), *pending.other_pod_marks}
+    return [p for p in pods if p.is_active and p.uid not in claimed and short_uid(p.uid) not in known]
 
 
 def _outcome(pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
     move = pending.move
-    if not pending.landed:
-        return _outcome_before_landing(pending, snapshot, limits, now)
-    age_s = now - pending.landed_s
-    if pending.landed == move.node or age_s < limits.evaluate_after_s:
-        return "returned" if pending.landed == move.node else None
-    pod = snapshot.pods.by_key.get(pending.landed_pod)
-    if pod is not None and pod.uid == pending.landed_uid and not pod.ready:
+    if not pending.replacement_node:
+        return _outcome_without_replacement(pending, snapshot, limits, now)
+    age_s = now - pending.replacement_bound_s
+    if pending.replacement_node == move.node or age_s < limits.evaluate_after_s:
+        return "returned" if pending.replacement_node == move.node else None
+    pod = snapshot.pods.by_key.get(pending.replacement_pod)
+    if pod is not None and pod.uid == pending.replacement_uid and not pod.ready:
         return "not-running"
     if move.strategy == "ZoneSurvival":
         return "helped" if _left_zone(pending, snapshot) else "returned"
@@ -164,13 +168,17 @@ def _outcome(pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig,
 def _outcome_of_load(pending: PendingMove, snapshot: LoadSnapshot, *, waits: bool) -> Outcome | None:
     if _is_usage_missing(pending, snapshot):
         # What is not seen is no success: it would end a back-off, and make up for moves that came to nothing.
-        return None if waits else "not-known"
-    if not _cooled(pending, snapshot):
-        return "not-cooled"
-    return "moved-heat" if above(_share_of(pending.landed, snapshot), pending.high) else "helped"
+        return None if waits else "unknown"
+    if not _has_cooled(pending, snapshot):
+        return "node-still-hot"
+    return (
+        "target-overloaded"
+        if above(_share_of(pending.replacement_node, snapshot), pending.exceeded_thresholds)
+        else "helped"
+    )
 
 
-def _outcome_before_landing(
+def _outcome_without_replacement(
     pending: PendingMove, snapshot: LoadSnapshot, limits: LimitsConfig, now: float
 ) -> Outcome | None:
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
@@ -188,14 +196,14 @@ def _outcome_before_landing(
 def _is_usage_missing(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the load of a node that is still there is not known."""
     used = snapshot.usage.nodes
-    present = (name for name in (pending.move.node, pending.landed) if name in snapshot.nodes)
-    return any(resource not in used.get(name, {}) for name in present for resource in pending.share_before)
+    present = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
+    return any(resource not in used.get(name, {}) for name in present for resource in pending.usage_percent_before)
 
 
 def _left_zone(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement is in another zone; also true if a node is gone."""
     places, node = snapshot.network.place_of, pending.move.node
-    return node not in places or places[node] != places.get(pending.landed)
+    return node not in places or places[node] != places.get(pending.replacement_node)
 
 
 def _share_of(name: str, snapshot: LoadSnapshot) -> Mapping[str, float]:
@@ -204,21 +212,21 @@ def _share_of(name: str, snapshot: LoadSnapshot) -> Mapping[str, float]:
     return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
 
 
-def _cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
+def _has_cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether every resource that was exceeded is within its threshold, or fell by half of what the pod used."""
     share = _share_of(pending.move.node, snapshot)
     return all(
         # If a node's usage is no longer known, the move is not counted against the pod.
         resource not in share
-        or share[resource] <= pending.high.get(resource, 100.0)
-        or share[resource] <= before - pending.relief.get(resource, 0.0) / 2
-        for resource, before in pending.share_before.items()
+        or share[resource] <= pending.exceeded_thresholds.get(resource, 100.0)
+        or share[resource] <= before - pending.expected_relief_percent.get(resource, 0.0) / 2
+        for resource, before in pending.usage_percent_before.items()
     )
 
 
 def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
     """Network cost of the replacement where it is; None when it cannot be told."""
-    pod, place_of = snapshot.pods.by_key.get(pending.landed_pod), snapshot.network.place_of
+    pod, place_of = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.place_of
     if pod is None or pod.node not in place_of:
         return None
     score_table = snapshot.score_table_of(pod)

@@ -21,13 +21,13 @@ from netperf.contract import PART_OF
 Outcome = Literal[
     "helped",
     "returned",
-    "not-cooled",
-    "moved-heat",
+    "node-still-hot",
+    "target-overloaded",
     "cost-not-fallen",
     "not-running",
     "lost",
     "not-replaced",
-    "not-known",
+    "unknown",
     "not-evicted",
     "refused",
 ]
@@ -48,27 +48,27 @@ class PendingMove(Stored, frozen=True):
 
     Attributes:
         at_s: when it was made, unix seconds.
-        share_before: percent of the exceeded resources on the node, before any move of that round.
-        relief: percent points of them that this move was to take off.
-        high: the thresholds that were exceeded.
-        known: marks (`mark_of`) of the workload's other pods at the time: none of them is the replacement.
-        landed, landed_pod, landed_uid, landed_s: the replacement, once it is bound.
+        usage_percent_before: percent of the exceeded resources on the node, before any move of that round.
+        expected_relief_percent: percent points of them that this move was to take off.
+        exceeded_thresholds: the thresholds that were exceeded, percent by resource.
+        other_pod_marks: `short_uid` of the workload's other pods at the time: none of them is the replacement.
+        replacement_node, replacement_pod, replacement_uid, replacement_bound_s: the replacement, once it is bound.
     """
 
     move: Move
     at_s: float
-    share_before: dict[str, float] = {}
-    relief: dict[str, float] = {}
-    high: dict[str, float] = {}
-    known: tuple[str, ...] = ()
-    landed: str = ""
-    landed_pod: str = ""
-    landed_uid: str = ""
-    landed_s: float = 0.0
+    usage_percent_before: dict[str, float] = {}
+    expected_relief_percent: dict[str, float] = {}
+    exceeded_thresholds: dict[str, float] = {}
+    other_pod_marks: tuple[str, ...] = ()
+    replacement_node: str = ""
+    replacement_pod: str = ""
+    replacement_uid: str = ""
+    replacement_bound_s: float = 0.0
 
 
-def mark_of(uid: str) -> str:
-    """Eight digits that identify a pod within its workload, so that hundreds fit into the ConfigMap."""
+def short_uid(uid: str) -> str:
+    """Eight hex digits that identify a pod within its workload, so that hundreds fit into the ConfigMap."""
     return f"{zlib.crc32(uid.encode()):08x}"
 
 
@@ -109,7 +109,7 @@ class History(Stored, frozen=True):
     """The stored state.
 
     Attributes:
-        backoffs: by workload (``namespace/Kind/name``) and by replica (`mark_of` its uid).
+        backoffs: by workload (``namespace/Kind/name``) and by replica (`short_uid` its uid).
         results: of moves, the newest `MAX_RESULTS`.
     """
 
@@ -148,7 +148,7 @@ def remove_move(history: History, removed: PendingMove) -> History:
 
 
 def add_result(history: History, result: MoveResult) -> History:
-    """Remember what came of a move."""
+    """Append the result of a move."""
     return msgspec.structs.replace(history, results=(*history.results, result)[-MAX_RESULTS:])
 
 
@@ -163,7 +163,7 @@ def back_off(
 
 
 def set_backoff(history: History, key: str, backoff: BackOff) -> History:
-    """Back off without counting a failure; of too many, those that end first are forgotten."""
+    """Back off without counting a failure; drops those that end first beyond MAX_BACKOFFS."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
         latest = sorted(backoffs, key=lambda name: backoffs[name].until_s)[-MAX_BACKOFFS:]
@@ -172,7 +172,7 @@ def set_backoff(history: History, key: str, backoff: BackOff) -> History:
 
 
 def forget_old(history: History, limits: LimitsConfig, now: float) -> History:
-    """Drop what no condition asks for any more. Failures are remembered beyond their back-off, so that the next one is longer."""
+    """Drop expired entries. Failures are remembered beyond their back-off, so that the next one is longer."""
 
     def keep_s(key: str, backoff: BackOff) -> float:
         if not backoff.failures:

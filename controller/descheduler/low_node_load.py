@@ -214,9 +214,9 @@ class LoadRound(MoveStrategy):
         pending = PendingMove(
             move,
             self._base.now,
-            share_before={r: load.share[r] for r in load.exceeded},
-            relief={r: relief.get(r, 0.0) for r in load.exceeded},
-            high={r: load.high[r] for r in load.exceeded},
+            usage_percent_before={r: load.share[r] for r in load.exceeded},
+            expected_relief_percent={r: relief.get(r, 0.0) for r in load.exceeded},
+            exceeded_thresholds={r: load.high[r] for r in load.exceeded},
         )
         self._base.add(candidate, pending)
         self._reserve(candidate, self._free[load.pool.name])

@@ -29,11 +29,11 @@ log = logs.get("controller.descheduler")
 DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"
 _ENDS = {
     "returned": "its replacement came back to the same node",
-    "not-cooled": "the node did not cool",
+    "node-still-hot": "the node did not cool",
     "cost-not-fallen": "its network cost did not fall",
     "lost": "its replacement is not running",
     "not-running": "its replacement is not ready",
-    "moved-heat": "its new node is above a threshold as well",
+    "target-overloaded": "its new node is above a threshold as well",
 }
 
 
@@ -70,7 +70,12 @@ class RoundReporter:
     def report_end(self, ended: EndedMove) -> None:
         """The outcome of a move is known."""
         pending, move = ended.pending, ended.pending.move
-        fields = {"pod": move.pod, "node": move.node, "landed": pending.landed, "outcome": ended.outcome}
+        fields = {
+            "pod": move.pod,
+            "node": move.node,
+            "replacement_node": pending.replacement_node,
+            "outcome": ended.outcome,
+        }
         if ended.outcome not in INEFFECTIVE:
             log.info("move ended", **fields)
             return
@@ -79,8 +84,8 @@ class RoundReporter:
             f'Pod "{move.pod}" was evicted from node "{move.node}", but {_ENDS[ended.outcome]}; '
             f"{move.workload} is not moved for {ended.backoff_s / 60:.0f} min"
         )
-        landed = (pending.landed_pod, pending.landed_uid) if pending.landed_pod else (move.pod, move.uid)
-        self._recorder.warning(_about_pod(*landed), NOT_HELPED, note)
+        pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
+        self._recorder.warning(_about_pod(*pod), NOT_HELPED, note)
 
     def report_plan(self, plan: RoundPlan) -> None:
         """Report hot nodes that the round could not relieve, and those that no longer need it."""

@@ -15,7 +15,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add
 from controller.descheduler.config import LimitsConfig, Settings, Strategy
 from controller.descheduler.fit import FitChecker
-from controller.descheduler.history import DAY_S, History, PendingMove, mark_of
+from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
 from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import Budget, LoadSnapshot
@@ -171,13 +171,13 @@ class Round:
         self.unsettled = Counter(p.move.node for p in history.pending if now - p.at_s < usage_lag_s)
         self.arriving: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in history.pending:
-            if not pending.landed or now - pending.landed_s < usage_lag_s:
-                add(self.arriving[pending.landed or pending.move.target], pending.move.used)
-        awaited = [pending.move for pending in history.pending if not pending.landed]
+            if not pending.replacement_node or now - pending.replacement_bound_s < usage_lag_s:
+                add(self.arriving[pending.replacement_node or pending.move.target], pending.move.used)
+        awaited = [pending.move for pending in history.pending if not pending.replacement_node]
         self.awaited = Counter(move.workload for move in awaited)
         self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
         self.by_workload: Counter[str] = Counter()
-        self.replacements = {mark_of(p.landed_uid) for p in history.pending if p.landed_uid}
+        self.replacements = {short_uid(p.replacement_uid) for p in history.pending if p.replacement_uid}
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def size_of(self, pod: PodInfo) -> tuple[int, int]:
@@ -208,9 +208,9 @@ class Round:
         self.budgets.reserve(pod)
         self.expect(candidate)
         known = (
-            mark_of(p.uid) for p in self.snapshot.pods.where("workload", pod.workload).values() if p.uid != pod.uid
+            short_uid(p.uid) for p in self.snapshot.pods.where("workload", pod.workload).values() if p.uid != pod.uid
         )
-        self.moves[pod.uid] = candidate, msgspec.structs.replace(pending, known=tuple(sorted(known)))
+        self.moves[pod.uid] = candidate, msgspec.structs.replace(pending, other_pod_marks=tuple(sorted(known)))
 
     def expect(self, candidate: Candidate) -> None:
         """A planned move is expected on its target."""

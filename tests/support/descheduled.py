@@ -15,7 +15,7 @@ from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.follow_up import follow_up
-from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, mark_of
+from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, short_uid
 from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.node_load import Detector
 from controller.descheduler.round_plan import Move
@@ -65,7 +65,6 @@ __all__ = [
     "decided",
     "follow_up",
     "format_time",
-    "mark_of",
     "moved",
     "node",
     "nodes_to_taint",
@@ -74,6 +73,7 @@ __all__ = [
     "pod",
     "read",
     "settings",
+    "short_uid",
     "snapshot",
 ]
 

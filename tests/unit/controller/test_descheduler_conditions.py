@@ -23,13 +23,13 @@ from tests.support.descheduled import (
     Volumes,
     amounts,
     budget,
-    mark_of,
     moved,
     node,
     once,
     pending_move,
     pod,
     settings,
+    short_uid,
     snapshot,
 )
 
@@ -138,7 +138,7 @@ CASES = [
     Case(
         "replica-backoff",
         {"uid": "q"},
-        {"memory": History(backoffs={mark_of("q"): BackOff(NOW_S + 60, 1, "the planner")})},
+        {"memory": History(backoffs={short_uid("q"): BackOff(NOW_S + 60, 1, "the planner")})},
     ),
     Case(
         "workload-backoff",
@@ -369,7 +369,13 @@ def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
     view = snapshot(nodes, [separate("p")], usage, {"p": amounts(1, 0.1)})
     assert moved(once(view, settings())) == ["p"]
-    landed = pending_move(node="left", used=amounts(1.5, 0.1), landed="idle", landed_uid="x", landed_s=NOW_S - 10)
+    landed = pending_move(
+        node="left",
+        used=amounts(1.5, 0.1),
+        replacement_node="idle",
+        replacement_uid="x",
+        replacement_bound_s=NOW_S - 10,
+    )
     assert moved(once(view, settings(), memory=History(pending=(landed,)))) == []
     flying = pending_move(node="left", used=amounts(1.9, 0.1))
     assert moved(once(view, settings(), memory=History(pending=(flying,)))) == []

@@ -25,13 +25,13 @@ from tests.support.descheduled import (
     amounts,
     decided,
     follow_up,
-    mark_of,
     moved,
     node,
     once,
     pending_move,
     pod,
     settings,
+    short_uid,
     snapshot,
 )
 
@@ -49,7 +49,11 @@ def move(**fields: Any) -> PendingMove:
         "at_s": NOW_S,
         "target": "idle",
     }
-    shares = {"share_before": {"cpu": 90.0}, "relief": {"cpu": 30.0}, "high": {"cpu": 50.0}}
+    shares = {
+        "usage_percent_before": {"cpu": 90.0},
+        "expected_relief_percent": {"cpu": 30.0},
+        "exceeded_thresholds": {"cpu": 50.0},
+    }
     return pending_move(**{**known, **shares, **fields})
 
 
@@ -77,7 +81,11 @@ def judged(
 
 def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
     memory, outcomes = judged(world(replica("new", "idle")), 60)
-    assert (outcomes, memory.pending[0].landed, memory.pending[0].landed_pod) == ([], "idle", "default/new")
+    assert (outcomes, memory.pending[0].replacement_node, memory.pending[0].replacement_pod) == (
+        [],
+        "idle",
+        "default/new",
+    )
     before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
     memory, outcomes = judged(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
@@ -98,7 +106,7 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
         assert outcomes == []
         assert judged(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
         memory, outcomes = judged(blind, 306 + LIMITS.start_timeout_s, memory=before)
-        assert outcomes == ["not-known"]
+        assert outcomes == ["unknown"]
         assert (memory.backoffs[WORKLOAD], memory.results) == (before.backoffs[WORKLOAD], ()), (
             "it says nothing, neither way"
         )
@@ -116,7 +124,7 @@ def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
 def test_a_new_pod_of_a_scale_out_on_the_old_node_is_not_taken_for_the_replacement() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
     memory, outcomes = judged(view, 10)
-    assert (outcomes, memory.pending[0].landed_pod) == ([], "default/new")
+    assert (outcomes, memory.pending[0].replacement_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
@@ -143,14 +151,14 @@ def test_an_eviction_that_never_happened_gives_its_budget_back() -> None:
 
 
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
-    known = (mark_of("uid-default-sibling"),)
-    moves = move(known=known), move(pod="default/web-old2", uid="old2", node="idle", known=known)
+    known = (short_uid("uid-default-sibling"),)
+    moves = move(other_pod_marks=known), move(pod="default/web-old2", uid="old2", node="idle", other_pod_marks=known)
     view = world(
         replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
     )
     memory, outcomes = judged(view, 10, *moves)
     assert outcomes == []
-    assert [m.landed_pod for m in memory.pending] == ["default/new", "default/newer"]
+    assert [m.replacement_pod for m in memory.pending] == ["default/new", "default/newer"]
 
 
 def test_a_bare_pod_is_not_waited_for() -> None:
@@ -193,9 +201,9 @@ NEW = replica("new", "idle")
         (world(NEW), 306, "helped", True),
         # 90 % before, 30 % used by the pod: 75 % of 4 cores is 3 cores.
         (world(NEW, hot_cpu=2.9), 306, "helped", True),
-        (world(NEW, hot_cpu=3.1), 306, "not-cooled", True),
+        (world(NEW, hot_cpu=3.1), 306, "node-still-hot", True),
         # 52 % of the new node, and the threshold is 50.
-        (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "moved-heat", True),
+        (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overloaded", True),
         (world(replica("new", "hot")), 10, "returned", True),
         (world(replica("new", "idle", ready=False)), 306, "not-running", True),
         (world(replica("new", "", phase="Pending")), 599, "", False),
@@ -213,7 +221,7 @@ def test_however_a_move_ends_its_result_and_its_replacement_are_remembered(
     failed = BackOff(NOW_S + after_s + 7200, 1, outcome)
     assert memory.backoffs.get(WORKLOAD) == (None if helped or says_nothing else failed)
     rests_s = HALF_A_DAY_S if helped else 2 * HALF_A_DAY_S
-    assert replicas(memory) == ({mark_of(NEW.uid): NOW_S + after_s + rests_s} if heir else {})
+    assert replicas(memory) == ({short_uid(NEW.uid): NOW_S + after_s + rests_s} if heir else {})
     assert [result.good for result in memory.results] == ([] if says_nothing else [helped])
 
 
@@ -223,8 +231,8 @@ def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_an
     landed, _ = judged(seen, 10)
     memory, outcomes = judged(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
     assert (outcomes, list(replicas(memory)), memory.results) == (
-        ["not-known"],
-        [mark_of(replica("new", "idle").uid)],
+        ["unknown"],
+        [short_uid(replica("new", "idle").uid)],
         (),
     )
 
@@ -235,7 +243,7 @@ def test_where_a_replacement_is_replaced_before_it_is_judged_its_successor_is_ju
     assert judged(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
     memory, outcomes = judged(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
     assert outcomes == ["returned"]
-    assert replicas(memory) == {mark_of(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
+    assert replicas(memory) == {short_uid(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
 
 
 # The breaker

@@ -353,7 +353,9 @@ def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> 
     ]
     for limits in ({"perNode": 3}, {"perNamespace": 3}, {"perRound": 3}):
         assert len(moved(once(view, settings(limits=limits), memory=History(pending=tuple(gone))))) == 1
-        there = tuple(msgspec.structs.replace(move, landed="idle", landed_s=NOW_S - 250) for move in gone)
+        there = tuple(
+            msgspec.structs.replace(move, replacement_node="idle", replacement_bound_s=NOW_S - 250) for move in gone
+        )
         assert len(moved(once(view, settings(limits=limits), memory=History(pending=there)))) == 3
 
 

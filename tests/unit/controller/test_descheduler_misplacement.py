@@ -27,11 +27,11 @@ from tests.support.descheduled import (
     decide,
     follow_up,
     format_time,
-    mark_of,
     moved,
     pending_move,
     read,
     settings,
+    short_uid,
 )
 
 ZONES = ("z1", "z2", "z3")
@@ -220,7 +220,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         node="z3-n1",
         at_s=NOW_S,
         group="default/shop",
-        known=tuple(map(mark_of, ("uid-web-1", "uid-web-2"))),
+        other_pod_marks=tuple(map(short_uid, ("uid-web-1", "uid-web-2"))),
     )
     assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
 

@@ -289,7 +289,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     mine = [p for p in world.view.pods.by_key.values() if p.workload == workload]
     if not mine:
         return  # a bare pod
-    underway = sum(f.move.workload == workload and not f.landed for f in history.pending)
+    underway = sum(f.move.workload == workload and not f.replacement_node for f in history.pending)
     whole = [p for p in mine if not p.leaving and p.phase not in {"Succeeded", "Failed"}]
     size = len(whole) + underway
     assert size >= world.plain["protection"]["minReplicas"]
