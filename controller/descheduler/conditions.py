@@ -229,7 +229,7 @@ MOVE_CONDITIONS = (
     MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
               lambda r, c: r.budgets.refusal(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
-              lambda _, c: c.finder.find_target(c)),
+              lambda _, c: c.finder.set_target_or_refusal(c)),
 )  # fmt: skip
 PLANNER = MoveCondition("planner", "If a plan placed it: each of two new plans places its replacement on a better node.",
                     lambda _, c: c.planner)  # fmt: skip

@@ -159,8 +159,8 @@ class LoadRound(MoveStrategy):
         empty = sorted(resource for resource, free in self._free[pool].items() if free <= 0)
         return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
 
-    def find_target(self, candidate: Candidate) -> str:
-        """Set the target to the least loaded one that fits by everything the scheduler would check and by usage."""
+    def set_target_or_refusal(self, candidate: Candidate) -> str:
+        """See `MoveStrategy`: the least loaded node that fits by everything the scheduler would check and by usage."""
         assert candidate.load is not None
         pod, pool, fit = candidate.pod, candidate.load.pool, self._base.fit
         if not self._settings.args.node_fit:

@@ -58,11 +58,11 @@ class MisplacementRound(MoveStrategy):
         """Plan moves into the round.
 
         Args:
-            better_since: uid -> since when a better place has been there, as the last round left it.
-            confirmed: take every gain for one that has lasted.
+            better_since: uid -> time since which the pod has had a better node, from the last round.
+            confirmed: skip the hold time.
 
         Returns:
-            The same after this round.
+            The updated times.
         """
         found: dict[str, float] = {}
         for pods in self._groups():
@@ -76,8 +76,8 @@ class MisplacementRound(MoveStrategy):
                 if not confirmed and lasted_s < hold_s:
                     candidate.waits = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
                 if check(self._base, candidate, REASON_CONDITIONS) is None:
-                    now, there = self._score(candidate, pod.node), self._score(candidate, candidate.target)
-                    ranked.append((there.violated - now.violated, there.cost - now.cost, pod.key, candidate))
+                    current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
+                    ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
             for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
                 self._move(candidate, pods)
         return found
@@ -101,7 +101,7 @@ class MisplacementRound(MoveStrategy):
         used = requested | usage_of(pod, self._base.snapshot, pod.requests)
         for strategy in STRATEGIES:
             candidate = Candidate(pod, strategy, proxy(self), used)
-            if not self.find_target(candidate):
+            if not self.set_target_or_refusal(candidate):
                 return candidate
         return None
 
@@ -110,7 +110,7 @@ class MisplacementRound(MoveStrategy):
         table = self._base.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
             return None if table.neutral else table
-        if not self._sole_zone(candidate):
+        if not self._forbidden_zone(candidate):
             return None
         return ScoreTable("", [PlaceScore()] * len(self._network.places)) if table.neutral else table
 
@@ -120,10 +120,10 @@ class MisplacementRound(MoveStrategy):
         assert table is not None, "a candidate has one"
         return table.place_score(node, self._network.place_of[node])
 
-    def _sole_zone(self, candidate: Candidate) -> str:
-        """The zone that holds all replicas of a workload that is to survive one, and to which none of them may go; else empty.
+    def _forbidden_zone(self, candidate: Candidate) -> str:
+        """The zone that must not receive the pod; empty if there is none, or if the workload need not span zones.
 
-        For NetworkMisplacement, the zone of all others: were the pod there too, its workload would survive no zone.
+        It has all replicas of the workload (ZoneSurvival), or all but the pod (NetworkMisplacement).
         """
         pod = candidate.pod
         zones = self._replicas_by_zone(pod)
@@ -144,33 +144,33 @@ class MisplacementRound(MoveStrategy):
             self._zones[group] = {current.graph.selectors[w]: zones for w, zones in replicas_by_zone(current)}
         return self._zones[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
-    def _is_gain(self, candidate: Candidate, now: PlaceScore, there: PlaceScore) -> bool:
+    def _is_gain(self, candidate: Candidate, current: PlaceScore, target: PlaceScore) -> bool:
         """Whether the move is a gain: fewer violated dependencies at no higher cost, or a lower cost by both margins.
 
         Survival justifies any cost, but no further violated dependency.
         """
-        if not there.passes or there.violated > now.violated:
+        if not target.passes or target.violated > current.violated:
             return False
         if candidate.strategy == "ZoneSurvival":
             return True
         # The cost of an unmeasured pair is good for scores, but no reason to move a pod.
-        if now.unknown or there.unknown:
+        if current.unknown or target.unknown:
             return False
-        gain = now.cost - there.cost
-        if there.violated < now.violated and gain >= 0:
+        gain = current.cost - target.cost
+        if target.violated < current.violated and gain >= 0:
             return True
-        return gain > 0 and gain >= max(self._config.margin, MIN_GAIN * now.cost)
+        return gain > 0 and gain >= max(self._config.margin, MIN_GAIN * current.cost)
 
-    def find_target(self, candidate: Candidate) -> str:
-        """Set the target to the node with fewest violated dependencies and then the lowest cost that is a gain and takes the pod."""
+    def set_target_or_refusal(self, candidate: Candidate) -> str:
+        """See `MoveStrategy`: the node with fewest violated dependencies and then the lowest cost that is a gain and takes the pod."""
         pod, table = candidate.pod, self._table(candidate)
         if table is None:
             return "no node is better"
-        now, zone = self._score(candidate, pod.node), self._sole_zone(candidate)
+        current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
         places: list[tuple[PlaceScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
         places += [(score, place) for place, score in enumerate(table.by_place)]
         for score, where in sorted(places, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):
-            if not self._is_gain(candidate, now, score):
+            if not self._is_gain(candidate, current, score):
                 continue
             if isinstance(where, int):
                 nodes = [node for node in self._nodes_of.get(where, ()) if node.name not in table.by_node]
@@ -197,11 +197,11 @@ class MisplacementRound(MoveStrategy):
         """See `MoveStrategy`."""
         if node.name not in self._network.place_of or self._table(candidate) is None:
             return "its place is not known"
-        why = self._refusal(candidate, node, self._sole_zone(candidate))
-        now, there = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
-        if not why and not self._is_gain(candidate, now, there):
-            return f"its network cost there is {there.cost}, and {now.cost} here"
-        candidate.cost = there.cost
+        why = self._refusal(candidate, node, self._forbidden_zone(candidate))
+        current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
+        if not why and not self._is_gain(candidate, current, target):
+            return f"its network cost there is {target.cost}, and {current.cost} here"
+        candidate.cost = target.cost
         return why
 
     def _move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
@@ -213,10 +213,12 @@ class MisplacementRound(MoveStrategy):
         candidate.group = ready, wanted, pod.labels[APPGROUP_LABEL]
         if check(base, candidate, POD_CONDITIONS) or check(base, candidate, MOVE_CONDITIONS):
             return
-        now, there = self._score(candidate, pod.node), self._score(candidate, candidate.target)
-        reason = describe_misplacement(now, there)
+        current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
+        reason = describe_misplacement(current, target)
         if candidate.strategy == "ZoneSurvival":
-            reason = f"all replicas of its workload are in zone {self._sole_zone(candidate)}, and it is to survive one"
+            reason = (
+                f"all replicas of its workload are in zone {self._forbidden_zone(candidate)}, and it is to survive one"
+            )
         move = Move(
             pod=pod.key,
             uid=pod.uid,
@@ -226,18 +228,18 @@ class MisplacementRound(MoveStrategy):
             strategy=candidate.strategy,
             reason=reason,
             used=candidate.used,
-            cost_before=now.cost,
+            cost_before=current.cost,
             cost_after=candidate.cost,
             group=group,
         )
         base.add(candidate, PendingMove(move, base.now))
 
 
-def describe_misplacement(now: PlaceScore, there: PlaceScore) -> str:
+def describe_misplacement(current: PlaceScore, target: PlaceScore) -> str:
     """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
-    text = f"pod is misplaced, network cost({now.cost})>elsewhere({there.cost})"
-    if now.cost <= there.cost:
-        text = f"pod is misplaced, network cost({now.cost}), elsewhere({there.cost})"
-    if now.violated > there.violated:
-        text += f", dependencies beyond maxNetworkCost({now.violated})>elsewhere({there.violated})"
+    text = f"pod is misplaced, network cost({current.cost})>elsewhere({target.cost})"
+    if current.cost <= target.cost:
+        text = f"pod is misplaced, network cost({current.cost}), elsewhere({target.cost})"
+    if current.violated > target.violated:
+        text += f", dependencies beyond maxNetworkCost({current.violated})>elsewhere({target.violated})"
     return text

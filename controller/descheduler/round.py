@@ -105,12 +105,12 @@ class MoveStrategy(ABC):
     """A strategy of one round, which knows where its candidates may go."""
 
     @abstractmethod
-    def find_target(self, candidate: Candidate) -> str:
-        """Set the candidate's target; or why there is none."""
+    def set_target_or_refusal(self, candidate: Candidate) -> str:
+        """Set the candidate's target and return an empty text; without a target, return why there is none."""
 
     @abstractmethod
     def objection(self, candidate: Candidate, node: Host) -> str:
-        """Why it would be no gain if the candidate went to this node; empty when it would be one."""
+        """Why it would be no gain if the candidate went to this node; empty when it would be one. Sets the candidate's cost there."""
 
     def free_capacity(self, candidate: Candidate) -> str:  # noqa: ARG002
         """Why no pod of the candidate's node can go anywhere; empty when one may."""
