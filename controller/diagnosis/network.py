@@ -16,17 +16,16 @@ from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 from netperf.results import refresh_s
 
-WRITTEN_S = 10.0
+WRITE_DELAY_S = 10.0
 """An agent writes its samples within this time after a run."""
 MISSED_ROUNDS = 2.0
 """The round in which an agent repeats what did not change, and one more, which a busy node may miss."""
 OUTLIER_ROUNDS = 8.0
-"""An outlier of a pair lasts until that pair is measured again: with three pairs of nodes and two ends, in the sixth round. A node
-that is reported has been an outlier for longer."""
+"""An outlier ends when its pair is probed again, at the latest after six rounds. Younger conditions are not reported."""
 _PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
 _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-_FEW = 3
-"""So many agents are restarted by a line each, more by one line for all."""
+MAX_SINGLE_RESTARTS = 3
+"""Up to this many agents get a command each; more are restarted with the DaemonSet."""
 _TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 # Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects; other reasons show only the
 # message.
@@ -76,12 +75,12 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
 }
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
-_AGREE = {"expireAfterS": ("expireAfterS", "staleAfterS")}
+_RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
 """Either of two fields that contradict each other may be wrong."""
-_BAD = {("InputValid", "False"), ("OutlierNodes", "True")}
+_FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 
-def find_agents(facts: Facts) -> Iterator[Finding]:
+def find_agent_findings(facts: Facts) -> Iterator[Finding]:
     """Agents that do not work, a zone at a time; one finding when none works anywhere."""
     silent: dict[str, list[tuple[str, str]]] = defaultdict(list)
     working: dict[str, int] = defaultdict(int)
@@ -117,7 +116,7 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
 
 def _why_silent(agent: AgentView, facts: Facts) -> str:
     """Why an agent that should work does not; empty for one that works, or need not."""
-    silent_s = refresh_s(facts.interval_s) + WRITTEN_S + MISSED_ROUNDS * facts.interval_s
+    silent_s = refresh_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
         return agent.reason
     # Samples name only nodes of the probe plan.
@@ -129,10 +128,10 @@ def _why_silent(agent: AgentView, facts: Facts) -> str:
 def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     of_node = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
     lines = (f"{of_node} -o wide", f"kubectl -n {{home}} logs --tail=50 $({of_node} -o name)")
-    look = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
-    if len(nodes) > _FEW:
-        return *look, _restart_all_agents(facts)
-    return *look, *(command(_NEW_AGENT, home=facts.home, node=node) for node in nodes)
+    inspect_commands = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
+    if len(nodes) > MAX_SINGLE_RESTARTS:
+        return *inspect_commands, _restart_all_agents(facts)
+    return *inspect_commands, *(command(_NEW_AGENT, home=facts.home, node=node) for node in nodes)
 
 
 def _restart_all_agents(facts: Facts) -> str:
@@ -152,7 +151,7 @@ def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Findin
     return Finding("no-agents", "critical", summary, cause, None, zones[:MAX_AFFECTED], fix, "NetawareAgentDown")
 
 
-def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
+def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterator[Finding]:
     """Findings about paths and costs.
 
     Args:
@@ -167,8 +166,10 @@ def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Findin
         yield Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
         return
     pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(silent_zones)]
-    told = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(facts.unreachable)
-    dead = sorted({(min(pair), max(pair)) for pair in told if not set(silent_zones).intersection(pair)})
+    reported_unreachable = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(
+        facts.unreachable
+    )
+    dead = sorted({(min(pair), max(pair)) for pair in reported_unreachable if not set(silent_zones).intersection(pair)})
     yield from (_unreachable(*pair) for pair in dead)
     working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
     if facts.network.interval_s is None and len(working) > 1:
@@ -178,7 +179,7 @@ def find_network(facts: Facts, silent_zones: Collection[str]) -> Iterator[Findin
     yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead])
     # Costs between other zones are inferred over these paths, so they are old with them.
     if not silent_zones and not dead:
-        yield from _old(facts, pairs)
+        yield from _stale_costs(facts, pairs)
 
 
 def _zones(pair: PairView) -> tuple[str, str]:
@@ -217,7 +218,7 @@ def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
         yield Finding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
 
 
-def _old(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
+def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
     """Costs that rest on old measurements: by the leader's condition, and by the samples where it has none yet."""
     conditions = [c for _, found in sorted(facts.topologies.items()) for c in found if c.reason == "MeasurementsOld"]
     names = _named(pairs, "stale")
@@ -233,7 +234,7 @@ def _old(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
 def _defaults(message: str) -> dict[str, object]:
     """A merge patch that removes the field of costPolicy that a message names, or all of them if it names none."""
     named = _POLICY_FIELD.search(message)
-    fields = dict.fromkeys(_AGREE.get(named[1], (named[1],))) if named else None
+    fields = dict.fromkeys(_RELATED_FIELDS.get(named[1], (named[1],))) if named else None
     return {"spec": {"costPolicy": fields}}
 
 
@@ -242,7 +243,7 @@ def _conditions(facts: Facts) -> Iterator[Finding]:
     for key, conditions in sorted(facts.topologies.items()):
         namespace, name = split_key(key)
         for found in conditions:
-            if (found.type, found.status) not in _BAD:
+            if (found.type, found.status) not in _FAILED_CONDITIONS:
                 continue
             other: Severity = "info" if found.type == "OutlierNodes" else "warning"
             severity, summary, fix, alert = _REASONS.get(found.reason, (other, found.reason, (_TOPOLOGY,), ""))

@@ -9,7 +9,7 @@ from controller.diagnosis.appgroups import find_groups
 from controller.diagnosis.bandwidth import find_bandwidth_problems
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, has_leader, in_order
-from controller.diagnosis.network import find_agents, find_network
+from controller.diagnosis.network import find_agent_findings, find_network_findings
 from controller.diagnosis.pods import find_pods
 from controller.diagnosis.programs import find_programs
 
@@ -23,13 +23,13 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
         fix = "kubectl apply --server-side -k manifests/overlays/default"
         return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=(fix,)),)
     programs = list(find_programs(facts))
-    agents = list(find_agents(facts))
+    agents = list(find_agent_findings(facts))
     found = [*programs, *agents]
     codes = {finding.code for finding in programs}
     silent_zones = {zone for f in agents if f.code in {"zone-without-agent", "no-agents"} for zone in f.affects}
     swallowed: set[str] = set()
     if has_leader(programs):
-        found += find_network(facts, silent_zones)
+        found += find_network_findings(facts, silent_zones)
     else:
         # Without a leader nothing is priced, planned or reported.
         swallowed |= _NEEDS_LEADER
