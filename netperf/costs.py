@@ -1,7 +1,7 @@
 """Prices zone pairs: consensus, age, hysteresis, and inference of missing pairs.
 
-`netperf.memory.update_state` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
-holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was
+`netperf.memory.update_state` adds samples and failures to the state of each pair of zones; `price` turns that into costs, and
+keeps a cost whose latency moved only within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was
 written last, so that a restart rewrites nothing.
 """
 
@@ -32,12 +32,12 @@ from netperf.smoothing import WINDOW_RUNS
 Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 
 MISSED_ROUNDS = 3
-DEAD_RUNS = 2
+UNREACHABLE_FAILURES = 2
 """Failures in a row of every failing pair of nodes that make a path dead."""
-DEAD_RUNS_ALONE = 3
+UNREACHABLE_FAILURES_SINGLE_REPORTER = 3
 """The same if only one node reports them."""
 STALE_ERROR, MIN_ERROR_US = 0.1, 5.0
-LASTING = 1.5
+OUTLIER_REPORT_ROUNDS = 1.5
 """Rounds for which readings must contradict each other before a node is named."""
 
 
@@ -89,7 +89,9 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _LatencyEstimate(msgspec.Struct, frozen=True):
+    """The latency of a directed pair of zones, with its basis and its error bar."""
+
     latency_us: float
     deviation_us: float
     basis: Basis
@@ -114,32 +116,32 @@ def price(
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
     oldest_s = now_s - max(policy.expire_after_s, stale_s)
     pairs = [(a, b) for a in sorted(zones) for b in sorted(zones) if a != b]
-    fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
+    fresh = {p: _fresh_streams(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
     consensus = _compare_readings(fresh, state, dead)
-    good = {p: latency for p in pairs if (latency := _measured(p, fresh, consensus)) is not None}
+    good = {p: latency for p in pairs if (latency := _measured_estimate(p, fresh, consensus)) is not None}
     known = _known_latencies([p for p in pairs if link_of(*p) not in dead], good, state, fresh, oldest_s)
-    known |= {p: _last_known(state.get(p, PairState()), now_s) for p in pairs if link_of(*p) in dead}
+    known |= {p: _unreachable_estimate(state.get(p, PairState()), now_s) for p in pairs if link_of(*p) in dead}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
     for pair in pairs:
-        old, entry, own = state.get(pair, PairState()), known.get(pair), good.get(pair)
-        cost = None if entry is None else _cost(entry, own, old, policy)
-        if entry is not None and cost is not None:
+        old, estimate, measured = state.get(pair, PairState()), known.get(pair), good.get(pair)
+        cost = None if estimate is None else _cost(estimate, measured, old, policy)
+        if estimate is not None and cost is not None:
             table[pair] = ZoneCost(
                 cost=cost,
-                latency_us=entry.latency_us,
-                basis=entry.basis,
-                age_s=max(0.0, now_s - entry.seen_s),
-                error_us=entry.error_us,
-                readings=entry.readings,
+                latency_us=estimate.latency_us,
+                basis=estimate.basis,
+                age_s=max(0.0, now_s - estimate.seen_s),
+                error_us=estimate.error_us,
+                readings=estimate.readings,
             )
         after[pair] = msgspec.structs.replace(
-            _remember(old, entry, own, cost),
+            _update_pair(old, estimate, measured, cost),
             streams=_mark_ignored(old.streams, consensus, now_s),
             disputed=link_of(*pair) in consensus.disputed,
         )
-    outliers_us, disputed = _lasting(consensus, after, now_s - LASTING * interval_s)
+    outliers_us, disputed = _persistent_outliers(consensus, after, now_s - OUTLIER_REPORT_ROUNDS * interval_s)
     absent = tuple(pair for pair in pairs if pair not in table)
     regions = region_costs(table, zones)
     return ZoneCosts(zones=table, regions=regions, absent=absent, outliers_us=outliers_us, disputed=disputed), after
@@ -147,18 +149,18 @@ def price(
 
 def _known_latencies(
     alive: Sequence[ZonePair],
-    good: Mapping[ZonePair, _Known],
+    good: Mapping[ZonePair, _LatencyEstimate],
     state: CostState,
     fresh: Mapping[ZonePair, tuple[Stream, ...]],
     oldest_s: float,
-) -> dict[ZonePair, _Known]:
+) -> dict[ZonePair, _LatencyEstimate]:
     """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
     known = {p: latency for p in alive if (latency := good.get(p) or _last_good(p, state, fresh, oldest_s)) is not None}
     if len(known) < len(alive):
         zones = sorted({zone for pair in alive for zone in pair})
         inferred = infer_us(zones, {pair: entry.latency_us for pair, entry in known.items()})
         known |= {
-            p: _Known(inferred[p], 0.0, "inferred", math.inf, INFERRED_ERROR * inferred[p])
+            p: _LatencyEstimate(inferred[p], 0.0, "inferred", math.inf, INFERRED_ERROR * inferred[p])
             for p in alive
             if p in inferred
         }
@@ -168,43 +170,47 @@ def _known_latencies(
     return known
 
 
-def _last_known(old: PairState, now_s: float) -> _Known:
+def _unreachable_estimate(old: PairState, now_s: float) -> _LatencyEstimate:
     """The entry of a pair whose path is dead."""
     if old.last_good_us is None:
-        return _Known(0.0, 0.0, "unreachable", now_s)
-    return _Known(old.last_good_us, 0.0, "unreachable", old.last_good_s)
+        return _LatencyEstimate(0.0, 0.0, "unreachable", now_s)
+    return _LatencyEstimate(old.last_good_us, 0.0, "unreachable", old.last_good_s)
 
 
-def _cost(entry: _Known, own: _Known | None, old: PairState, policy: CostPolicy) -> int:
+def _cost(estimate: _LatencyEstimate, measured: _LatencyEstimate | None, old: PairState, policy: CostPolicy) -> int:
     """The cost of a latency; hysteresis does not keep a cost that was inferred or rests on the first few runs."""
-    if entry.basis == "unreachable":
+    if estimate.basis == "unreachable":
         return policy.unreachable_cost
-    replaces = own is not None and (old.is_inferred or (own.full_window and not old.full_window))
-    return held_cost(None if replaces else old.cost, entry.latency_us, entry.deviation_us, policy)
+    replaces = measured is not None and (old.is_inferred or (measured.full_window and not old.full_window))
+    return held_cost(None if replaces else old.cost, estimate.latency_us, estimate.deviation_us, policy)
 
 
-def _remember(old: PairState, entry: _Known | None, own: _Known | None, cost: int | None) -> PairState:
-    """The pair's state with its cost and with what was measured."""
-    dead = entry is not None and entry.basis == "unreachable"
-    still_inferred = (entry is not None and entry.basis == "inferred") or (old.is_inferred and own is None)
-    if own is not None:
+def _update_pair(
+    old: PairState, estimate: _LatencyEstimate | None, measured: _LatencyEstimate | None, cost: int | None
+) -> PairState:
+    """The pair's state with its cost and its measured latency."""
+    dead = estimate is not None and estimate.basis == "unreachable"
+    still_inferred = (estimate is not None and estimate.basis == "inferred") or (old.is_inferred and measured is None)
+    if measured is not None:
         old = msgspec.structs.replace(
             old,
-            last_good_us=own.latency_us,
-            last_good_s=own.seen_s,
-            error_us=own.error_us,
+            last_good_us=measured.latency_us,
+            last_good_s=measured.seen_s,
+            error_us=measured.error_us,
             unverified=False,
-            full_window=old.full_window or own.full_window,
+            full_window=old.full_window or measured.full_window,
         )
     return msgspec.structs.replace(
         old,
         cost=old.cost if dead else cost,
         unreachable=dead,
-        is_inferred=still_inferred and entry is not None and not dead,
+        is_inferred=still_inferred and estimate is not None and not dead,
     )
 
 
-def _lasting(consensus: Consensus, state: CostState, since_s: float) -> tuple[dict[str, float], frozenset[Link]]:
+def _persistent_outliers(
+    consensus: Consensus, state: CostState, since_s: float
+) -> tuple[dict[str, float], frozenset[Link]]:
     """The outliers and the disputed links whose readings are ignored since before a time.
 
     Nodes write at different times, so those that have not seen a change yet contradict those that have.
@@ -220,7 +226,7 @@ def _lasting(consensus: Consensus, state: CostState, since_s: float) -> tuple[di
     return outliers_us, consensus.disputed & {link for link, _ in ignored}
 
 
-def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> tuple[Stream, ...]:
+def _fresh_streams(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> tuple[Stream, ...]:
     """The streams that are not stale, one per pair of nodes: that of the preferred prober."""
 
     def is_fresh(stream: Stream) -> bool:
@@ -251,7 +257,7 @@ def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream
         return False
     if not failures:
         return any(state[pair].unreachable for pair in both if pair in state)
-    runs = DEAD_RUNS if len({f.origin.node for f in failures}) > 1 else DEAD_RUNS_ALONE
+    runs = UNREACHABLE_FAILURES if len({f.origin.node for f in failures}) > 1 else UNREACHABLE_FAILURES_SINGLE_REPORTER
     return all(not f.alive and f.in_a_row >= runs for f in failures)
 
 
@@ -281,7 +287,9 @@ def _mark_ignored(streams: Iterable[Stream], consensus: Consensus, now_s: float)
     return tuple(marked)
 
 
-def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], consensus: Consensus) -> _Known | None:
+def _measured_estimate(
+    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], consensus: Consensus
+) -> _LatencyEstimate | None:
     """The latency that trusted readings of both directions agree on, else numbers of other components."""
     back = (pair[1], pair[0])
     link = link_of(*pair)
@@ -293,7 +301,9 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], cons
         if best is None:
             return None
         us = best.smoothed.estimate_us
-        return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
+        return _LatencyEstimate(
+            us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1
+        )
     measured = [
         s for s in both if s.prober != "external" and (s.origin.node, s.destination.node) not in consensus.ignored
     ]
@@ -304,7 +314,7 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], cons
     if link in consensus.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)
     basis: Basis = "measured" if any(s in measured for s in fresh.get(pair, ())) else "mirrored"
-    return _Known(
+    return _LatencyEstimate(
         latency_us=value_us,
         deviation_us=deviation_us,
         basis=basis,
@@ -322,22 +332,24 @@ def _last_good(
     not_before_s: float,
     *,
     unverified: bool = False,
-) -> _Known | None:
+) -> _LatencyEstimate | None:
     """The last good value of the pair or of its other direction, whichever is newer, unless it has expired.
 
     Unverified values, which may have been inferred, and ignored readings are used only as a last resort.
     """
-    known: list[_Known] = []
+    known: list[_LatencyEstimate] = []
     for direction in (pair, (pair[1], pair[0])):
         pair_state = state.get(direction)
         if pair_state is None:
             continue
         if pair_state.last_good_us is not None and pair_state.unverified == unverified:
             us = pair_state.last_good_us
-            known.append(_Known(us, 0.0, "stale", pair_state.last_good_s, max(pair_state.error_us, STALE_ERROR * us)))
+            known.append(
+                _LatencyEstimate(us, 0.0, "stale", pair_state.last_good_s, max(pair_state.error_us, STALE_ERROR * us))
+            )
         # After a restart, samples may be old already.
         known += [
-            _Known(us := s.smoothed.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
+            _LatencyEstimate(us := s.smoothed.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
             for s in pair_state.streams
             if (s in fresh.get(direction, ())) == unverified
         ]

@@ -14,7 +14,7 @@ import msgspec
 
 from netperf.latencies import Latencies, ZonePair
 from netperf.policy import MIN_ZONE_COST, CostPolicy
-from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, sight
+from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, update_sighting
 from netperf.smoothing import SmoothedLatency, add_run, replace_newest_run
 
 INFERRED_ERROR = 0.5
@@ -195,9 +195,9 @@ def _update_stream(
     value_us = sample.percentile_us(policy.percentile)
     if value_us is None or not set(sample.quality_flags) <= set(policy.accept_quality_flags):
         return before
-    sighting = sight(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
+    sighting = update_sighting(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
     counted_s = clocks.now_s
-    if sample.priced.prober == "external":
+    if sample.priced_measurement.prober == "external":
         # That format has no time: a changed number is the only sign of a new run.
         if before is not None and value_us != before.smoothed.estimate_us:
             sighting = Sighting(0, 0.0, clocks.now_s)
@@ -213,7 +213,7 @@ def _update_stream(
     return Stream(
         origin=sample.origin,
         destination=sample.destination,
-        prober=sample.priced.prober,
+        prober=sample.priced_measurement.prober,
         test=sample.measurement.test,
         smoothed=smoothed,
         sighting=sighting,

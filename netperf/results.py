@@ -22,7 +22,7 @@ from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
-from netperf.upstream_keys import KEY_LIMIT, NodePair, Readings, collect, is_upstreams, to_sample, upstream_key
+from netperf.upstream_keys import KEY_LIMIT, NodePair, UpstreamValues, collect, is_upstreams, to_sample, upstream_key
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -244,7 +244,7 @@ def decode_results(
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
-    external: dict[NodePair, Readings] = {}
+    external: dict[NodePair, UpstreamValues] = {}
     foreign = 0
     for key, value in data.items():
         outcome = _decode_key(key, value, places, planned, external)
@@ -284,7 +284,7 @@ def _decode_key(
     value: str,
     places: Mapping[str, Place],
     planned: Container[str] | None,
-    external: dict[NodePair, Readings],
+    external: dict[NodePair, UpstreamValues],
 ) -> Sample | Failure | Refusal | None:
     """Decode a key of any format; a number in upstream's is added to ``external``."""
     if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
@@ -295,7 +295,7 @@ def _decode_key(
 
 
 def _add_external(
-    external: Mapping[NodePair, Readings],
+    external: Mapping[NodePair, UpstreamValues],
     places: Mapping[str, Place],
     planned: Collection[str],
     newest: Container[NodePair],

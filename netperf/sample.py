@@ -1,8 +1,7 @@
 """The type of a sample, its quality flags, and which instrument prices it.
 
-A latency that was read while the prober was throttled, or from three transactions, is a number like any other; what
-makes it harmless is that it carries the circumstances of its making. A missing value is None and never 0, since a 0
-would be the best latency of all.
+A sample carries quality flags, so that a latency from a throttled or short run is not priced. A missing value is None and
+never 0, because 0 would win every comparison.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TESTS: tuple[Test, ...] = get_args(Test)
 MAX_LATENCY_US = 6e8
 """Ten minutes. No round trip takes longer, and a larger number is a unit mistaken for another."""
 
-# The fewest transactions from which a percentile can be told: nearest rank, 1 / (1 - q).
+# The fewest transactions from which a percentile can be computed: nearest rank, 1 / (1 - q).
 SUPPORT: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
 QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_RTO_US = 200_000.0
@@ -134,13 +133,13 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return self.run_failure is not None and self.failed_runs >= MIN_FAILED_RUNS
 
     @property
-    def priced(self) -> Measurement:
+    def priced_measurement(self) -> Measurement:
         """The measurement that prices."""
         return self.datagrams if self.price_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
         """The priced percentile; netperf's own if there were too few datagrams for it and netperf's run has no flag."""
-        value_us = self.priced.percentile_us(percentile)
+        value_us = self.priced_measurement.percentile_us(percentile)
         if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
             return value_us
         return self.measurement.percentile_us(percentile)
@@ -155,8 +154,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return enough and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
-    def trusted(self) -> bool:
-        """Without any quality flag."""
+    def is_trusted(self) -> bool:
+        """Whether it has no quality flag."""
         return not self.quality_flags
 
     @property
@@ -249,18 +248,18 @@ MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """When a reader first saw a sample, by the reader's own clock: age that no foreign clock can spoil."""
+    """When a reader first saw a sample, by the reader's own clock, so that no other clock decides its age."""
 
     sequence: int
     taken_at: float
     first_seen_s: float
 
 
-def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
+def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
     """The sighting of ``sample``: ``previous`` while the writer has not written again.
 
-    Only for a sample that is met for the first time, as after a restart of the reader, the writer's clock has a say:
-    its claimed age counts if it is positive, so that values that were old before the restart do not become young by it.
+    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used if positive, so that old values do
+    not become young by the restart.
 
     Args:
         previous: what this function returned for the same origin, destination and test, if anything.
@@ -281,7 +280,7 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 
     Args:
         measurement: the run.
-        datagrams: of the same time; they tell what the run cannot, how long the peer held requests.
+        datagrams: of the same time; they measure how long the peer held requests, which the run cannot.
     """
     quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
@@ -290,18 +289,18 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
     if measurement.test != "TCP_STREAM":
         if measurement.transactions is not None and measurement.transactions < MIN_TRANSACTIONS:
             quality_flags.append("too-few-samples")
-        if _waited_for_cpu(measurement):
+        if _has_run_queue_delay(measurement):
             quality_flags.append("run-queue")
         if measurement.loss_ratio is not None and measurement.loss_ratio > MAX_LOSS_RATIO:
             quality_flags.append("loss")
-        if _stood_still(measurement):
+        if _is_stalled(measurement):
             quality_flags.append("stalled")
-        if _starved_peer(measurement, datagrams):
+        if _has_starved_peer(measurement, datagrams):
             quality_flags.append("starved-peer")
     return tuple(quality_flags)
 
 
-def _stood_still(measurement: Measurement) -> bool:
+def _is_stalled(measurement: Measurement) -> bool:
     """Whether one transaction took so much of the run that the percentiles hide a stall: netperf sends nothing while it waits.
 
     Retransmitted segments explain a long wait: they are a property of the path, and flagged as loss.
@@ -318,14 +317,14 @@ def _stood_still(measurement: Measurement) -> bool:
     return max_us > max(MAX_STALL_RATIO * measurement.duration_s * 1e6, STALL_FACTOR * p50_us, STALL_FLOOR_US)
 
 
-def _starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
+def _has_starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
     if datagrams is None or datagrams.responder_delay_us is None or measurement.p50_us is None:
         return False
     most_us = max(MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE * measurement.p50_us)
     return (datagrams.delayed_ratio or 0.0) > MAX_DELAYED_RATIO or datagrams.responder_delay_us > most_us
 
 
-def _waited_for_cpu(measurement: Measurement) -> bool:
+def _has_run_queue_delay(measurement: Measurement) -> bool:
     """Whether waiting for a CPU added a considerable share of the latency to each transaction."""
     latency_us = measurement.mean_us if measurement.mean_us is not None else measurement.p50_us
     if not measurement.run_queue_us or not measurement.transactions or latency_us is None:

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
 _UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
 
 NodePair = tuple[str, str]
-Readings = dict[Percentile, tuple[str, float, str]]
+UpstreamValues = dict[Percentile, tuple[str, float, str]]
 """Key, microseconds and unit by percentile."""
 
 
@@ -37,7 +37,7 @@ def collect(
     key: str,
     value: str,
     places: Mapping[str, Place],
-    readings: dict[NodePair, Readings],
+    readings: dict[NodePair, UpstreamValues],
 ) -> Refusal | None:
     """Add the reading of a key to ``readings``; returns a refusal if it is invalid. Ignores keys of other formats."""
     match = _KEY.fullmatch(key)
@@ -68,7 +68,7 @@ def _split_nodes(text: str) -> list[tuple[str, str]]:
     return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
 
 
-def to_sample(origin: Place, destination: Place, readings: Readings) -> tuple[str, Sample]:
+def to_sample(origin: Place, destination: Place, readings: UpstreamValues) -> tuple[str, Sample]:
     """The readings of a pair as one sample of prober ``external``, under the lexicographically greatest of their keys."""
     known = {percentile: value_us for percentile, (_, value_us, _) in readings.items()}
     measurement = Measurement(

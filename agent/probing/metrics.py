@@ -82,8 +82,8 @@ class ProbeMetrics:
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return
         state.sample = sample
-        if sample.priced.p50_us is not None:
-            value_s = sample.priced.p50_us / 1e6
+        if sample.priced_measurement.p50_us is not None:
+            value_s = sample.priced_measurement.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
             state.sum_s += value_s
 
@@ -105,7 +105,9 @@ class ProbeMetrics:
         for pair, sample in self._samples():
             for percentile in PERCENTILES:
                 # With too few datagrams for a percentile, netperf's is exported.
-                value_us = sample.priced.percentile_us(percentile) or sample.measurement.percentile_us(percentile)
+                value_us = sample.priced_measurement.percentile_us(percentile) or sample.measurement.percentile_us(
+                    percentile
+                )
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -126,7 +128,7 @@ class ProbeMetrics:
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
         for pair, sample in self._samples():
             taken.add_metric(pair, sample.taken_at)
-            trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
+            trusted.add_metric(pair, 1.0 if sample.is_trusted else 0.0)
             for family, value in (
                 (loss, sample.measurement.loss_ratio),
                 (datagram_loss, _datagrams_of(sample).loss_ratio),

@@ -32,10 +32,10 @@ def is_equivalent(new: Sample, old: Sample) -> bool:
             getattr(new, name) != getattr(old, name)
             for name in ("quality_flags", "price_source", "run_failure", "runs_fail")
         )
-        or new.priced.prober != old.priced.prober
+        or new.priced_measurement.prober != old.priced_measurement.prober
     ):
         return False
-    after, before = new.priced, old.priced
+    after, before = new.priced_measurement, old.priced_measurement
     return (
         _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
         and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)

@@ -11,7 +11,7 @@ import msgspec
 
 from lab.errors import WanError
 from lab.topology import Link, site_pair
-from lab.wan.plan import Answer, Command, link_of
+from lab.wan.plan import Answer, Command, to_wan_link
 
 _TIMEOUT_S = 3.0
 
@@ -31,7 +31,7 @@ class WanControl:
 
     def set_link(self, site: str, other: str, link: Link) -> None:
         """Replace a link, both directions; packets under way keep their time."""
-        self._ask(Command("set", link_of(site, other, link)))
+        self._ask(Command("set", to_wan_link(site, other, link)))
 
     def change_link(self, site: str, other: str, /, **changes: float) -> Link:
         """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``), and return what it is now; TypeError for others."""

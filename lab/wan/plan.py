@@ -65,12 +65,12 @@ class Answer(msgspec.Struct, frozen=True):
     late_us: float = 0.0
 
 
-def link_of(origin: str, destination: str, link: Link) -> WanLink:
+def to_wan_link(origin: str, destination: str, link: Link) -> WanLink:
     """Name the ends of a link, in bytewise order."""
     return WanLink(*site_pair(origin, destination), link)
 
 
 def links_of(topology: Topology) -> list[WanLink]:
     """All links of a topology, also those inside the sites."""
-    between = [link_of(a, b, link) for (a, b), link in sorted(topology.links.items())]
-    return between + [link_of(zone, zone, topology.same_zone) for zone in topology.zones]
+    between = [to_wan_link(a, b, link) for (a, b), link in sorted(topology.links.items())]
+    return between + [to_wan_link(zone, zone, topology.same_zone) for zone in topology.zones]

@@ -16,7 +16,7 @@ from lab.errors import UnsupportedError
 from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
 from lab.topology import LabNode, Link
 from lab.wan.control import WanControl
-from lab.wan.plan import WanNode, WanPlan, link_of
+from lab.wan.plan import WanNode, WanPlan, to_wan_link
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def emulated_wan(
     except UnsupportedError as error:
         pytest.skip(str(error))
     members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
-    plan = WanPlan(WAN_DEVICE, 1, members, [link_of(a, b, Link(rtt_us)) for a, b, rtt_us in links])
+    plan = WanPlan(WAN_DEVICE, 1, members, [to_wan_link(a, b, Link(rtt_us)) for a, b, rtt_us in links])
     (folder / "wan.json").write_bytes(msgspec.json.encode(plan))
     socket_path = folder / "wan.sock"
     argv = [sys.executable, "-m", "lab.wan", str(folder / "wan.json"), str(socket_path)]

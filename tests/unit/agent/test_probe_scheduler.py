@@ -151,7 +151,7 @@ async def test_datagrams_that_agree_with_netperf_price_since_they_are_finer() ->
     between.measurement, between.returned = datagrams(510.0), 100
     outcome = await outcome_of(between, prober)
     assert outcome.sample is not None
-    assert (outcome.sample.price_source, outcome.sample.priced.p50_us) == ("datagrams", 510.0)
+    assert (outcome.sample.price_source, outcome.sample.priced_measurement.p50_us) == ("datagrams", 510.0)
     assert outcome.sample.measurement.prober == "netperf"
     assert set(between.paused) == {True, False}
 

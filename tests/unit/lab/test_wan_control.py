@@ -10,7 +10,7 @@ import pytest
 from lab.errors import WanError
 from lab.topology import Link
 from lab.wan.control import WanControl
-from lab.wan.plan import Answer, WanLink, WanPlan, link_of
+from lab.wan.plan import Answer, WanLink, WanPlan, to_wan_link
 from lab.wan.server import Control, listen
 
 
@@ -41,7 +41,7 @@ def carrier() -> Carrier:
 @pytest.fixture
 def wan(carrier: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WanControl:
     monkeypatch.chdir(tmp_path)
-    links = [link_of("z2", "z1", Link(5000.0, jitter_us=20.0)), link_of("z1", "z1", Link(100.0))]
+    links = [to_wan_link("z2", "z1", Link(5000.0, jitter_us=20.0)), to_wan_link("z1", "z1", Link(100.0))]
     plan = WanPlan("wan0", 1, [], links)
     threading.Thread(
         target=carrier.run, args=[Control(listen(tmp_path / "wan.sock"), plan, carrier)], daemon=True

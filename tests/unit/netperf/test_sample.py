@@ -14,7 +14,7 @@ from netperf.sample import (
     choose_instrument,
     find_quality_flags,
     histogram_step_us,
-    sight,
+    update_sighting,
 )
 
 HEALTHY = Measurement(
@@ -112,15 +112,15 @@ def test_the_finer_instrument_prices_where_both_agree_and_the_one_of_record_wher
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
 def test_age_runs_by_the_readers_clock_whatever_the_writers_says(skew_s: float) -> None:
-    first = sight(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
-    second = sight(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
+    first = update_sighting(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
+    second = update_sighting(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
     assert second.first_seen_s == 160.0
-    assert sight(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
+    assert update_sighting(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
 
 
 def test_what_was_old_before_a_restart_of_the_reader_stays_old() -> None:
-    assert sight(None, taken(7, 1e9 - 500), now_s=1000.0, wall_s=1e9).first_seen_s == 500.0
+    assert update_sighting(None, taken(7, 1e9 - 500), now_s=1000.0, wall_s=1e9).first_seen_s == 500.0
 
 
 def test_a_writer_whose_clock_is_ahead_does_not_make_its_samples_younger_than_now() -> None:
-    assert sight(None, taken(7, 1e9 + 500), now_s=1000.0, wall_s=1e9).first_seen_s == 1000.0
+    assert update_sighting(None, taken(7, 1e9 + 500), now_s=1000.0, wall_s=1e9).first_seen_s == 1000.0
