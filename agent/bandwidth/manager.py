@@ -1,7 +1,7 @@
 """Watches the node's pods and the kernel, checks limits, repairs them if told to, and reports by events, log and metrics.
 
-Changes of pods and of traffic control wake it, and it reads everything every five minutes. Reads are at least two seconds apart,
-which bounds their CPU on nodes with many changes.
+Changes of pods and of traffic control wake it, and it reads everything every five minutes. Reconciliations are at least two seconds
+apart, which bounds their CPU on nodes with many changes; each reads once more after a repair.
 """
 
 from __future__ import annotations
@@ -258,10 +258,10 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
 
 def describe(status: LimitStatus) -> str:
     """One sentence about a verdict, for an event."""
-    rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "its annotation"
+    rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "the annotation"
     detail = f": {status.detail}" if status.detail else ""
     where = f" on {status.device}" if status.device else ""
-    return f"{status.direction} bandwidth of {rate} is {status.verdict}{where}{detail}"
+    return f"{status.direction} limit of {rate}: {status.verdict}{where}{detail}"
 
 
 def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
