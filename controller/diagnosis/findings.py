@@ -15,6 +15,11 @@ LEADERLESS = frozenset({"controller-down", "no-leader"})
 _CENTRAL = LEADERLESS | {"scheduler-down", "extender-down"}
 STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Findings that concern every pod, group, zone and node."""
+APPLY_AGAIN = (
+    "if Helm installed it, instead of the next command: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
+    "kubectl apply --server-side --force-conflicts -k dist/overlay",
+)
+"""Applies what was installed; `manifests/overlays` alone would replace its images by names without registry and tag."""
 MAX_AFFECTED = 20
 """So many affected objects are named."""
 LONGEST = 1024

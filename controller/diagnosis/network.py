@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import MAX_AFFECTED, Finding, Severity
+from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding, Severity
 from controller.diagnosis.model import AgentView, PairBasis, PairView
 from controller.diagnosis.reading import seconds
 from kubekit.text import command, counted
@@ -204,7 +204,7 @@ def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (
         command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
-        "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY",
+        *APPLY_AGAIN,
     )
     return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
 

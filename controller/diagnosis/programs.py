@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import MAX_AFFECTED, Finding
+from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
 from controller.diagnosis.unschedulable import NodeSurveys, unschedulable_reason
 from kubekit.text import command
@@ -31,8 +31,8 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
     down = {program: _down(facts, program) for program in ("controller", "extender", "scheduler")}
     if down["controller"] is not None:
         yield _program_down(facts, "controller", down["controller"], gated, "NetawareNoLeader")
-    elif status.lease_known and (age := lease_age(status.lease, facts.now)) is not None:
-        yield _no_leader(facts, age, gated)
+    elif status.lease_known and has_expired(status.lease, facts.now):
+        yield _no_leader(facts, gated)
     # Some overlays have no scheduler on purpose; there no pod names it.
     if down["scheduler"] or (down["scheduler"] is not None and waiting):
         yield _program_down(facts, "scheduler", down["scheduler"], waiting, "NetawareSchedulerDown")
@@ -43,33 +43,32 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
         fix = (
             "kubectl get --raw='/readyz?verbose'",
             command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-            _fix_access(status.complaints),
+            *_fix_access(status.complaints),
         )
         yield Finding("controller-not-ready", "warning", summary, status.complaints[:3], fix=fix)
 
 
-def _no_leader(facts: Facts, age_s: float, affects: tuple[str, ...]) -> Finding:
+def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     lease = facts.control_plane.lease
     holder = lease.holder if lease is not None else ""
-    if lease is None or lease.renewed is None:
+    since = lease.renewed if lease is not None else None
+    if since is None:
         cause = f"no controller has ever held the Lease {CONTROLLER}"
     else:
-        cause = f"the Lease {CONTROLLER} was last renewed {age_s:.0f} s ago by {holder or 'nobody'}"
+        cause = f"the Lease {CONTROLLER} was last renewed {facts.now - since:.0f} s ago by {holder or 'nobody'}"
     fix = (
         command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
         command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
     )
     summary = f"no controller leads: {_EFFECTS['controller']}"
-    since = facts.now - age_s
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
 
 
-def lease_age(lease: LeaseFact | None, now: float) -> float | None:
-    """Seconds since the Lease was renewed, if it has expired; None while a replica leads."""
-    if lease is None or lease.renewed is None:
-        return 0.0
-    age = now - lease.renewed
-    return age if age > lease.duration_s + LEASE_SLACK_S or not lease.holder else None
+def has_expired(lease: LeaseFact | None, now: float) -> bool:
+    """Whether no replica leads by this Lease."""
+    if lease is None or lease.renewed is None or not lease.holder:
+        return True
+    return now - lease.renewed > lease.duration_s + LEASE_SLACK_S
 
 
 def _down(facts: Facts, program: Program) -> list[ProgramPod] | None:
@@ -120,7 +119,7 @@ def _commands_for(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)
 
 
-def _fix_access(complaints: Iterable[str]) -> str:
+def _fix_access(complaints: Iterable[str]) -> tuple[str, ...]:
     if any("403" in line for line in complaints):
-        return "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY"
-    return "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"
+        return APPLY_AGAIN
+    return ("open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it",)

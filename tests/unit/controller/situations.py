@@ -248,7 +248,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "the NetworkTopology was deleted",
         "no-topology",
-        "rollout restart",
+        "bootstrap.networkTopology",
         facts(topologies={}, network=network(absent=(("z0", "z1"),))),
     ),
     Situation(

@@ -349,10 +349,17 @@ def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> No
             topology("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
             """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
         ),
+        (facts(network=network(None, absent=(("z0", "z1"),))), " -k dist/overlay"),
+        (facts(control_plane=status(complaints=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
     ],
 )
 def test_the_last_line_names_what_is_to_be_changed(now: Facts, line: str) -> None:
     assert diagnose(now)[0].fix[-1].endswith(line)
+
+
+def test_without_a_lease_nobody_knows_since_when_nobody_leads() -> None:
+    (finding,) = diagnose(facts(control_plane=status(lease=None)))
+    assert (finding.code, finding.since) == ("no-leader", None)
 
 
 def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured_and_without_a_leader_at_no_time() -> None:
