@@ -173,16 +173,18 @@ def plan_status(
     """
     before, generation = group.status, group.metadata.generation
     index = {position: place for place, position in enumerate(facts.order.sequence, start=1)}
-    listed = [OrderedWorkload(workload, index[i]) for i, workload in enumerate(facts.graph.workloads)]
+    ordered_workloads = [OrderedWorkload(workload, index[i]) for i, workload in enumerate(facts.graph.workloads)]
     # Upstream's plugin finds a workload in this list by binary search on the selector.
-    listed.sort(key=lambda entry: entry.workload.selector)
-    order_unchanged = before.topology_calculation_time is not None and (before.topology_order or []) == listed
+    ordered_workloads.sort(key=lambda entry: entry.workload.selector)
+    order_unchanged = (
+        before.topology_calculation_time is not None and (before.topology_order or []) == ordered_workloads
+    )
     unchanged = order_unchanged and before.observed_generation == generation
     return AppGroupStatus(
         running_workloads=facts.running,
         schedule_start_time=before.schedule_start_time or facts.started,
         topology_calculation_time=before.topology_calculation_time if unchanged else format_time(now),
-        topology_order=listed,
+        topology_order=ordered_workloads,
         observed_generation=generation,
         conditions=merge(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
     )
@@ -204,7 +206,7 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
         message = (
-            f"pods of {', '.join(refused_by[:SHOWN])} are not the group's: these namespaces do not consent to groups of "
+            f"pods of {listed(refused_by, SHOWN)} are not the group's: these namespaces do not consent to groups of "
             f"{home}; their owners can, for example: {consent_command(refused_by[0], home)}"
         )
         return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)

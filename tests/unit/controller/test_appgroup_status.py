@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroups.status import GroupFacts, gather, plan_status
+from controller.appgroups.status import GroupFacts, admission_condition, gather, plan_status
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
@@ -221,3 +221,9 @@ def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_
     for order in (pods, pods[::-1]):
         facts = look(found, *order, rules=rules, services=services)
         assert (facts.checks[0].verdict, facts.checks[0].cost) == ("violated", 5)
+
+
+def test_namespaces_that_do_not_consent_are_named_or_counted() -> None:
+    found = admission_condition(group({"P1": {}}), ["a", "b", "c", "d", "e"])
+    assert found is not None
+    assert found.message.startswith("pods of a, b, c, and 2 more are not the group's")
