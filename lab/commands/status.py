@@ -99,5 +99,7 @@ def _print(report: dict[str, Any]) -> None:
         packets = wan["packets"]
         console.print(
             f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
-            f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last look"
+            f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last reading"
         )
+    elif wan:
+        console.print(f"emulated network: {wan['error']}")
