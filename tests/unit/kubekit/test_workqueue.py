@@ -119,8 +119,7 @@ async def test_a_reconcile_can_ask_to_be_called_again() -> None:
         await until(lambda: len(calls) == 4)
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys(workers: int) -> None:
+async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
     queue, pauses_s, order = WorkQueue(), list[float](), list[str]()
     add_after = queue.add_after
 
@@ -137,10 +136,11 @@ async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_o
 
     queue.add("bad")
     queue.add("good")
-    async with working(queue, reconcile, workers):
-        await until(lambda: order.count("bad") == 4)
+    for count in (2, 4):  # Another worker counts on.
+        async with working(queue, reconcile):
+            await until(lambda count=count: order.count("bad") == count)  # type: ignore[misc]
     assert order == ["bad", "good", "bad", "bad", "bad"]
-    assert pauses_s[2] > pauses_s[0]
+    assert pauses_s[2] >= 0.02
 
 
 async def test_a_worker_that_is_cancelled_gives_its_key_back() -> None:
