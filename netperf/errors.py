@@ -14,7 +14,7 @@ from kubekit.errors import KubekitError
 
 SHOWN_KEY_LENGTH = 80
 OBJECT_LIMIT_BYTES = 2**20 - 2**16
-"""1 MiB is what the API server takes; metadata and managed fields need some of it."""
+"""The API server allows 1 MiB of data per ConfigMap; keep a margin."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
         fix: what to do about an object that is too large.
 
     Raises:
-        TooLargeError: it is over our limit, which leaves room below the API server's 1 MiB.
+        TooLargeError: it is over our limit, a margin below the API server's 1 MiB of data.
     """
     size = size_bytes(data)
     if size > OBJECT_LIMIT_BYTES:

@@ -132,7 +132,7 @@ class Constraints:
     Pods of one template share one of these, so that an answer for one of them is an answer for all; answers are cached by identity.
 
     Attributes:
-        spec: the same as the pod's spec has it, and nothing else of it.
+        spec: the pod's spec, reduced to the fields that constrain scheduling.
         repels: it has required anti-affinity, which binds others as well.
         only_node: the one node that a DaemonSet made it for; empty for all others.
         depends_on_other_pods: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.

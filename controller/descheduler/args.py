@@ -75,7 +75,7 @@ class WeightArgs(Section, frozen=True):
 
 
 DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, memory=70)
-"""The water levels of the seed's figure; the seed's field table has no defaults for them."""
+"""Defaults of our own; koord-descheduler has none."""
 
 
 class PoolArgs(Section, frozen=True):
@@ -131,7 +131,7 @@ class NodePool(PoolArgs, frozen=True):
 
 
 class LowNodeLoadArgs(PoolArgs, frozen=True):
-    """The seed's arguments, field by field."""
+    """LowNodeLoadArgs of koord-descheduler, field by field."""
 
     paused: bool = False
     dry_run: bool = False

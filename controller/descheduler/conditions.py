@@ -200,7 +200,7 @@ POD_CONDITIONS = (
               lambda _, c: c.pod.barred),
     MoveCondition("bare", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
               lambda _, c: "no controller would replace it" if c.pod.bare else ""),
-    MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`.", _owner),
+    MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner),
     MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume),
     MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage),
     MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),

@@ -1,7 +1,7 @@
 """LowNodeLoad: chooses pods of hot nodes until these are within their thresholds.
 
-Free capacity is the sum over the nodes with low load of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's
-example: 96 cores at 20 % under a threshold of 70 % can take 48 cores).
+Free capacity is the sum over the nodes with low load of ``high x allocatable - usage`` (docs/contracts, section 11), for example:
+96 cores at 20 % under a threshold of 70 % can take 48 cores.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Move(Answer, frozen=True):
         target: where it is expected to land; empty when nodeFit is off.
         used: amounts that leave with it: millicores, bytes, bits per second.
         node_before, node_after: percent of the node's allocatable by resource, around this move.
-        cost_before, cost_after: network cost at the node and at the target, for NetworkMisplacement; -1 otherwise.
+        cost_before, cost_after: network cost at the node and at the target, -1 for LowNodeLoad.
     """
 
     pod: str

@@ -51,7 +51,7 @@ def own_cpu_stat() -> Path | None:
 def read_throttled_us(cpu_stat: Path | None) -> float | None:
     """Microseconds for which the group was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
 
-    A group without a quota reports none of them in v2; the key is then absent and the answer None.
+    The key is absent in v2, and the answer None, if the cpu controller is not enabled for the group.
     """
     if cpu_stat is None:
         return None

@@ -47,7 +47,7 @@ async def run_extender(
     """Serve until cancelled.
 
     Args:
-        cluster: which API server to store.
+        cluster: which API server to watch.
         config: the section ``scheduler``.
         listen: ``HOST:PORT`` of everything that is served.
         metrics_listen: also serve metrics and health checks here, because loopback, where the extender belongs, is out of
