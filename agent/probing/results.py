@@ -1,8 +1,8 @@
 """Writes this node's results: JSON merge patches of its own keys in the results ConfigMap.
 
 Samples that arrive within `GATHER_S` share one patch; that time is jittered, because the probes of a slot end together. While the API
-server is away, the newest result of each pair waits in the queue. If the API server refuses a patch, its halves are tried, so that a bad key is isolated. Keys that would bring the object
-near the API server's limit are not added, and reported.
+server is away, the newest result of each pair waits in the queue. If the API server refuses a patch, its halves are tried, so that a
+bad key is isolated. Keys that would bring the object near the API server's limit are not added, and reported; all others are written.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class ResultsWriter:
             self._target = _Target(name)
             self._queue.forget_written()
         keys = {key for probe in self._plans.own_probes for key in keys_of(plan, probe)} if plan is not None else set()
+        if keys:  # A node that is refused leaves the plan for it, and would come back at once if that were forgotten.
+            self._refused = {key: refusal for key, refusal in self._refused.items() if key in keys}
         self._queue.set_pairs(keys, plan.interval_s if plan is not None else 0.0)
 
     async def run(self) -> None:
@@ -120,7 +122,7 @@ class ResultsWriter:
             except KubekitError as error:
                 target.data = None
                 refused = isinstance(error, ApiError) and error.status in _REFUSALS
-                reason = "too-large" if isinstance(error, TooLargeError) else "refused" if refused else "failed"
+                reason = "refused" if refused else "failed"
                 self._writes.labels(reason).inc()
                 state = f"{reason}/{getattr(error, 'status', '')}"
                 log.change("results", state, "results not written", name=target.name, error=error)
@@ -138,7 +140,7 @@ class ResultsWriter:
         """
         parts = [[entry for entry in entries if entry.key not in self._refused]]
         parts += [[entry] for entry in entries if entry.key in self._refused]
-        refused = 0
+        refused, too_large = 0, False
         parts.reverse()
         while parts:
             part = parts.pop()
@@ -152,13 +154,31 @@ class ResultsWriter:
                     parts += [part[middle:], part[:middle]]
                     continue
                 refused += 1
-                self._refused[part[0].key] = str(error), asyncio.get_running_loop().time()
+                self._note_refused(part[0], error)
                 if refused > MAX_REFUSED_KEYS:
                     raise
-        what = "some results are refused" if refused else "no result is refused any more"
+            except TooLargeError as error:
+                too_large = True
+                known = [entry for entry in part if not self._adds_keys(target, entry)]
+                for entry in part:
+                    if entry not in known:
+                        self._note_refused(entry, error)
+                parts.append(known)
+        self._report_refused(target, refused, too_large)
+
+    def _note_refused(self, entry: Entry, error: KubekitError) -> None:
+        self._refused[entry.key] = str(error), asyncio.get_running_loop().time()
+
+    def _report_refused(self, target: _Target, refused: int, too_large: bool) -> None:
+        """Log and count what the last pass could not write, and have it tried again later."""
+        what = "some results are refused" if self._refused else "no result is refused any more"
         log.change("results/refused", ",".join(sorted(self._refused)), what, why=self.warning)
         if refused:
             self._writes.labels("refused").inc()
+        if too_large:
+            self._writes.labels("too-large").inc()
+            target.data = None  # Somebody may make room: the next pass reads the object again.
+        if refused or too_large:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 
     async def _write(self, target: _Target, entries: Sequence[Entry]) -> None:
@@ -179,6 +199,10 @@ class ResultsWriter:
         for entry in entries:
             self._refused.pop(entry.key, None)
         self._writes.labels("ok").inc()
+
+    def _adds_keys(self, target: _Target, entry: Entry) -> bool:
+        added = {key for key, value in self._encode(target, [entry]).items() if value is not None}
+        return not added <= (target.data or {}).keys()
 
     def _encode(self, target: _Target, entries: Sequence[Entry]) -> dict[str, str | None]:
         plan = self._plans.plan

@@ -323,20 +323,38 @@ async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
 
 async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_there() -> None:
     store = Store()
-    async with writing(store) as (queue, _, registry):
+    async with writing(store) as (queue, writer, registry):
         queue.add(sample("n1", 1))
         await asyncio.sleep(5)
         store.data["theirs"] = "x" * OBJECT_LIMIT_BYTES
         queue.add(sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}
+        queue.add(sample("n1", 3))
         queue.add(sample("n2", 1))
         await asyncio.sleep(60)
-        assert count(registry, "too-large") >= 3
-        assert store.sequences() == {"n1": 2}
+        assert count(registry, "too-large") >= 1
+        assert "over" in writer.warning
+        assert not writer.problem
+        assert store.sequences() == {"n1": 3}
         del store.data["theirs"]
         await asyncio.sleep(60)
-        assert store.sequences() == {"n1": 2, "n2": 1}
+        assert store.sequences() == {"n1": 3, "n2": 1}
+
+
+async def test_a_refusal_is_forgotten_once_its_pair_leaves_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    store, plans = Store(), PlanSource("here")
+    store.refused_keys = {sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")}
+    async with writing(store, plans=plans) as (queue, writer, _):
+        queue.add(sample("n1"))
+        await asyncio.sleep(5)
+        assert writer.warning
+        plans.use(planned("n2"))
+        queue.add(sample("n2"))
+        await asyncio.sleep(60)
+        assert not writer.warning
+    assert ("INFO", "no result is refused any more") in [(each.levelname, each.message) for each in caplog.records]
 
 
 async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
