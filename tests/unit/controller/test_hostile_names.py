@@ -354,7 +354,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
         lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
     snapshot = cluster.snapshot
-    check(gzip.decompress(_compute(snapshot, None).body).decode())
+    check(gzip.decompress(_compute(snapshot).body).decode())
     reported, facts_ = ReportedFindings(), read_facts(snapshot)
     found_ = diagnose(facts_)
     reported.update(found_, facts_)

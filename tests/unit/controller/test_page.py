@@ -104,7 +104,8 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     monkeypatch.setattr(server, "LEAST_REST", 0.0)
     client = cast("Client", Deaf())
     sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
-    page = server.Page(PageConfig(auth="none"), sources, PageAuthorizer(client, "netaware"))
+    now = iter(range(100, 200))
+    page = server.Page(PageConfig(auth="none"), sources, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
     app = web.Application()
     page.add_routes(app)
     async with TestClient(TestServer(app)) as browser:
@@ -114,6 +115,9 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
         broken.clear()
         answer = await browser.get("/api/v1/overview")
         assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
+        later = await browser.get("/api/v1/overview")
+        assert later.headers["ETag"] == answer.headers["ETag"]
+        assert (await later.json())["at"] > (await answer.json())["at"]
         broken.set()
         again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
