@@ -43,7 +43,7 @@ class Registry:
         # containerd names the registry that it was asked for beside its mirror.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
         tag = self._store.tag(ImageReference(registry, request.match_info["repository"], wanted))
-        if not tag.is_relative_to(self._store.folder) or not tag.is_file():
+        if not tag.resolve().is_relative_to(self._store.folder.resolve() / "tags") or not tag.is_file():
             return _error(
                 "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{wanted}"
             )
@@ -79,12 +79,12 @@ async def serve(folder: Path, host: str, port: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Run until SIGTERM; 2 on wrong usage."""
-    if len(argv) != 2:
+    host, _, port = argv[-1].rpartition(":") if len(argv) == 2 else ("", "", "")
+    if not host or not port.isdecimal():
         print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)
         return 2
     logs.set_up(level="warning")
-    host, _, port = argv[1].rpartition(":")
-    return run_program(lambda: serve(Path(argv[0]), host, int(port)))
+    return run_program(lambda: serve(Path(argv[0]), host.strip("[]"), int(port)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from lab.realnode.images import ImageReference, ImageStore
 from lab.realnode.machine import _missing_inotify
 from lab.realnode.node import reserved
 from lab.realnode.registry import Registry
+from lab.realnode.registry import main as registry_main
 from lab.topology import MAX_NODES, parse
 from lab.wan.forwarder import Routes
 
@@ -129,6 +130,16 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
         ):
             assert (await client.get(f"/v2/{path}")).status == 404
         assert (await client.get("/v2/")).status == 200
+        (tmp_path / "outside").write_text("secret")
+        refused = await client.get(f"/v2/{tmp_path.name}/manifests/outside", params={"ns": "../../.."})
+        assert refused.status == 404
+        assert "MANIFEST_UNKNOWN" in await refused.text()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:nonsense", "127.0.0.1"])
+def test_the_registry_says_how_it_is_called(listen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert registry_main([str(tmp_path), listen]) == 2
+    assert "usage" in capsys.readouterr().err
 
 
 def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copies(tmp_path: Path) -> None:
