@@ -1,9 +1,9 @@
 """Finds or builds the programs of a real control plane.
 
-One small Go module (lab/controlplane) pins every version; others do the same for Prometheus and for a node's programs. A program
-whose own module pins all that it needs is built from that module as it was published (UpstreamModule). What a module builds is cached under the user's cache directory, one folder per version and per hash of the
-module, so that a second start takes no time and an upgrade never runs old programs. KUBEBUILDER_ASSETS is honoured for
-what it holds.
+One small Go module (lab/controlplane) pins every version; others do the same for Prometheus and for a node's programs.
+Programs with a self-contained upstream module are built from that module (UpstreamModule). What a module builds is cached
+under the user's cache directory, one folder per version and per hash of the module's sources, so that a second start takes no
+time and an upgrade never runs old programs. KUBEBUILDER_ASSETS is honoured for what it holds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class UpstreamModule:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
     def link_flags(self, version: str) -> str:
-        """Go's ``-ldflags``: no symbols, and the version where containerd's programs look for it."""
+        """Go's ``-ldflags``: no symbols, and the version for containerd's programs; modules without that package ignore it."""
         return f"-s -w -X {self.path}/version.Version={version}"
 
     def sources(self, go: Path) -> Path:
@@ -174,7 +174,7 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     version = module.version
     home = cache_dir() / module.name / f"{version}-{module.fingerprint}"
     bin_dir = home / "bin"
-    paths = {name: bin_dir / name for name in module.programs} | _given(module)
+    paths = {name: bin_dir / name for name in module.programs} | _prebuilt(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     return Binaries(version, paths)
 
 
-def _given(module: Buildable) -> dict[str, Path]:
+def _prebuilt(module: Buildable) -> dict[str, Path]:
     """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
     folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
@@ -277,15 +277,15 @@ def run_step(
     Args:
         argv: what to run.
         folder: where.
-        output: of its standard output, and of its errors where ``errors`` does not differ; one of them is ``log``.
-        log: the file whose new text says what happens.
-        progress: told about it.
+        output: file for stdout, and for stderr unless ``errors`` is given. One of the two is ``log``.
+        log: the file whose new text is shown as progress.
+        progress: receives updates.
         env: all of its variables.
-        errors: of its standard error.
-        describe: makes of the new text of the log what happens, and how much of it is done.
+        errors: file for stderr.
+        describe: converts new log text to (message, fraction done).
 
     Raises:
-        BuildError: it failed.
+        BuildError: the command failed.
     """
     started_at = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
