@@ -1,4 +1,4 @@
-"""AppGroups held against traffic by a real manager: a real Prometheus with Istio's series, a real API server, pods of Deployments."""
+"""The traffic controller compares AppGroups with traffic: real Prometheus with Istio's series, API server and manager."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def series(namespace: str) -> list[Made]:
     return made
 
 
-def group(needs: Mapping[str, str]) -> dict[str, Any]:
+def group(calls: Mapping[str, str]) -> dict[str, Any]:
     """An AppGroup whose selectors are the workloads' names in capitals."""
 
     def reference(name: str) -> dict[str, str]:
@@ -45,9 +45,9 @@ def group(needs: Mapping[str, str]) -> dict[str, Any]:
     workloads = [
         {
             "workload": reference(name),
-            "dependencies": [{"workload": reference(d), "minBandwidth": "1M"} for d in below.split()],
+            "dependencies": [{"workload": reference(d), "minBandwidth": "1M"} for d in callees.split()],
         }
-        for name, below in needs.items()
+        for name, callees in calls.items()
     ]
     spec = {"numMembers": 4, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
     return {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
@@ -68,7 +68,7 @@ async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> 
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
 
 
-async def test_weights_are_kept_rarely_and_drift_is_a_condition(
+async def test_measured_weights_are_written_once_and_drift_sets_as_described(
     control_plane: ControlPlane,
     client: Client,
     namespace: str,
@@ -143,27 +143,27 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     async def read() -> AppGroup:
         return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
 
-    async def said() -> Condition | None:
+    async def read_condition() -> Condition | None:
         return find_condition((await read()).status.conditions, "AsDescribed")
 
-    async def drifts() -> bool:
-        found = await said()
+    async def is_false() -> bool:
+        found = await read_condition()
         return found is not None and found.status == "False"
 
-    async def fits() -> bool:
-        found = await said()
+    async def is_true() -> bool:
+        found = await read_condition()
         return found is not None and found.status == "True"
 
-    await eventually(drifts)
-    found = await said()
+    await eventually(is_false)
+    found = await read_condition()
     assert found is not None
     assert "ads -> db is declared, and no calls were seen" in found.message
     assert "web -> ads is not declared" in found.message
 
-    async def weighed() -> bool:
+    async def has_weights() -> bool:
         return bool((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
 
-    await eventually(weighed)
+    await eventually(has_weights)
     weights = json.loads((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
     measured = {(a.lower(), b.lower()): weight for a, row in weights.items() for b, weight in row.items()}
     assert measured == pytest.approx(CALLS, rel=0.03)
@@ -173,10 +173,10 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     assert any(value == 1 and all(part in name for part in labels.split(",")) for name, value in drift.items()), drift
     cost = next(value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_cost_per_month"))
     assert cost == pytest.approx(CALLS["web", "cart"] * 3600 * 730 / 1e9 * 0.02, rel=0.03)
-    # The same traffic, looked at again and again, writes nothing.
+    # The same traffic, read in several intervals, writes nothing.
     before = (await read()).metadata.resource_version
     await asyncio.sleep(4)
     assert (await read()).metadata.resource_version == before
     body = group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
     await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, kind=MERGE_PATCH, namespace=namespace)
-    await eventually(fits)
+    await eventually(is_true)

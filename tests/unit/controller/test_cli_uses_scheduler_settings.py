@@ -1,4 +1,4 @@
-"""Commands judge as the scheduler does: by the running controller's configuration, by its groups, costs and nodes."""
+"""Commands use the running controller's configuration, AppGroups, costs and nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.controller.test_cli_output import parsed
 from tests.unit.controller.test_one_answer import HEAD, HOME, NODES, group, pod, session_of, topology, weight
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
-MINE = (
+CUSTOM_CONFIG = (
     HEAD
     + """
 topology: {costPolicy: {unitUs: 250}}
@@ -34,15 +34,15 @@ async def answer_of(session: Session, *argv: str) -> Any:
     return await command.run(session, options)
 
 
-def group_file(folder: Any, *made: Any) -> str:
+def group_file(folder: Any, *objects: Any) -> str:
     """A file of an AppGroup and other objects."""
     file = folder / "group.json"
-    file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in made]))
+    file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in objects]))
     return str(file)
 
 
-async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
-    session = session_of(MINE, *NODES)
+async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
+    session = session_of(CUSTOM_CONFIG, *NODES)
     snapshot = await session.snapshot()
     assert session.notes == {}
     facts = await read_facts_of(session)
@@ -52,17 +52,17 @@ async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
 
 
 @pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])
-async def test_a_configuration_that_cannot_be_read_is_noted_and_the_defaults_count(config: str | None) -> None:
+async def test_an_unreadable_configuration_is_noted_and_defaults_are_used(config: str | None) -> None:
     session = session_of(config, *NODES)
     snapshot = await session.snapshot()
     assert snapshot.scheduler == SchedulerConfig()
     assert "defaults are used" in session.notes["configuration"]
 
 
-async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) -> None:
+async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler(tmp_path: Any) -> None:
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
     file = group_file(tmp_path, group(most=5))
-    session = session_of(MINE, *objects)
+    session = session_of(CUSTOM_CONFIG, *objects)
     shown = await answer_of(session, "costs")
     (view,) = await answer_of(session, "graph")
     simulated = await answer_of(session, "simulate", "-f", file)
@@ -74,22 +74,20 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("odd", "told"),
+    ("document", "message"),
     [({"kind": []}, "holds 0 AppGroups"), ({"kind": "Deployment", "metadata": [1]}, r"Deployment \?: ")],
 )
-async def test_a_file_of_odd_objects_is_told_and_does_not_end_the_command(
-    odd: dict[str, Any], told: str, tmp_path: Any
-) -> None:
+async def test_malformed_documents_are_usage_errors(document: dict[str, Any], message: str, tmp_path: Any) -> None:
     file = tmp_path / "odd.json"
-    file.write_text(json.dumps([odd]))
+    file.write_text(json.dumps([document]))
     session = session_of(HEAD)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         await answer_of(session, "simulate", "-f", str(file))
 
 
 def deployment(name: str, *, replicas: int) -> dict[str, Any]:
-    made = pod(name, "", namespace="default")
-    labels = {**made["metadata"]["labels"], "app": name}
+    template = pod(name, "", namespace="default")
+    labels = {**template["metadata"]["labels"], "app": name}
     spec = {"replicas": replicas, "template": {"metadata": {"labels": labels}, "spec": {}}}
     meta = {"name": name, "namespace": "default"}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
@@ -101,65 +99,74 @@ async def test_more_replicas_than_a_plan_may_have_are_refused(tmp_path: Any) -> 
         await answer_of(session_of(HEAD, *NODES), "simulate", "-f", file)
 
 
-def large(name: str, on: str = "", **more: Any) -> dict[str, Any]:
+def three_cpu_pod(name: str, node: str = "") -> dict[str, Any]:
     """A pod, or a template, that takes three of a node's four CPUs."""
-    made = pod(name, on, namespace="shop")
+    found = pod(name, node, namespace="shop")
     containers = [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]
-    return {**made, "spec": {**made["spec"], "containers": containers}, **more}
+    return {**found, "spec": {**found["spec"], "containers": containers}}
 
 
-async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_they_are_in(tmp_path: Any) -> None:
+async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
-    mine = group("default")
-    made = [mine]
+    app_group = group("default")
+    objects = [app_group]
     for name in "ab":
-        template = large(name)
+        template = three_cpu_pod(name)
         template["spec"] = {"containers": template["spec"]["containers"]}
         one = deployment(name, replicas=1)
-        made.append({**one, "spec": {**one["spec"], "template": template}})
-    file = group_file(tmp_path, *made)
-    session = session_of(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2"))
+        objects.append({**one, "spec": {**one["spec"], "template": template}})
+    file = group_file(tmp_path, *objects)
+    session = session_of(HEAD, *nodes, app_group, three_cpu_pod("a", "n1"), three_cpu_pod("b", "n2"))
     session.namespace = "default"
     simulated = await answer_of(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
-async def test_a_simulation_follows_the_groups_annotations_and_the_services_and_needs_no_costs(tmp_path: Any) -> None:
+async def simulate_spread(folder: Any, spread: str, *objects: Any) -> Any:
+    """Two workloads of two replicas, on nodes of four CPUs in two zones; ``spread`` is the group's annotation."""
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
+    app_group = group("default")
+    app_group["metadata"]["annotations"] = {"netaware.io/spread": spread}
+    file = group_file(folder, app_group, *(deployment(name, replicas=2) for name in "ab"))
+    return await answer_of(session_of(HEAD, *nodes, *objects), "simulate", "-f", file)
+
+
+async def test_simulate_without_costs_keeps_a_group_in_one_zone(tmp_path: Any) -> None:
+    simulated = await simulate_spread(tmp_path, "none")
+    zones = simulated.network_aware.zones
+    assert len({*zones["a"], *zones["b"]}) == 1
+    assert simulated.default.violations == 0
+
+
+async def test_simulate_follows_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
-    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    found: dict[str, Any] = {}
-    for spread, more in (("none", ()), ("zone", (near, topology(weight("UserDefined", 7))))):
-        made = group("default")
-        made["metadata"]["annotations"] = {"netaware.io/spread": spread}
-        file = group_file(tmp_path, made, *(deployment(name, replicas=2) for name in "ab"))
-        session = session_of(HEAD, *nodes, *more)
-        found[spread] = await answer_of(session, "simulate", "-f", file)
-    packed, apart = found["none"].network_aware.zones, found["zone"].network_aware.zones
-    assert len({*packed["a"], *packed["b"]}) == 1
-    assert found["none"].default.violations == 0
-    # Each caller has a replica in its own zone, which answers it.
-    assert sorted(apart["a"]) == sorted(apart["b"]) == ["z1", "z2"]
-    assert found["zone"].network_aware.violations == 0
+    service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    simulated = await simulate_spread(tmp_path, "zone", service, topology(weight("UserDefined", 7)))
+    zones = simulated.network_aware.zones
+    assert sorted(zones["a"]) == sorted(zones["b"]) == ["z1", "z2"]
+    assert simulated.network_aware.violations == 0, "each caller has a replica in its own zone, which answers it"
 
 
-HERE = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
-ELSEWHERE = (topology(weight("UserDefined", 7), name="other", namespace="a"), topology(name="another", namespace="b"))
+CONFIGS = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
+UNUSED_TOPOLOGIES = (
+    topology(weight("UserDefined", 7), name="other", namespace="a"),
+    topology(name="another", namespace="b"),
+)
 
 
 @pytest.mark.parametrize(
     ("config", "topologies"),
     [
         ("plain", (topology(weight("Mine", 7)),)),
-        ("plain", ELSEWHERE),
+        ("plain", UNUSED_TOPOLOGIES),
         ("parity", (topology(weight("NetperfCosts", 7), namespace=HOME),)),
     ],
 )
-async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_they_show_others(
+async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
     file = group_file(tmp_path, group())
-    session = session_of(HERE[config], *NODES, *topologies)
+    session = session_of(CONFIGS[config], *NODES, *topologies)
     used = state_of(await session.snapshot(), ()).costs("x")
     simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
