@@ -65,8 +65,8 @@ class ProposeCommand(Command):
     examples = (("propose", "an AppGroup from the traffic there is"),)
     description = (
         "Reads who talks to whom from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
-        "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from what "
-        "calls bear today, and the patches that label pod templates. DNS, scrapes and external ends are no dependency. What a "
+        "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from the "
+        "highest cost between zones that exchange traffic today, and the patches that label pod templates. DNS, scrapes and external ends are no dependency. What a "
         "person wrote in an existing AppGroup is kept. --manifests prints what kubectl apply takes, as in: "
         "kubectl netaware propose -n shop --manifests | kubectl apply -f -"
     )
