@@ -275,7 +275,7 @@ async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_progra
             await eventually(told)
 
 
-async def test_loss_of_datagrams_is_told_and_doubted_where_there_is_no_netperf(home: Home) -> None:
+async def test_loss_of_datagrams_is_reported_and_doubted_where_there_is_no_netperf(home: Home) -> None:
     plan = home.plan({"lossy": RELAY_ADDRESS}, idle_slots=2)
     await home.write(plan)
     port = plan.settings.datagram_port

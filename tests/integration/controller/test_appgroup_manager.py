@@ -105,7 +105,7 @@ async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_n
     assert (await replica.metrics())["netaware_appgroup_writes_total"] == writes
 
 
-async def test_groups_with_faults_are_told_and_ordered_all_the_same(
+async def test_groups_with_faults_are_reported_and_ordered_all_the_same(
     replica: Replica, client: Client, namespace: str
 ) -> None:
     await create(client, namespace, group({"a": "b", "b": "c", "c": "a", "d": "a"}), "cycle")
@@ -159,7 +159,7 @@ async def test_pods_count_and_their_costs_are_judged(
     await eventually(has(client, namespace, "CostsMet", "True", "1 of 1"))
 
 
-async def test_a_group_is_told_which_service_would_be_routed_nearer_until_it_is(
+async def test_a_condition_names_the_service_that_would_be_routed_nearer_until_it_is(
     replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
 ) -> None:
     zones = {zone: f"{namespace}-{zone}" for zone in ("z1", "z2")}

@@ -200,7 +200,7 @@ async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_
     assert notes.count("MeasurementsOld") == 1, "events tell transitions only"
 
 
-async def test_results_that_are_deleted_malformed_half_written_or_filled_are_told_and_move_no_cost(
+async def test_results_that_are_deleted_malformed_half_written_or_filled_are_reported_and_move_no_cost(
     world: World, start: StartReplica
 ) -> None:
     await world.create()

@@ -20,7 +20,7 @@ from netperf.contract import CONTROLLER
 from tests.integration.controller.test_appgroup_manager import group, pod
 
 
-async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
+async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_it(
     client: Client, namespace: str, crds: list[str]
 ) -> None:
     assert crds

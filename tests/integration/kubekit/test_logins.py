@@ -130,7 +130,7 @@ async def test_a_plugins_certificate_logs_in_also_for_watches(
     assert calls(tmp_path) == 1
 
 
-async def test_what_a_plugin_says_when_it_fails_is_told(control_plane: ControlPlane, tmp_path: Path) -> None:
+async def test_what_a_plugin_says_when_it_fails_is_reported(control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster, _ = administrator(control_plane)
     (tmp_path / "fails").touch()
     with pytest.raises(CredentialError, match="no session: log in first"):

@@ -77,7 +77,7 @@ def test_scheduled_bandwidth_is_the_sum_of_containers_and_sidecars() -> None:
     assert scheduled_bps(pod(container())) is None
 
 
-def test_a_pod_that_reserves_another_bandwidth_than_it_is_limited_to_is_told() -> None:
+def test_a_pod_that_reserves_another_bandwidth_than_it_is_limited_to_is_reported() -> None:
     sample = spec_of(pod(container("1000000"), ingress="10M", egress="10M"))
     assert sample.mismatch == (
         "scheduled for 1000000 bit/s of network.aware.com/bandwidth, but kubernetes.io/ingress-bandwidth is 10000000 bit/s"

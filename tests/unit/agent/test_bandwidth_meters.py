@@ -51,7 +51,7 @@ def test_the_line_of_eth0_is_read_from_the_pods_table() -> None:
     assert parse_device_count(table[:230]) is None
 
 
-def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_told() -> None:
+def test_a_limit_that_holds_is_never_exceeded_and_the_mean_is_reported() -> None:
     meters, total = TrafficMeters(), 0.0
     for second in range(0, 400, 4):
         meters.add_readings([INTO], device(received=total), None, float(second))

@@ -119,7 +119,7 @@ def test_what_a_bucket_at_the_root_is_worth_and_how_it_is_repaired(
         assert found.actions == ((action,) if action is not None else ())
 
 
-def test_the_effective_numbers_are_told() -> None:
+def test_the_effective_numbers_are_reported() -> None:
     status = only(plan(pod(RATE), qdiscs=(ours(VETH),)))
     assert (status.rate_bytes_per_s, status.queue_s) == (RATE // 8, 0.04)
     status = only(plan(pod(RATE), qdiscs=(shape(),)))
@@ -250,7 +250,7 @@ def test_policing_filters_and_redirects_elsewhere_are_somebody_elses() -> None:
 
 
 @pytest.mark.parametrize("hook", ["ingress", "egress"])
-def test_where_others_attached_a_filter_nothing_is_set_and_the_evidence_is_told(hook: str) -> None:
+def test_where_others_attached_a_filter_nothing_is_set_and_the_evidence_is_reported(hook: str) -> None:
     found = plan(pod(RATE, RATE), qdiscs=(changed(HOOK, kind="clsact"),), filters=(changed(FOREIGN, hook=hook),))
     into, out = found.statuses
     theirs, free = (out, into) if hook == "ingress" else (into, out)

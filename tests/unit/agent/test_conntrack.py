@@ -117,7 +117,7 @@ def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges:
     assert rounds(edges, entry(9))[EDGE] == (109, 0)
 
 
-def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(edges: EdgeTotals) -> None:
+def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_reported(edges: EdgeTotals) -> None:
     assert rounds(edges, entry(1000), entry(10))[EDGE] == (1010, 0)
     assert rounds(edges, entry(20))[EDGE] == (1010, 0)
     assert rounds(edges, entry(50))[EDGE] == (1040, 0)

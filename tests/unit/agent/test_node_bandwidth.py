@@ -60,7 +60,7 @@ def test_the_order_of_trust() -> None:
 
 
 @pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
-def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(text: str) -> None:
+def test_an_annotation_that_is_no_capacity_is_reported_and_the_next_source_counts(text: str) -> None:
     node_bandwidth = choose_bandwidth(node(text), config(), HARDWARE, None)
     assert node_bandwidth.source == "hardware"
     assert len(node_bandwidth.warnings) == 1

@@ -23,7 +23,7 @@ def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegis
     return metrics, registry
 
 
-def test_latency_is_told_in_seconds_by_pair_and_quantile() -> None:
+def test_latency_is_reported_in_seconds_by_pair_and_quantile() -> None:
     metrics, registry = bench()
     metrics.add(outcome(THERE[0], measured(**RUN)))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
@@ -79,7 +79,7 @@ def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() ->
     assert "destination_zone" not in generate_latest(registry).decode()
 
 
-def test_jitter_and_loss_of_datagrams_are_told_beside_a_run_of_netperf_and_its_p99_where_they_are_few() -> None:
+def test_jitter_and_loss_of_datagrams_are_reported_beside_a_run_of_netperf_and_its_p99_where_they_are_few() -> None:
     metrics, registry = bench()
     run = outcome(THERE[0], measured(**RUN))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}

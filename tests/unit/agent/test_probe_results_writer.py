@@ -202,7 +202,7 @@ def failed(node: str, in_a_row: int) -> Failure:
     )
 
 
-async def test_a_failure_is_told_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
+async def test_a_failure_is_reported_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 1))
@@ -219,7 +219,7 @@ async def test_a_failure_is_told_and_the_last_sample_stays_until_a_success_takes
         assert list(store.data) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
 
 
-async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_and_one_that_is_heard_is_taken_back() -> (
+async def test_a_pair_that_stays_dead_is_reported_as_seldom_as_a_value_that_stays_and_one_that_is_heard_is_taken_back() -> (
     None
 ):
     store = Store()

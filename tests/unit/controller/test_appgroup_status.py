@@ -80,7 +80,7 @@ def test_the_order_counts_from_one_and_its_list_is_sorted_by_selector() -> None:
     assert index["a"] < index["b"]
 
 
-def test_a_cycle_is_told_with_its_path_and_everything_has_an_index() -> None:
+def test_a_cycle_is_reported_with_its_path_and_everything_has_an_index() -> None:
     found = group({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})
     held = condition(found, "SpecValid")
     assert (held.status, held.reason) == ("False", "Cycle")
@@ -88,7 +88,7 @@ def test_a_cycle_is_told_with_its_path_and_everything_has_an_index() -> None:
     assert len(plan_status(found, look(found), 1.0).topology_order or ()) == 4
 
 
-def test_an_unknown_algorithm_is_told_with_what_was_taken() -> None:
+def test_an_unknown_algorithm_is_reported_with_what_was_taken() -> None:
     held = condition(group(CHAIN, algorithm="Bogus"), "SpecValid")
     assert (held.status, held.reason) == ("False", "UnknownAlgorithm")
     assert "'Bogus' is not known, KahnSort is used" in held.message

@@ -35,7 +35,7 @@ async def asked(handler: Handler) -> tuple[Session, tuple[str, ...]]:
     return session, status.complaints
 
 
-async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
+async def test_an_old_store_is_reported_by_the_replica_that_has_it() -> None:
     _, complaints = await asked(answer)
     assert complaints == ("controller-old: age: store of nodes is 130 s old (503)",)
 

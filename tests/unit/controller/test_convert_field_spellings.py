@@ -152,7 +152,7 @@ def test_the_proposals_topology_gets_todays_names() -> None:
 CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
 
 
-def test_lists_are_taken_apart_and_what_is_no_object_is_told() -> None:
+def test_lists_are_taken_apart_and_what_is_no_object_is_reported() -> None:
     group = yaml.safe_load(PROPOSAL_GROUP)
     bare = {name: group[name] for name in ("metadata", "spec")}
     listed = {"apiVersion": group["apiVersion"], "kind": "AppGroupList", "items": [bare, None]}
@@ -167,7 +167,7 @@ def test_lists_are_taken_apart_and_what_is_no_object_is_told() -> None:
 
 
 @pytest.mark.parametrize("text", [PROPOSAL_GROUP, SLIDES_GROUP, PROPOSAL_TOPOLOGY])
-def test_what_is_accepted_already_stays_and_nothing_is_told(text: str) -> None:
+def test_what_is_accepted_already_stays_and_nothing_is_reported(text: str) -> None:
     once, _ = only(text)
     assert convert([once]) == ([once], [])
 

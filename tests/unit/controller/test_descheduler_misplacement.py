@@ -200,7 +200,7 @@ def test_the_gain_must_last_without_a_break() -> None:
     assert found == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
-def test_a_gain_that_has_not_lasted_is_told() -> None:
+def test_a_gain_that_has_not_lasted_is_reported() -> None:
     decision = plan(cluster(APART), confirmed=False, holdS=300)
     assert [(s.pod, s.condition, s.why) for s in decision.plan.skips] == [
         ("default/db-1", "lasting", "a better place has been there for 0 of 300 s"),

@@ -234,7 +234,7 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
         ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "affinity"}, "affinity", False),
     ],
 )
-def test_how_a_pod_is_told_its_place_is_read_of_pod_namespace_and_configuration(
+def test_the_way_of_placement_is_read_of_pod_namespace_and_configuration(
     labels: dict[str, str], space: dict[str, str], placement: Placement, *, told: bool
 ) -> None:
     body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}

@@ -24,7 +24,7 @@ def told(*moments: Facts) -> list[list[FindingEvent]]:
     return [news.update(diagnose(moment), moment) for moment in moments]
 
 
-def test_what_is_found_twice_is_told_once_and_again_when_it_comes_back() -> None:
+def test_what_is_found_twice_is_reported_once_and_again_when_it_comes_back() -> None:
     counts = [len(found) for found in told(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 

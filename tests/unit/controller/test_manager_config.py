@@ -66,7 +66,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
     ],
 )
-def test_what_is_wrong_is_told_by_file_and_field(tmp_path: Path, text: str, field: str) -> None:
+def test_what_is_wrong_is_reported_by_file_and_field(tmp_path: Path, text: str, field: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)

@@ -446,7 +446,7 @@ def led(snapshot: ClusterSnapshot) -> Facts:
     ],
     ids=["a group of another namespace", "of two groups the first by the rule"],
 )
-async def test_why_a_pod_waits_is_told_by_the_group_that_the_scheduler_takes_it_for(
+async def test_why_a_pod_waits_is_reported_by_the_group_that_the_scheduler_takes_it_for(
     objects: tuple[dict[str, Any], ...], wrong: str
 ) -> None:
     snapshot = await World(*NODES, gated("web"), *objects).page()
@@ -461,7 +461,7 @@ async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_m
     assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
 
 
-async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too() -> None:
+async def test_what_is_reported_of_a_group_is_reported_of_pods_of_other_namespaces_too() -> None:
     world = World(*NODES, group("default"), *(gated(name) for name in ("a", "b")))
     facts = led(await world.page())
     old = tuple(msgspec.structs.replace(fact, created=-1000.0) for fact in facts.pods)

@@ -93,7 +93,7 @@ def test_nearness_that_would_heat_a_replica_is_not_advised() -> None:
     assert advice(stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1"))) is None
 
 
-def test_a_hot_replica_is_told() -> None:
+def test_a_hot_replica_is_reported() -> None:
     _, state = advice_conditions(
         stands((("a1", "a1", "a2"), ("a2", "b2", "c2")), groups.service("w1", "PreferSameZone"))
     )

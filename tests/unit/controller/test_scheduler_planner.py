@@ -437,7 +437,7 @@ def test_of_pods_alike_the_oldest_take_zones_in_turn_and_the_youngest_go_without
         ("2", "pod affinity, anti-affinity or topology spread constraints"),
     ],
 )
-def test_a_pod_without_a_place_is_told_what_its_node_lacks(cpu: str, why: str) -> None:
+def test_a_pod_without_a_place_shows_what_its_node_lacks(cpu: str, why: str) -> None:
     """Two replicas of one core each that may not share a host: what fits exactly fits."""
     own = {"matchLabels": {WORKLOAD_LABEL: "w0"}}
     terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
@@ -490,7 +490,7 @@ def test_what_is_over_and_what_no_workload_knows_is_not_planned() -> None:
 
 
 @pytest.mark.parametrize("objective", ["parity", "time"])
-def test_latency_is_told_whatever_a_group_is_planned_by(objective: str) -> None:
+def test_latency_is_reported_whatever_a_group_is_planned_by(objective: str) -> None:
     plan = plan_of(line((1, 1)), [node("a", "z0", "1"), node("b", "z1", "1")], objective=objective)
     assert (plan.cost, plan.latency_us) == (5, 5000.0)
 
@@ -583,7 +583,7 @@ def test_what_others_were_promised_is_not_given_away_and_released_pods_add_to_it
     assert promised == {"a": {"cpu": 1000, "pods": 1}}, "whose it is stays as it was"
 
 
-def test_annotations_that_cannot_be_read_are_told_once_and_the_default_counts() -> None:
+def test_annotations_that_cannot_be_read_are_reported_once_and_the_default_counts() -> None:
     case = line((1, 1))
     group = groups.group_of(case)
     odd = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}

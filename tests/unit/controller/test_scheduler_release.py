@@ -290,7 +290,7 @@ def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_go
 
 
 @pytest.mark.parametrize("replicas", [{"A": 3, "C": 1}, {"B": 2, "C": 1}], ids=["too few", "none known"])
-def test_of_two_reasons_the_earlier_workload_s_is_told(replicas: dict[str, int]) -> None:
+def test_of_two_reasons_the_earlier_workload_s_is_reported(replicas: dict[str, int]) -> None:
     missing = queue(pod("c", "C"), replicas=replicas)
     assert plan_release(missing, CREATED, CONFIG).waiting["d/c"].startswith("workload A comes first, and ")
 

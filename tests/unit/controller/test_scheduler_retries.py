@@ -71,7 +71,7 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
     assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
-def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_told_once() -> None:
+def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_reported_once() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     assert stuck.may_require_zones(pod)
     stuck.may_delete = False

@@ -156,7 +156,7 @@ async def test_a_process_that_dies_fails_one_plan_and_no_other() -> None:
         assert len((await planner.solve(cluster.snapshot(1))).targets) == 1
 
 
-async def test_what_the_planner_cannot_bear_is_told_and_the_process_goes_on() -> None:
+async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() -> None:
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:

@@ -230,7 +230,7 @@ def test_the_objects_own_policy_wins_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
-def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
+def test_a_bad_policy_is_reported_and_the_defaults_are_used(bad: object) -> None:
     found = topology(costPolicy=bad)
     policy, fault = policy_of(found, POLICY)
     assert policy == POLICY

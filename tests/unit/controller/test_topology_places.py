@@ -47,7 +47,7 @@ def node(
     return msgspec.convert(document, Node)
 
 
-def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_told() -> None:
+def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_reported() -> None:
     found = build_zone_map(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )

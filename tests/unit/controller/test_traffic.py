@@ -254,7 +254,7 @@ def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None
     assert "16 times" in grown.detail
 
 
-def test_entries_of_one_name_are_kept_and_told_apart_by_kind() -> None:
+def test_entries_of_one_name_are_kept_and_matched_by_kind() -> None:
     entries = [
         {"workload": reference("web", "W1")},
         {"workload": {"kind": "StatefulSet", "name": "web", "selector": "W2"}},
@@ -310,7 +310,7 @@ def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
     assert found.external == ("shop/proxy",)
 
 
-def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
+def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_reported() -> None:
     pods = [running("web-5d-x", "ReplicaSet/web-5d"), running("db-0", "StatefulSet/db", "n2"), running("lone")]
     found = Workloads.from_objects(pods, {"n1": A, "n2": B})
     assert {workload.kind for workload in found.replicas} == {"Deployment", "StatefulSet", "Pod"}
@@ -457,7 +457,7 @@ async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: f
     assert all(f"[{max(least_s, 120)}s]" in expression for expression in peaks)
 
 
-def test_a_drift_is_told_without_rates_and_not_at_any_length() -> None:
+def test_a_drift_is_reported_without_rates_and_not_at_any_length() -> None:
     names = [f"a{i}" for i in range(5)]
     group = boutique({"workloads": [{"workload": reference(name, name)} for name in (*names, "b")]})
     drift = compared([flow(name, "b", 1000.0) for name in names], group).drift["shop/boutique"]

@@ -20,12 +20,12 @@ def test_every_unit_is_read_and_parts_are_added_up() -> None:
 @pytest.mark.parametrize(
     "wrong", ["15", "1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"]
 )
-def test_what_is_no_duration_is_told_with_its_field(wrong: str | float) -> None:
+def test_what_is_no_duration_is_reported_with_its_field(wrong: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^f: "):
         seconds(wrong, "f")
 
 
-def test_the_limits_are_told() -> None:
+def test_the_limits_are_reported() -> None:
     assert seconds("1m", "f", least=60, most=60) == 60
     for text in ("59s", "61s"):
         with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 1m, at most 1m\)"):

@@ -23,7 +23,7 @@ async def test_it_is_asked_until_it_holds_and_once_at_least() -> None:
     assert list(answers) == []
 
 
-async def test_what_was_waited_for_and_how_long_is_told() -> None:
+async def test_what_was_waited_for_and_how_long_is_reported() -> None:
     with pytest.raises(WaitTimeoutError, match=r"^timed out after 0\.01 s waiting for a pod$"):
         await poll_until(never, "a pod", 0.01, every_s=0.001)
     with pytest.raises(OwnError, match=r"^timed out after 0\.01 s waiting for a, b$"):

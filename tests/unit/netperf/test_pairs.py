@@ -226,7 +226,7 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
 
 
 @pytest.mark.parametrize("zones", [1, 13, 40, 66, 100, 101, 150, 200, 400, 1000])
-def test_agents_are_told_to_write_to_no_object_that_their_role_does_not_name(zones: int) -> None:
+def test_agents_are_asked_to_write_to_no_object_that_their_role_does_not_name(zones: int) -> None:
     role = Path(__file__).parents[3] / "manifests" / "base" / "agent" / "rbac.yaml"
     rules = [rule for found in yaml.safe_load_all(role.read_text()) for rule in found.get("rules", ())]
     named = {name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())}
