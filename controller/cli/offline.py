@@ -69,7 +69,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
             name, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
                 gates = f"held by another scheduling gate: {', '.join(pod.other_gates)}" if pod.other_gates else ""
-                unplaced[name] = plan.why.get(name) or gates or NO_WORKLOAD
+                unplaced[name] = plan.unplaced_reasons.get(name) or gates or NO_WORKLOAD
                 continue
             placements[name] = target.node
             inputs.node_cache.take_pod(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))

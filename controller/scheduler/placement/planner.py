@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True):
         violations: pairs of a caller and a replica that may answer it beyond their maxNetworkCost; all pairs in parity.
         latency_us: expected time of a call on the network.
         traffic: weight of the dependencies that have replicas at both ends.
-        why: waiting pod for which no place was found -> what every node lacks.
+        unplaced_reasons: waiting pod for which no place was found -> what every node lacks.
         problems: annotations that could not be read.
     """
 
@@ -66,13 +66,13 @@ class Plan(msgspec.Struct, frozen=True):
     violations: int = 0
     latency_us: float = 0.0
     traffic: float = 0.0
-    why: Mapping[str, str] = {}
+    unplaced_reasons: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
 
     @property
     def unplaced(self) -> tuple[str, ...]:
         """Keys of waiting pods for which no place was found."""
-        return tuple(self.why)
+        return tuple(self.unplaced_reasons)
 
 
 def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S) -> Plan:
@@ -195,6 +195,8 @@ class _GroupPlanner:
         request = self._request()
         found = self._search(request, time.monotonic() + deadline_s)
         targets, why = self._assign(found)
+        without_place = [number for number, replica in enumerate(self._waiting) if replica.key in why]
+        found.at[without_place] = -1
         evaluated = timing = evaluate(found.problem, found.at)
         if request.objective != "time":
             by_time = compile_problem(msgspec.structs.replace(request, objective="time"))
@@ -205,7 +207,7 @@ class _GroupPlanner:
             violations=evaluated.violations,
             latency_us=timing.latency,
             traffic=timing.traffic,
-            why=why,
+            unplaced_reasons=why,
             problems=tuple(dict.fromkeys(self._problems)),
         )
 
@@ -227,7 +229,10 @@ class _GroupPlanner:
         if found.shortfall() == (0, 0):
             return found
         anywhere = search(request)
-        return anywhere if anywhere.shortfall() < found.shortfall() else found
+        if anywhere.shortfall() < found.shortfall():
+            return anywhere
+        # Hot hosts do not help, so that they are hot is not the reason either.
+        return found._replace(request=request)
 
     def _hints(self, host_names: Sequence[str]) -> Ints | None:
         """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
@@ -251,9 +256,10 @@ class _GroupPlanner:
     def _assign(self, found: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
         """Targets of the pods, and why those without one have none."""
         problem, targets = found.problem, dict(self._kept)
+        found.at[:] = self._hosts_by_age(found)
         why: dict[str, str] = {}
         reasons: dict[int, str] = {}
-        for number, host in enumerate(self._hosts_by_age(found)):
+        for number, host in enumerate(found.at.tolist()):
             key = self._waiting[number].key
             if key and host >= 0:
                 node = self.snapshot.hosts[problem.host_names[host]]

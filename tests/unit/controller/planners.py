@@ -81,7 +81,7 @@ class Planners(World):
         leader = self.plans.get_or_request("d/g", self.of("d/g")).plan
         offline, _ = plan_offline(self.file)
         assert leader is not None
-        assert dict(leader.why) == offline.unplaced
+        assert dict(leader.unplaced_reasons) == offline.unplaced
         found = {
             "leader": {target.zone for target in leader.targets.values()},
             "offline": self._zones_of(offline.placements.values()),

@@ -189,6 +189,18 @@ def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
     plan = plan_group(msgspec.structs.replace(asked, hot=frozenset({"a", "b"})))
     assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z0"}, ("default/w1-0",)), "nothing else will do"
+    full = waiting_pod("w1-0", "w1", cpu="99")
+    plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], full]))
+    assert "2 insufficient cpu" in plan.unplaced_reasons["default/w1-0"], "a is hot, but that is not why"
+
+
+def test_pods_whose_pod_group_is_not_complete_are_not_in_the_figures_of_a_plan() -> None:
+    gang = {"schedulingGroup": {"podGroupName": "gang"}}
+    pods = [waiting_pod("w0-0", "w0", **gang), waiting_pod("w1-0", "w1"), waiting_pod("w0-1", "w0", "99", **gang)]
+    case = line((2, 1))
+    plan = plan_of(case, [node("a", "z0", "2"), node("b", "z1", "1")], pods=pods)
+    assert set(plan.targets) == {"default/w1-0"}
+    assert (plan.cost, plan.traffic) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +388,7 @@ def test_a_host_that_is_about_to_be_removed_gets_nobody(taint: str) -> None:
     closing = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
     plan = plan_of(line((1, 0, 0)), [closing])
     assert plan.unplaced
-    assert "about to be removed" in next(iter(plan.why.values()))
+    assert "about to be removed" in next(iter(plan.unplaced_reasons.values()))
 
 
 @pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])
@@ -424,8 +436,8 @@ def test_of_pods_alike_the_oldest_take_zones_in_turn_and_the_youngest_go_without
     assert plan.unplaced == ("default/a",), "the youngest"
     assert zones["e"] != zones["d"]
     assert zones["c"] != zones["b"]
-    assert set(plan.why) == {"default/a"}
-    assert plan.why["default/a"].startswith("0/2 nodes are available: 2 no room left")
+    assert set(plan.unplaced_reasons) == {"default/a"}
+    assert plan.unplaced_reasons["default/a"].startswith("0/2 nodes are available: 2 no room left")
 
 
 @pytest.mark.parametrize(
@@ -445,7 +457,7 @@ def test_a_pod_without_a_place_shows_what_its_node_lacks(cpu: str, why: str) -> 
     pods = [waiting_pod(f"w0-{k}", "w0", affinity=apart) for k in range(2)]
     plan = plan_of(groups.Case((2,), (), ((0,),), (2,)), [node("a", "z0", cpu)], pods=pods)
     assert plan.unplaced[-1] == "default/w0-1"
-    assert plan.why["default/w0-1"] == f"0/1 nodes are available: 1 {why}"
+    assert plan.unplaced_reasons["default/w0-1"] == f"0/1 nodes are available: 1 {why}"
 
 
 def test_zones_take_turns_however_many_hosts_each_has() -> None:
