@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_LADDER_S = tuple(50e-6 * 2**i for i in range(16))
+_REQUEST_BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
+_PLAN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
+"""`make` may search twice, each time until the planner's deadline."""
+_WAIT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""To the longest ``scheduler.gates.maxWaitS``."""
 
 
 class ExtenderMetrics:
@@ -15,7 +19,7 @@ class ExtenderMetrics:
             "netaware_extender_duration_seconds",
             "Time to answer one request once it has arrived.",
             ["verb"],
-            buckets=_LADDER_S,
+            buckets=_REQUEST_BUCKETS_S,
             registry=registry,
         )
         self.decisions = Counter(
@@ -44,7 +48,7 @@ class GateMetrics:
         self.waited = Histogram(
             "netaware_gate_wait_seconds",
             "Time from a pod's creation to the opening of its gate.",
-            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+            buckets=_WAIT_BUCKETS_S,
             registry=registry,
         )
         self.released = Counter(
@@ -54,7 +58,10 @@ class GateMetrics:
             registry=registry,
         )
         self.planning = Histogram(
-            "netaware_placement_plan_duration_seconds", "Time to plan one group.", buckets=_LADDER_S, registry=registry
+            "netaware_placement_plan_duration_seconds",
+            "Time to plan one group.",
+            buckets=_PLAN_BUCKETS_S,
+            registry=registry,
         )
         self.placed = Counter(
             "netaware_placed_pods",

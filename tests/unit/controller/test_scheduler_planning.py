@@ -8,13 +8,16 @@ import random
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
 
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
+from controller.scheduler.placement.worker import DEADLINE_S as WORKER_DEADLINE_S
 from kubekit.wire import Node
 from tests.unit.controller.leader import World
 
@@ -482,3 +485,14 @@ async def test_a_large_group_gets_its_turn_though_small_ones_of_its_namespace_co
         await asyncio.sleep(0)
     planner.cancel()
     assert [snapshot.group.metadata.name for snapshot in world.asked] == ["large", "small"]
+
+
+def test_buckets_of_plans_and_gates_reach_the_longest_that_may_be() -> None:
+    metrics = GateMetrics(CollectorRegistry())
+
+    def longest(histogram: Histogram) -> float:
+        (family,) = histogram.collect()
+        return sorted(float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels)[-2]
+
+    assert longest(metrics.planning) >= WORKER_DEADLINE_S
+    assert longest(metrics.waited) >= 3600
