@@ -28,10 +28,10 @@ class Traffic:
     Attributes:
         graph: who depends on whom.
         workloads: what the cluster has.
-        source: where the traffic is known from.
+        source: the source of the traffic.
         window_s: over how long.
-        cost_of: costs as the scheduler has them.
-        snapshot: nodes and costs, and by which configuration they count.
+        cost_of: cost between two places, by the scheduler's table.
+        snapshot: the cluster that the costs come from.
     """
 
     graph: TrafficGraph
@@ -74,8 +74,8 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     """
     if session.prometheus is None:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
-        raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
-    (source, window_s, flows), snapshot, pods = await asyncio.gather(
+        raise ConfigError("--prometheus", "is not set; traffic is read from Prometheus", fix)
+    (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
         read_flows(session.prometheus, chosen, asked_s), session.snapshot(groups=True), session.unfinished_pods()
     )
     workloads = Workloads.from_objects(pods, build_zone_map(snapshot.nodes).locations)
@@ -83,8 +83,9 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     if unknown:
         first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN])
         session.remarks.append(
-            f"left out {len(unknown)} ends that the cluster does not have (any more), such as {first}"
+            f"ignored traffic of {len(unknown)} workloads that do not exist (any more), such as {first}"
         )
+    session.remarks += remarks
     if window_s < asked_s:
         session.remarks.append(
             f"Prometheus knows this traffic for the last {window_s // 60} min only, not the {asked_s // 60} asked for"

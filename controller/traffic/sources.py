@@ -20,7 +20,10 @@ from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 _STEPS = 60
 """Points of the window over which the peak is taken."""
 
-_FINEST_STEP_S, _SURE_STEPS = 15, 20
+_SHORTEST_STEP_S = 15
+"""Shortest resolution of a subquery."""
+_PRECISE_STEPS = 20
+"""A window of this many steps is known precisely enough."""
 _LONGEST_PAUSE_S = 600.0
 """Longest time between two readings, so that one agent's value cannot stretch all rates."""
 
@@ -45,17 +48,17 @@ class End:
         namespace, name, kind, zone = (
             labels.get(label, "") for label in (self.namespace, self.name, self.kind, self.zone)
         )
-        known = not {namespace, name} & _NOBODY
+        known = not {namespace, name} & _UNKNOWN_NAMES
         return WorkloadId(namespace, name, kind) if known else WorkloadId(), zone
 
 
-_NOBODY = frozenset({"", "unknown"})
+_UNKNOWN_NAMES = frozenset({"", "unknown"})
 """What sources write for an end that they could not name (Istio: ``unknown``)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A project that knows who talks to whom.
+    """A set of metrics with the caller and the server of traffic.
 
     Attributes:
         name: for flags and the configuration.
@@ -68,7 +71,7 @@ class Source:
         owners: metric, always 1, that says whose an address is.
         least_rate_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
             15 to 30 s.
-        rounds: metric of the processor's seconds that a reading takes (`traffic_pause_s`); empty where each scrape is one.
+        rounds: metric of the processor's seconds that one reading of the table takes (`traffic_pause_s`); empty if each scrape reads.
     """
 
     name: str
@@ -127,8 +130,8 @@ SOURCES: Sequence[Source] = (
     Source(
         "conntrack",
         "netaware's agents (connection tracking)",
-        "connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls that"
-        " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
+        "connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls to"
+        " pods with public addresses (some IPv6 clusters); calls that connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
         End("client_namespace", "client_workload", "client_kind", "client_zone"),
         End("server_namespace", "server_workload", "server_kind", "server_zone"),
         ["netaware_traffic_bytes_total"],
@@ -147,11 +150,12 @@ class NoTrafficError(ConfigError):
 
 
 class Reading(NamedTuple):
-    """Flows in a fixed order, the source that they are from, and over how many seconds."""
+    """Flows in a fixed order, the source that they are from, over how many seconds, and remarks on what could not be read."""
 
     source: Source
     window_s: int
     flows: list[Flow]
+    remarks: Sequence[str] = ()
 
 
 async def read_flows(prometheus: PrometheusClient, name: str, window_s: int) -> Reading:
@@ -168,8 +172,10 @@ async def read_flows(prometheus: PrometheusClient, name: str, window_s: int) -> 
     """
     source = await _choose_source(prometheus, name)
     least_s = await _least_rate_s(prometheus, source)
-    window_s = await _known_window_s(prometheus, source, max(window_s, least_s), least_s)
-    return Reading(source, window_s, await _sum_flows(prometheus, source, window_s, least_s))
+    remarks: list[str] = []
+    window_s = await _known_window_s(prometheus, source, max(window_s, least_s), least_s, remarks=remarks)
+    flows = await _sum_flows(prometheus, source, window_s, least_s, remarks=remarks)
+    return Reading(source, window_s, flows, tuple(dict.fromkeys(remarks)))
 
 
 async def _choose_source(prometheus: PrometheusClient, name: str) -> Source:
@@ -191,36 +197,43 @@ async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
     return source.least_rate_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
 
 
-async def _known_window_s(prometheus: PrometheusClient, source: Source, window_s: int, least_s: int) -> int:
+async def _known_window_s(
+    prometheus: PrometheusClient, source: Source, window_s: int, least_s: int, *, remarks: list[str]
+) -> int:
     """Seconds of the last ``window_s`` for which Prometheus has this source, and at least what a rate needs.
 
-    A rate over a time that it has only the end of is too low by the part that is missing, and nothing shows it: bills of an hour
-    were a sixth ten minutes after the source was installed. What is missing in between is no matter, since counters go on.
+    `rate` divides by the whole range, so the traffic of a source that is younger than the range would be underestimated. Gaps within
+    the range do no harm, because counters continue.
     """
     asked_s = window_s
     while True:
-        step_s = max(asked_s // _STEPS, _FINEST_STEP_S)
+        step_s = max(asked_s // _STEPS, _SHORTEST_STEP_S)
         expression = f"time() - min_over_time((time() * ({source.presence}))[{asked_s}s:{step_s}s])"
         try:
             found = await prometheus.query(expression)
         except PrometheusError:
             # Too many series for a subquery; where there is no answer at all, this raises too.
             await prometheus.query("vector(1)")
+            remarks.append(
+                "Prometheus did not say since when it has this traffic; if that is shorter, rates are too low"
+            )
             return window_s
         known_s = found[0].value if found else 0.0
         if asked_s == window_s and known_s + 2 * step_s > window_s:
             return window_s
-        if step_s == _FINEST_STEP_S or known_s > _SURE_STEPS * step_s:
+        if step_s == _SHORTEST_STEP_S or known_s > _PRECISE_STEPS * step_s:
             return max(round(known_s + step_s / 2), least_s)
         asked_s = round(known_s) + step_s
 
 
-async def _sum_flows(prometheus: PrometheusClient, source: Source, window_s: int, least_s: int) -> list[Flow]:
+async def _sum_flows(
+    prometheus: PrometheusClient, source: Source, window_s: int, least_s: int, *, remarks: list[str]
+) -> list[Flow]:
     sums: dict[tuple[WorkloadId, WorkloadId, str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     owners = await _read_owners(prometheus, source, window_s)
     for counter in source.counters:
         means = await prometheus.query(source.rate(counter, window_s))
-        peaks = await _read_peaks(prometheus, source, counter, window_s, least_s) if means else {}
+        peaks = await _read_peaks(prometheus, source, counter, window_s, least_s, remarks=remarks) if means else {}
         for series in means:
             mean = series.value
             if not 0 < mean < math.inf:
@@ -239,15 +252,16 @@ async def _sum_flows(prometheus: PrometheusClient, source: Source, window_s: int
 
 
 async def _read_peaks(
-    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, least_s: int
+    prometheus: PrometheusClient, source: Source, counter: str, window_s: int, least_s: int, *, remarks: list[str]
 ) -> dict[frozenset[tuple[str, str]], float]:
     """95th percentiles by labels; none where a subquery over many series is too much for Prometheus."""
-    step_s = max(window_s // _STEPS, _FINEST_STEP_S)
+    step_s = max(window_s // _STEPS, _SHORTEST_STEP_S)
     rate = source.rate(counter, max(2 * step_s, least_s))
     expression = f"quantile_over_time(0.95, ({rate})[{window_s}s:{step_s}s])"
     try:
         return {_identity(series): series.value for series in await prometheus.query(expression)}
     except PrometheusError:
+        remarks.append("Prometheus did not compute peaks; means are used instead")
         return {}
 
 

@@ -144,6 +144,11 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
     assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
     (found, _) = sorted(await read_from(Answers(series, refuse="quantile_over_time")), key=lambda f: not f.server.known)
     assert found.peak_bytes_per_s == 34, "of a peak that is too much for Prometheus the mean is left"
+    assert (await read_flows(Answers(series), "", 3600)).remarks == ()
+    (remark,) = (await read_flows(Answers(series, refuse="quantile_over_time"), "", 3600)).remarks
+    assert "means are used" in remark
+    (remark,) = (await read_flows(Answers(series, refuse="min_over_time"), "", 3600)).remarks
+    assert "since when" in remark
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
