@@ -81,7 +81,7 @@ def _print_certificate(arguments: argparse.Namespace) -> int:
 
 
 def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
-    """Flags that were given lie over the file; they are checked like the file's own values."""
+    """Flags override the file; they are checked like the file's own values."""
     given = {
         field: value
         for field in ("namespace", "listen", "log_level", "log_format")
@@ -95,7 +95,7 @@ def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m controller", description="Programs of netaware in the cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     manager = commands.add_parser("manager", help="keep NetworkTopologies, AppGroups and the probe plan")
     _add_common(manager)
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
     )
     issue.add_argument("--namespace", default=HOME_NAMESPACE, help="namespace of netaware (default netaware-system)")
-    issue.add_argument("--days", type=int, default=3650, help="how long it is good (default 3650)")
+    issue.add_argument("--days", type=_days, default=3650, help="how long it is good (default 3650)")
     opener = commands.add_parser(
         "gate-opener",
         help="open scheduling gates that no controller opened within scheduler.gates.maxWaitS and 30 s more",
@@ -126,6 +126,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check-config", help="check a configuration file and exit")
     check.add_argument("file", metavar="FILE")
     return parser
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 36500:
+        raise argparse.ArgumentTypeError("from 1 to 36500")
+    return int(text)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.__main__ import main
 from controller.config import ControllerConfiguration, load_config
 from kubekit.errors import ConfigError
 
@@ -89,6 +90,13 @@ def test_check_config_says_good_or_exits_2_with_the_field(tmp_path: Path) -> Non
     missing = run("check-config", str(tmp_path / "none.yaml"))
     assert missing.returncode == 2
     assert "No such file" in missing.stderr
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "9999999", "x"])
+def test_days_of_a_certificate_are_checked(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["webhook-certificate", f"--days={days}"])
+    assert "from 1 to 36500" in capsys.readouterr().err
 
 
 def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
