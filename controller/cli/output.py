@@ -1,6 +1,6 @@
 """Prints an answer in the requested format: table, JSON or YAML.
 
-Piped tables have neither colours nor a width limit, so that `grep` and `awk` find whole lines.
+Piped tables have no colours, and no width limit unless COLUMNS is set, so that `grep` and `awk` find whole lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal; a very large number if standard output is not a terminal."""
+        """Columns of the terminal; `PIPE_WIDTH` if standard output is no terminal and COLUMNS is not set."""
         return self._console.width
 
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
@@ -47,7 +47,7 @@ class Screen:
     def _print_table(self, content: RenderableType) -> None:
         if isinstance(content, str):
             # Text for another program, such as YAML.
-            sys.stdout.write(mask_controls(content))
+            self._console.file.write(mask_controls(content))
         elif self._console.is_terminal:
             self._console.print(content, highlight=False)
         else:
@@ -60,11 +60,11 @@ class Screen:
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-            sys.stdout.write(mask_controls(text))
+            self._console.file.write(mask_controls(text))
         else:
             data = msgspec.json.encode(plain)
-            sys.stdout.write(escape_controls(msgspec.json.format(data, indent=2).decode()) + "\n")
-        sys.stdout.flush()
+            self._console.file.write(escape_controls(msgspec.json.format(data, indent=2).decode()) + "\n")
+        self._console.file.flush()
 
     def note(self, text: str) -> None:
         """A line on standard error, such as what the answer lacks."""

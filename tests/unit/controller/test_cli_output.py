@@ -150,14 +150,12 @@ async def test_forty_zones_are_drawn_in_blocks_that_fit(columns: int, monkeypatc
 
 @pytest.mark.parametrize("name", SCREENS)
 async def test_a_pipe_gets_no_colours_and_programs_get_what_they_ask_for(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert "\x1b" not in await printed(healthy(), *SCREENS[name], stream=io.StringIO())
-    await printed(healthy(), *SCREENS[name], "-o", "json")
-    as_json = json.loads(capsys.readouterr().out)
-    await printed(healthy(), *SCREENS[name], "-o", "yaml")
-    assert yaml.safe_load(capsys.readouterr().out) == as_json
+    as_json = json.loads(await printed(healthy(), *SCREENS[name], "-o", "json"))
+    assert yaml.safe_load(await printed(healthy(), *SCREENS[name], "-o", "yaml")) == as_json
 
 
 async def test_a_group_of_any_depth_is_shown() -> None:
