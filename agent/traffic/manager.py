@@ -59,9 +59,12 @@ class TrafficManager:
 
     async def _listen(self) -> None:
         while True:
+            began_s = time.monotonic()
             try:
                 await listen(self.collector.add_ended, self.collector.note_loss)
             except KernelError as error:
+                if time.monotonic() - began_s > TRAFFIC_ROUND_S:
+                    log.change("ends", "", "connection tracking events were read meanwhile")
                 log.change("ends", str(error), "cannot listen to connection tracking events", error=error)
             await asyncio.sleep(TRAFFIC_ROUND_S)
 

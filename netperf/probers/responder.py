@@ -13,6 +13,7 @@ from netperf.probers.timestamps import now_ns, open_udp, receive
 log = logs.get("netperf.responder")
 
 BATCH = 64
+MAX_LOGGED_HOSTS = 100
 
 
 class DatagramResponder:
@@ -30,6 +31,7 @@ class DatagramResponder:
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         self._address, self.port, self._key = address, port, derive_key(secret)
         self._ready = asyncio.Event()
+        self._rejected: set[str] = set()
 
     @property
     def listening(self) -> bool:
@@ -57,6 +59,12 @@ class DatagramResponder:
                 self._ready.clear()
                 loop.remove_reader(udp)
 
+    def _log_rejected(self, host: str) -> None:
+        """Log each sender once, and no more of them than `MAX_LOGGED_HOSTS`, because addresses of senders can be forged."""
+        if host not in self._rejected and len(self._rejected) < MAX_LOGGED_HOSTS:
+            self._rejected.add(host)
+            log.warning("datagram without a valid tag", peer=host)
+
     def _answer(self, udp: socket.socket) -> None:
         """Answer one batch, so that a flood cannot keep the event loop."""
         for _ in range(BATCH):
@@ -66,7 +74,7 @@ class DatagramResponder:
                 return
             datagram = decode_datagram(self._key, b"client", data)
             if datagram is None:
-                log.change("rejected", "rejecting", "datagram without a valid tag", peer=peer)
+                self._log_rejected(peer[0])
                 continue
             answer = encode_datagram(self._key, b"server", datagram._replace(responder_delay_ns=now_ns() - received_ns))
             with suppress(OSError):
