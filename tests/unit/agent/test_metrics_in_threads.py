@@ -1,4 +1,4 @@
-"""Metrics are collected in a thread while the loop goes on counting: no scrape fails of it."""
+"""Metrics are collected in a thread while the loop goes on counting: no scrape fails."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def switching() -> Iterator[None]:
 
 @contextmanager
 def scraped(collector: Collector) -> Iterator[list[Exception]]:
-    """Scrape again and again; what went wrong is known at the end."""
+    """Scrape in a thread until the block ends, at least once; yields the errors."""
     registry = CollectorRegistry()
     registry.register(collector)
     errors: list[Exception] = []
-    over = threading.Event()
+    over, has_scraped = threading.Event(), threading.Event()
 
     def scrape() -> None:
         while not over.is_set():
@@ -45,10 +45,12 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
                 generate_latest(registry)
             except Exception as error:
                 errors.append(error)
+            has_scraped.set()
 
     thread = threading.Thread(target=scrape)
     thread.start()
     try:
+        assert has_scraped.wait(10)
         yield errors
     finally:
         over.set()
