@@ -40,8 +40,6 @@ function groupBox(group, open) {
 
 // Columns by the longest way from a workload that nobody needs; within a column near the workloads that lead there.
 function layers(group) {
-  const below = new Map(group.workloads.map((workload) => [workload.selector, []]));
-  for (const edge of group.edges) below.get(edge.dependant).push(edge.dependency);
   const depth = new Map(group.workloads.map((workload) => [workload.selector, 0]));
   // A cycle would go on for ever; no way is longer than there are workloads.
   for (let round = 0; round < group.workloads.length; round++) {
