@@ -69,7 +69,7 @@ async def test_rates_over_three_minutes_are_right_however_far_apart_rounds_are(
 ) -> None:
     lines = scraped(tmp_path, int(time.time()) - PAST_S, round_s)
     async with prometheus_of(prometheus_programs, tmp_path, lines) as client:
-        _, window_s, (found,) = await read_flows(client, "", WINDOW_S)
+        _, window_s, (found,), _ = await read_flows(client, "", WINDOW_S)
         assert window_s == (WINDOW_S if round_s < 60 else 280)
     assert (found.client.name, found.server.name) == ("web", "cart")
     assert (found.bytes_per_s, found.peak_bytes_per_s) == pytest.approx((UP + DOWN, UP + DOWN), rel=0.01)

@@ -100,7 +100,7 @@ BOUTIQUE = cluster("frontend", "cart", "redis", "catalog")
 async def graph_from(
     client: PrometheusClient, workloads: Workloads, source: str = ""
 ) -> tuple[TrafficGraph, dict[str, float]]:
-    chosen, _, found = await read_flows(client, source, WINDOW_S)
+    chosen, _, found, _ = await read_flows(client, source, WINDOW_S)
     assert source in {"", chosen.name}
     flows, unknown = workloads.resolve(found)
     return build_traffic_graph(flows), unknown

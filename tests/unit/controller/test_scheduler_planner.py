@@ -195,7 +195,7 @@ def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:
 
 
 def test_pods_whose_pod_group_is_not_complete_are_not_in_the_figures_of_a_plan() -> None:
-    gang = {"schedulingGroup": {"podGroupName": "gang"}}
+    gang: dict[str, Any] = {"schedulingGroup": {"podGroupName": "gang"}}
     pods = [waiting_pod("w0-0", "w0", **gang), waiting_pod("w1-0", "w1"), waiting_pod("w0-1", "w0", "99", **gang)]
     case = line((2, 1))
     plan = plan_of(case, [node("a", "z0", "2"), node("b", "z1", "1")], pods=pods)
