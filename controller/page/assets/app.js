@@ -1,11 +1,11 @@
-// Putting it together: getting data and keeping them current, the summary, tabs, keys.
+// Polls the overview; draws the summary and the tabs.
 
 const TABS = ["now", "matrix", "groups"];
-const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups };
-const SHOWN = { now: "findings", groups: "groups" };
+const DRAW_TAB = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, groups: drawGroups };
+const DATA_OF_TAB = { now: "findings", groups: "groups" };
 let shownTab = "now";
 
-function accept(page) {
+function showOverview(page) {
   const old = state.page;
   const chosen = [state.from, state.to].map((i) => state.names[i]);
   state.page = page;
@@ -16,48 +16,90 @@ function accept(page) {
   clockOffset = page.at - Date.now() / 1000;
   drawSummary();
   // Drawing again would lose what is selected. The matrix is large, and finds by itself which cells look different.
-  const shown = SHOWN[shownTab];
-  if (!old || !shown || JSON.stringify(old[shown]) !== JSON.stringify(page[shown])) DRAW[shownTab]();
+  const data = DATA_OF_TAB[shownTab];
+  if (!old || !data || JSON.stringify(old[data]) !== JSON.stringify(page[data])) DRAW_TAB[shownTab]();
 }
 
 function drawSummary() {
-  const page = state.page;
-  const network = page.network;
-  byId("where").textContent = plain(`${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""}${network.unused ? " (the scheduler does not use it)" : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`);
-  const m = page.matrix;
-  let measured = 0, oldest = null, lowest = Infinity, highest = 0;
-  for (let k = 0; k < m.cost.length; k++) {
-    if (m.at[k] !== null) { measured++; oldest = oldest === null ? m.at[k] : Math.min(oldest, m.at[k]); }
-    if (m.cost[k] !== null) { lowest = Math.min(lowest, m.cost[k]); highest = Math.max(highest, m.cost[k]); }
-  }
-  const groups = page.groups;
-  const violated = groups.reduce((sum, group) => sum + group.violated, 0);
-  const running = groups.reduce((sum, group) => sum + group.running, 0), members = groups.reduce((sum, group) => sum + group.members, 0);
-  const bandwidth = page.bandwidth;
-  const wanted = page.agents.states.up + page.agents.states.down;
-  tiles([
-    ["now", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
-    ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
-    ["matrix", "Costs", highest ? `${lowest} – ${highest}` : "none", "", network.percentile && network.weights === "NetperfCosts" ? [`1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}`, ""] : [network.weights || "", ""]],
-    ["groups", "AppGroups", groups.length, groups.length ? `${running} of ${members} running` : "", violated ? [`${counted(violated, "dependency", "dependencies")} violated`, "bad"] : [groups.length ? "no dependency violated" : "", groups.length ? "good" : ""]],
-    ["now", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, ""]],
-  ]);
+  const network = state.page.network;
+  const zones = counted(network.zones.length, "zone");
+  const regions = counted(new Set(network.zones.map((zone) => zone.region)).size, "region");
+  const weights = network.weights ? ` · ${network.weights}` : "";
+  const unused = network.unused ? " (the scheduler does not use it)" : "";
+  byId("where").textContent = plain(`${network.topology || "no NetworkTopology"}${weights}${unused} · ${zones}, ${regions}`);
+  drawTiles([agentsTile(), pairsTile(), costsTile(), groupsTile(), bandwidthTile()]);
   drawProblems();
 }
 
-function tiles(list) {
+function agentsTile() {
+  const { up, down } = state.page.agents.states;
+  const note = down ? `${down} down` : `on ${counted(state.page.network.zones.length, "zone")}`;
+  return { tab: "now", label: "Agents", value: up, unit: `of ${up + down} up`, note, style: down ? "bad" : "" };
+}
+
+function pairsTile() {
+  const { at, cost } = state.page.matrix;
+  const times = at.filter((time) => time !== null);
+  const oldest = times.reduce((least, time) => Math.min(least, time), Infinity);
+  const note = times.length ? `oldest ${age(since(oldest))} ago` : "";
+  return { tab: "matrix", label: "Zone pairs measured", value: times.length / 2, unit: `of ${cost.length / 2}`, note };
+}
+
+function costsTile() {
+  const { weights, percentile, unitUs } = state.page.network;
+  let lowest = Infinity, highest = 0;
+  for (const cost of state.page.matrix.cost) {
+    if (cost !== null) { lowest = Math.min(lowest, cost); highest = Math.max(highest, cost); }
+  }
+  const isMeasured = percentile && weights === "NetperfCosts";
+  const note = isMeasured ? `1 = ${number(unitUs / 1000)} ms of ${percentile}` : weights || "";
+  return { tab: "matrix", label: "Costs", value: highest ? `${lowest} – ${highest}` : "none", note };
+}
+
+function groupsTile() {
+  const groups = state.page.groups;
+  const sum = (field) => groups.reduce((total, group) => total + group[field], 0);
+  const tile = { tab: "groups", label: "AppGroups", value: groups.length };
+  if (!groups.length) return tile;
+  tile.unit = `${sum("running")} of ${sum("members")} running`;
+  const violated = sum("violated");
+  if (violated) return { ...tile, note: `${counted(violated, "dependency", "dependencies")} violated`, style: "bad" };
+  return { ...tile, note: "no dependency violated", style: "good" };
+}
+
+function bandwidthTile() {
+  const { known, totalNodes, allocatedBps, capacityBps } = state.page.bandwidth;
+  return {
+    tab: "now",
+    label: "Bandwidth allocated",
+    value: known ? percent(allocatedBps, capacityBps) : "–",
+    unit: known ? `of ${rate(capacityBps)}` : "",
+    note: `${known} of ${counted(totalNodes, "node")} known`,
+  };
+}
+
+function drawTiles(tiles) {
   const box = byId("summary");
-  if (box.children.length !== list.length) box.replaceChildren(...list.map(([tab]) => h("button", { type: "button", class: "tile", onclick: () => showTab(tab, true) })));
-  list.forEach(([, what, value, small, [more, style]], i) => {
-    box.children[i].replaceChildren(h("div", { class: "what" }, what), h("div", { class: "number" }, `${value} `, h("small", {}, small)), h("div", { class: `more ${style}` }, more || " "));
+  if (box.children.length !== tiles.length) {
+    const button = ({ tab }) => h("button", { type: "button", class: "tile", onclick: () => showTab(tab, true) });
+    box.replaceChildren(...tiles.map(button));
+  }
+  tiles.forEach(({ label, value, unit, note, style }, i) => {
+    box.children[i].replaceChildren(
+      h("div", { class: "what" }, label),
+      h("div", { class: "number" }, `${value} `, h("small", {}, unit || "")),
+      h("div", { class: `more ${style || ""}` }, note || " "));
   });
 }
 
-// The worst in one line, on every view but the one that tells all of it.
+// Shows the worst finding in one line, except on the tab that lists all findings.
 function drawProblems() {
-  const wrong = state.page.findings.filter((finding) => finding.severity !== "info");
-  byId("problems").hidden = wrong.length === 0 || shownTab === "now";
-  if (wrong.length) byId("problems").replaceChildren(h("button", { type: "button", class: "link", onclick: () => showTab("now", true) }, `✗ ${wrong[0].summary}${wrong.length > 1 ? ` and ${wrong.length - 1} more` : ""}`));
+  const problems = state.page.findings.filter((finding) => finding.severity !== "info");
+  byId("problems").hidden = problems.length === 0 || shownTab === "now";
+  if (!problems.length) return;
+  const more = problems.length > 1 ? ` and ${problems.length - 1} more` : "";
+  const attributes = { type: "button", class: "link", onclick: () => showTab("now", true) };
+  byId("problems").replaceChildren(h("button", attributes, `✗ ${problems[0].summary}${more}`));
 }
 
 function showTab(name, focus) {
@@ -70,7 +112,7 @@ function showTab(name, focus) {
     if (chosen && focus) button.focus();
   }
   history.replaceState(null, "", `#${name}`);
-  if (state.page) { drawProblems(); DRAW[name](); }
+  if (state.page) { drawProblems(); DRAW_TAB[name](); }
 }
 
 function setLive(kind, text) {
@@ -79,26 +121,54 @@ function setLive(kind, text) {
 }
 
 const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000;
-let etag = "", heardAt = Date.now(), nextPoll = 0;
+let etag = "", lastResponseAt = Date.now(), nextPoll = 0, isPolling = false;
 
-// Asks for what is newer than what is shown; a connection that hangs is given up, since it may do so without any error.
+// The next overview; null if it is the one that is shown. The timeout ends connections that hang without an error.
+async function fetchOverview() {
+  const headers = etag ? { "If-None-Match": etag } : {};
+  const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (response.status === 304) return null;
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
+  return { page: await response.json(), etag: response.headers.get("ETag") || "" };
+}
+
 async function poll() {
+  if (isPolling) return;
+  isPolling = true;
   clearTimeout(nextPoll);
   try {
-    const answer = await fetch("api/v1/overview", { headers: etag ? { "If-None-Match": etag } : {}, signal: AbortSignal.timeout(TIMEOUT_MS) });
-    if (answer.status !== 304) {
-      if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-      const page = await answer.json();
-      etag = answer.headers.get("ETag") || "";
-      accept(page);
-    }
-    heardAt = Date.now();
+    const overview = await fetchOverview();
+    lastResponseAt = Date.now();
+    if (overview) drawOrReport(overview);
+    else setLive("live", "live");
+  } catch (error) {
+    setLive("lost", `no data for ${Math.round((Date.now() - lastResponseAt) / 1000)} s: ${error.message}`);
+  }
+  isPolling = false;
+  nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+}
+
+// The ETag counts once its page is drawn: otherwise a 304 would call a half-drawn page live.
+function drawOrReport(overview) {
+  etag = "";
+  try {
+    showOverview(overview.page);
+    etag = overview.etag;
     setLive("live", "live");
   } catch (error) {
-    setLive("lost", `no data for ${Math.round((Date.now() - heardAt) / 1000)} s: ${error.message}`);
+    console.error(error);
+    setLive("lost", `the page cannot be drawn: ${error.message}`);
   }
-  clearTimeout(nextPoll);
-  nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+}
+
+// Ages change without new data; panels are not drawn again, which would lose what is selected.
+function drawAges() {
+  if (!state.page || document.hidden) return;
+  drawSummary();
+  if (shownTab === "matrix") drawPairDetail();
+  for (const element of document.querySelectorAll("[data-since]")) {
+    element.textContent = `for ${age(since(Number(element.dataset.since)))}`;
+  }
 }
 
 function start() {
@@ -106,13 +176,15 @@ function start() {
   for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => showTab(tab));
   byId("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) { event.preventDefault(); showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true); }
+    if (step) {
+      event.preventDefault();
+      showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true);
+    }
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
   const wanted = location.hash.slice(1);
   showTab(TABS.includes(wanted) ? wanted : "now");
-  // Ages grow without any message.
-  setInterval(() => { if (state.page && !document.hidden) { drawSummary(); if (shownTab === "matrix") drawPairDetail(); } }, 5000);
+  setInterval(drawAges, 5000);
   poll();
 }
 

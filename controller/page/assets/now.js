@@ -10,12 +10,15 @@ function copied(text) {
   return button;
 }
 
+// An age that `drawAges` keeps current.
+function sinceBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(since(at))}`); }
+
 const SHOWN_AFFECTED = 6;
 function findingBox(finding) {
   const affected = finding.affects.slice(0, SHOWN_AFFECTED).join(", ");
   const more = finding.affects.length > SHOWN_AFFECTED ? ` and ${finding.affects.length - SHOWN_AFFECTED} more` : "";
   return h("li", { class: `finding ${finding.severity}` },
-    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, finding.since === null ? null : h("span", { class: "soft" }, `for ${age(since(finding.since))}`)),
+    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, finding.since === null ? null : sinceBox(finding.since)),
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
     affected ? h("p", { class: "soft" }, `Affects ${affected}${more}`) : null,
     ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copied(line))),

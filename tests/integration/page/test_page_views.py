@@ -76,7 +76,9 @@ async def serving() -> AsyncIterator[str]:
 
     async def overview(request: web.Request) -> web.Response:
         return web.Response(
-            body=msgspec.json.encode(PAGES[request.match_info["name"]]), content_type="application/json"
+            body=msgspec.json.encode(PAGES[request.match_info["name"]]),
+            content_type="application/json",
+            headers={"ETag": '"1"'},
         )
 
     app = web.Application()
@@ -109,6 +111,25 @@ async def test_now_says_what_is_wrong_with_commands(chromium: Chromium) -> None:
         await tab.evaluate("document.querySelector('#problems button').click()")
         assert not await tab.evaluate("byId('panel-now').hidden")
         assert not tab.problems
+
+
+async def test_ages_grow_without_new_data(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "broken")
+        assert "for 90 s" in await text_of(tab, "#panel-now")
+        await tab.evaluate("clockOffset += 3600; drawAges()")
+        assert "for 61 min" in await text_of(tab, "#panel-now")
+
+
+async def test_a_page_that_cannot_be_drawn_is_not_called_live(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "data")
+        await tab.evaluate(
+            "var drawn = 0; DRAW_TAB.matrix = () => { drawn++; throw new Error('simulated'); }; shownTab = 'matrix'"
+        )
+        await tab.wait_for("drawn > 1")
+        assert "cannot be drawn: simulated" in await text_of(tab, "#live")
+        assert await tab.evaluate("etag") == ""
 
 
 SERIOUS = """
