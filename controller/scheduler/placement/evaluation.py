@@ -19,20 +19,20 @@ class EdgeEvaluation(msgspec.Struct, frozen=True):
     """One dependency.
 
     Attributes:
-        latency: expected, of a call; microseconds where the table has them. 0 when one side has no replica.
+        latency: expected, of a call; in the unit of `Table.latency`: microseconds, or network cost if nothing was measured. 0 when one side has no replica.
         violations: pairs of a caller and a replica that may answer it which break the limit.
         hottest: load of the callee's busiest replica over its fair share.
-        answered: both sides have replicas.
+        has_replicas: both sides have some.
     """
 
     latency: float = 0.0
     violations: int = 0
     hottest: float = 1.0
-    answered: bool = False
+    has_replicas: bool = False
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """A placement.
+    """The value of a placement.
 
     Attributes:
         latency: expected, of a call, over all dependencies by their weights.
@@ -55,13 +55,14 @@ def evaluate(problem: Problem, at: Ints) -> Evaluation:
         at: [replica] host or -1.
     """
     hosts_of = count_hosts(problem, at)
-    found = [evaluate_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges]
-    weighed = [(edge.weight, each) for edge, each in zip(problem.edges, found, strict=True) if each.answered]
-    traffic = sum(weight for weight, _ in weighed)
+    edges = problem.edges
+    evaluations = [evaluate_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in edges]
+    weighted = [(edge.weight, found) for edge, found in zip(edges, evaluations, strict=True) if found.has_replicas]
+    traffic = sum(weight for weight, _ in weighted)
     return Evaluation(
-        latency=sum(weight * each.latency for weight, each in weighed) / traffic if traffic else 0.0,
-        violations=sum(each.violations for each in found),
-        hottest=sum(weight * each.hottest for weight, each in weighed) / traffic if traffic else 1.0,
+        latency=sum(weight * found.latency for weight, found in weighted) / traffic if traffic else 0.0,
+        violations=sum(found.violations for found in evaluations),
+        hottest=sum(weight * found.hottest for weight, found in weighted) / traffic if traffic else 1.0,
         traffic=traffic,
     )
 
@@ -88,30 +89,42 @@ def evaluate_edge(
     """
     if not callers or not called:
         return EdgeEvaluation()
-    table, ends = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
-    calling = np.array([callers.get(host, 0) for host in ends.tolist()], np.float64)
-    there = np.array([called.get(host, 0) for host in ends.tolist()], np.float64)
-    zone, zones = problem.zone_of[ends], len(problem.zoned)
-    in_zone = np.bincount(zone, there, zones)
-    own, replicas = in_zone[zone], float(there.sum())
-    # Callers by who answers them: their host, their zone, or any.
-    here = (there > 0) & (edge.routing is Routing.NODE)
-    hinted = has_zone_hints(edge.routing, problem.zoned[zone[there > 0]])
-    near = ~here & (own > 0) & problem.zoned[zone] & hinted
-    kept, close, any_ = calling * here, calling * near, calling * ~(here | near)
-    inside = table.latency[zone, zone]
-    saved = table.local - inside
-    of_zone = np.divide(there, own, out=np.zeros_like(there), where=own > 0)
-    of_all = there / replicas
-    anywhere = table.latency[zone] @ in_zone / replicas + of_all * saved
-    latency = kept.sum() * table.local + close @ (inside + of_zone * saved) + any_ @ anywhere
-    over = table.violates_limit[zone] @ in_zone - there * table.violates_limit[zone, zone]
-    violations = close @ ((own - there) * table.violates_limit[zone, zone]) + any_ @ over
-    load = kept + np.bincount(zone, close, zones)[zone] * of_zone + any_.sum() * of_all
-    everybody = float(calling.sum())
+    table, hosts = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
+    calling = np.array([callers.get(host, 0) for host in hosts.tolist()], np.float64)
+    replicas_at = np.array([called.get(host, 0) for host in hosts.tolist()], np.float64)
+    zone, zones = problem.zone_of[hosts], len(problem.zoned)
+    zone_replicas = np.bincount(zone, replicas_at, zones)
+    replicas_in_zone, replicas = zone_replicas[zone], float(replicas_at.sum())
+    # Arrays are by host. Callers by who answers them: their host, their zone, or any.
+    same_node = (replicas_at > 0) & (edge.routing is Routing.NODE)
+    hinted = has_zone_hints(edge.routing, problem.zoned[zone[replicas_at > 0]])
+    same_zone = ~same_node & (replicas_in_zone > 0) & problem.zoned[zone] & hinted
+    callers_same_node, callers_same_zone = calling * same_node, calling * same_zone
+    callers_anywhere = calling * ~(same_node | same_zone)
+    zone_latency = table.latency[zone, zone]
+    local_gain = table.local - zone_latency
+    of_zone = np.divide(replicas_at, replicas_in_zone, out=np.zeros_like(replicas_at), where=replicas_in_zone > 0)
+    of_all = replicas_at / replicas
+    anywhere = table.latency[zone] @ zone_replicas / replicas + of_all * local_gain
+    latency = (
+        callers_same_node.sum() * table.local
+        + callers_same_zone @ (zone_latency + of_zone * local_gain)
+        + callers_anywhere @ anywhere
+    )
+    violating_replicas = table.violates_limit[zone] @ zone_replicas - replicas_at * table.violates_limit[zone, zone]
+    violations = (
+        callers_same_zone @ ((replicas_in_zone - replicas_at) * table.violates_limit[zone, zone])
+        + callers_anywhere @ violating_replicas
+    )
+    load = (
+        callers_same_node
+        + np.bincount(zone, callers_same_zone, zones)[zone] * of_zone
+        + callers_anywhere.sum() * of_all
+    )
+    all_callers = float(calling.sum())
     return EdgeEvaluation(
-        latency=float(latency) / everybody,
+        latency=float(latency) / all_callers,
         violations=round(float(violations)),
-        hottest=float((load[there > 0] / there[there > 0]).max()) * replicas / everybody,
-        answered=True,
+        hottest=float((load[replicas_at > 0] / replicas_at[replicas_at > 0]).max()) * replicas / all_callers,
+        has_replicas=True,
     )
