@@ -21,7 +21,7 @@ from kubekit.errors import ConfigError, KubekitError
 log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-MEMORY_GROWTH, MEMORY_LOOK_S = 1.1, 30.0
+MEMORY_GROWTH, MEMORY_CHECK_INTERVAL_S = 1.1, 30.0
 _NEVER = 2**31 - 1
 
 
@@ -138,7 +138,7 @@ async def configure_gc() -> None:
             if _memory() > MEMORY_GROWTH * settled_at:
                 compact_memory()
                 settled_at = _memory()
-        await asyncio.sleep(MEMORY_LOOK_S)
+        await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
 
 def _memory() -> int:

@@ -21,7 +21,8 @@ from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundState, decide
 from controller.descheduler.history import History, HistoryStore
-from controller.descheduler.round_plan import Answer, Move, NodeState, RoundPlan, Skip
+from controller.descheduler.node_load import Class
+from controller.descheduler.round_plan import DescheduleOutput, Move, NodeState, RoundPlan, Skip
 from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageStore
@@ -34,7 +35,7 @@ from kubekit.wire import PODS
 SHOWN_SKIPS = 20
 
 
-class ConditionState(Answer, frozen=True):
+class ConditionState(DescheduleOutput, frozen=True):
     """A condition of a move, and how many pods it keeps; see `controller.descheduler.conditions`."""
 
     name: str
@@ -42,7 +43,7 @@ class ConditionState(Answer, frozen=True):
     keeps: int
 
 
-class Preview(Answer, frozen=True):
+class Preview(DescheduleOutput, frozen=True):
     """One round of descheduling.
 
     Attributes:
@@ -229,4 +230,9 @@ def _summary(answer: Preview) -> str:
     return f"nodes: {nodes or 'none looked at'}" + (f"; {refused} usage readings ignored" if refused else "")
 
 
-_KINDS = (("over", "hot"), ("normal", "normal"), ("under", "with low load"), ("unknown", "of unknown load"))
+_KINDS: tuple[tuple[Class, str], ...] = (
+    ("over", "hot"),
+    ("normal", "normal"),
+    ("under", "with low load"),
+    ("unknown", "of unknown load"),
+)

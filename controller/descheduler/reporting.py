@@ -127,7 +127,7 @@ def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str
     return found
 
 
-KINDS: tuple[str, ...] = get_args(Class)
+KINDS: tuple[Class, ...] = get_args(Class)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _PREFIX = "netaware_descheduler"
 

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.descheduler.config import Strategy
+from controller.descheduler.node_load import Class
 
 MAX_SKIPS = 2000
 
 
-class Answer(msgspec.Struct, frozen=True, rename="camel"):
+class DescheduleOutput(msgspec.Struct, frozen=True, rename="camel"):
     """Base of what `kubectl netaware deschedule` prints."""
 
 
-class Move(Answer, frozen=True):
+class Move(DescheduleOutput, frozen=True):
     """A pod that should go.
 
     Attributes:
         pod: ``namespace/name``.
-        reason: as users know it, with the values at the moment of this move.
+        reason: in koord-descheduler's wording, with usage after the moves before this one.
         target: where it is expected to land; empty when nodeFit is off.
         used: amounts that leave with it: millicores, bytes, bits per second.
         node_before, node_after: percent of the node's allocatable by resource, around this move.
@@ -42,8 +43,8 @@ class Move(Answer, frozen=True):
     group: str = ""
 
 
-class Skip(Answer, frozen=True):
-    """A pod that should go and stays.
+class Skip(DescheduleOutput, frozen=True):
+    """A pod that qualifies for a move but fails a condition.
 
     Attributes:
         condition: name of the first condition that does not hold.
@@ -56,11 +57,10 @@ class Skip(Answer, frozen=True):
     why: str
 
 
-class NodeState(Answer, frozen=True):
+class NodeState(DescheduleOutput, frozen=True):
     """The classification of a node.
 
     Attributes:
-        kind: over, under, normal or unknown.
         share: percent of allocatable by resource.
         stuck: hot for long enough, and this round could not plan all that is needed.
         why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
@@ -68,7 +68,7 @@ class NodeState(Answer, frozen=True):
 
     node: str
     pool: str
-    kind: str
+    kind: Class
     share: Mapping[str, float]
     low: Mapping[str, float]
     high: Mapping[str, float]
@@ -76,8 +76,8 @@ class NodeState(Answer, frozen=True):
     why: str = ""
 
 
-class RoundPlan(Answer, frozen=True):
-    """The answer of one round.
+class RoundPlan(DescheduleOutput, frozen=True):
+    """The result of one round.
 
     Attributes:
         notes: why the round or a part of it stopped.

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from netperf.probers.contention import follow_run_queue
+from netperf.probers.contention import poll_run_queue
 
 OUTPUT_LIMIT = 65536
 STOP_GRACE_S = 2.0
@@ -120,7 +120,7 @@ async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
         preexec_fn=die_with_parent,
     )
     waited_us: list[float] = []
-    watcher = asyncio.create_task(follow_run_queue(process.pid, waited_us.append))
+    watcher = asyncio.create_task(poll_run_queue(process.pid, waited_us.append))
     try:
         async with asyncio.timeout(deadline_s):
             stdout, stderr = await process.communicate()

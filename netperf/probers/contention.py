@@ -79,8 +79,8 @@ def difference(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else max(0.0, after - before)
 
 
-async def follow_run_queue(pid: int, seen: Callable[[float], None]) -> None:
-    """Report `read_run_queue_us` of a child again and again until it ends, because it cannot be read afterwards."""
+async def poll_run_queue(pid: int, on_value: Callable[[float], None]) -> None:
+    """Report `read_run_queue_us` of a child every 50 ms until it ends, because it cannot be read afterwards."""
     while (waited_us := read_run_queue_us(pid)) is not None:
-        seen(waited_us)
+        on_value(waited_us)
         await asyncio.sleep(SAMPLING_S)

@@ -72,8 +72,8 @@ class ExtenderService:
     """Stores, state and server put together.
 
     Attributes:
-        state: the cluster in the rules' eyes.
-        server: not yet serving.
+        state: what the rules know of the cluster.
+        server: started by `tasks`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ExtenderService:
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
     def stores(self) -> dict[str, Awaitable[None]]:
-        """The endless tasks that keep the state true."""
+        """Informer tasks, by store name."""
         return {name: store.run() for name, store in self._stores.items()}
 
     def tasks(self) -> dict[str, Awaitable[None]]:
@@ -125,7 +125,7 @@ class ExtenderService:
         return {
             **self.stores(),
             "http": self.server.serve(),
-            "memory": self._configure_gc_after_sync(),
+            "gc": self._configure_gc_after_sync(),
             "loop": self._loop.run(),
         }
 

@@ -10,6 +10,7 @@ import pytest
 
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup
+from controller.descheduler.node_load import Class
 from controller.descheduler.reporting import describe_eviction, taint_patches
 from controller.descheduler.round_plan import NodeState
 from netperf.contract import HOT_TAINT
@@ -421,7 +422,7 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
 # The soft taint
 
 
-def share_state(name: str, cpu: float, kind: str = "normal") -> NodeState:
+def share_state(name: str, cpu: float, kind: Class = "normal") -> NodeState:
     return NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0})
 
 
@@ -430,7 +431,7 @@ def test_hot_nodes_and_those_half_way_there_are_shunned_until_they_have_low_load
     soft = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}]
     nodes = {n.name: n for n in (node("plain"), node("tainted", taints=soft))}
 
-    def shunned(cpu: float, *, kind: str = "normal", hot: bool = False) -> set[str]:
+    def shunned(cpu: float, *, kind: Class = "normal", hot: bool = False) -> set[str]:
         states = [share_state(name, cpu, kind) for name in nodes]
         return set(nodes_to_taint(states, dict.fromkeys(nodes, Detector(hot=hot)), nodes))
 

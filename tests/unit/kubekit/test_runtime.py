@@ -102,21 +102,21 @@ def full_collections_of(objects: int) -> int:
 
 @pytest.mark.usefixtures("collector")
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a little at a time")
-def test_nothing_goes_through_all_objects_once_memory_is_settled() -> None:
+def test_no_full_collection_after_compact_memory() -> None:
     assert full_collections_of(300_000) > 0
     compact_memory()
     assert full_collections_of(300_000) == 0
 
 
 class Circle:
-    """Goes by the collector alone."""
+    """Freed only by the cyclic collector."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
 @pytest.mark.usefixtures("collector")
-def test_what_refers_to_itself_goes_at_the_next_time_also_when_it_was_there_at_an_earlier_one() -> None:
+def test_compact_memory_frees_cycles_that_an_earlier_call_froze() -> None:
     gc.disable()
     first = Circle()
     gone = weakref.ref(first)
@@ -135,23 +135,23 @@ def test_what_refers_to_itself_goes_at_the_next_time_also_when_it_was_there_at_a
 
 
 @pytest.mark.usefixtures("collector")
-async def test_memory_is_settled_again_when_it_has_grown_by_a_tenth_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, garbage, settled = [0], [0], list[int]()
+async def test_memory_is_compacted_again_after_it_grew_by_ten_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, garbage, compacted_at = [0], [0], list[int]()
 
-    def settle() -> None:
-        settled.append(memory[0])
+    def compact() -> None:
+        compacted_at.append(memory[0])
         memory[0] -= garbage[0]
 
-    monkeypatch.setattr(runtime, "MEMORY_LOOK_S", 0.0)
+    monkeypatch.setattr(runtime, "MEMORY_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(runtime, "_memory", lambda: memory[0])
-    monkeypatch.setattr(runtime, "compact_memory", settle)
+    monkeypatch.setattr(runtime, "compact_memory", compact)
     task = asyncio.create_task(configure_gc())
-    # What is garbage each time does not make room for more of it the next time.
+    # The threshold is the memory after the last compaction, not before it.
     for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
         for _ in range(5):
             await asyncio.sleep(0)
     task.cancel()
-    assert settled == [1000, 1101, 1211, 1211]
+    assert compacted_at == [1000, 1101, 1211, 1211]
 
 
 def test_memory_is_what_the_process_has_now() -> None:
