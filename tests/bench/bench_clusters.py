@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from tests.bench.figures import Figures, figure
-from tests.unit.controller.compared import Compared, compare
+from tests.unit.controller.plan_comparison import Comparison, compare
 
 CLUSTERS = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
 SECONDS = float(os.environ.get("NETAWARE_BENCH_SECONDS", "10"))
@@ -26,7 +26,9 @@ def measure() -> Figures:
     more = sum(one.ours.unplaced > one.best.unplaced for one in found)
     same = [one for one in found if one.ours.unplaced == one.best.unplaced]
     broken = (
-        100 * sum(one.limits > (one.best.unplaced, one.best.together, one.best.beyond) for one in same) / len(found)
+        100
+        * sum(one.limits > (one.best.unplaced, one.best.unspread_workloads, one.best.violations) for one in same)
+        / len(found)
     )
     proven = sum(one.proven for one in found)
     waiting = f"{sum(one.best.unplaced > 0 for one in found)} clusters hold pods that nobody can place; {proven} proven"
@@ -35,7 +37,7 @@ def measure() -> Figures:
         "clusters_violations_more": figure(broken, "%", 1),
     }
     for style in ("time", "parity"):
-        ratios = np.array([one.ratio for one in same if one.style == style and one.alike])
+        ratios = np.array([one.ratio for one in same if one.style == style and one.matches_on_limits])
         median, p95, worst = float(np.median(ratios)), float(np.percentile(ratios, 95)), float(ratios.max())
         figures |= {
             f"clusters_{style}_median": figure(round(median, 3), "x", 1),
@@ -45,8 +47,8 @@ def measure() -> Figures:
     return figures
 
 
-def _compare(seed: int) -> Compared:
+def _compare(seed: int) -> Comparison:
     found = compare(seed, SECONDS, fitting=seed % 2 == 1)
-    if not found.alike or (found.style != "spread" and found.ratio > 1.0001):
+    if not found.matches_on_limits or (found.style != "spread" and found.ratio > 1.0001):
         print(f"  {found}", file=sys.stderr, flush=True)
     return found

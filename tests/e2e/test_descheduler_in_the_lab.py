@@ -30,7 +30,7 @@ from lab.installation import MANIFESTS
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.e2e.labs import installed_lab
-from tests.integration.descheduler.stage import Event, place
+from tests.integration.descheduler.stage import Event, create_bound_replica_set
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
 HOLD_S = 6.0
@@ -79,8 +79,8 @@ async def deploy(client: Client) -> None:
     await client.create(APPGROUPS, group, Object, namespace=SHOP)
     profile = {"schedulerName": "network-aware-scheduler"}
     tied = {**profile, "nodeSelector": {"topology.kubernetes.io/zone": PAIR[0]}}
-    await place(client, SHOP, "db", 0.2, ["n1"], labels=member("db"), **tied)
-    await place(client, SHOP, "web", 0.2, ["n3"], labels=member("web"), **profile)
+    await create_bound_replica_set(client, SHOP, "db", 0.2, ["n1"], labels=member("db"), **tied)
+    await create_bound_replica_set(client, SHOP, "web", 0.2, ["n3"], labels=member("web"), **profile)
 
 
 @pytest.mark.usefixtures("privileges")

@@ -10,7 +10,7 @@ import pytest_asyncio
 from kubekit.client import Client
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from tests.integration.descheduler.stage import Stage, serve_usage
+from tests.integration.descheduler.stage import DeschedulerHarness, serve_usage
 from tests.support.prometheus_past import prometheus_of
 
 
@@ -22,11 +22,11 @@ async def stage(
     kwok: Program,
     prometheus_programs: Mapping[str, Path],
     tmp_path: Path,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[DeschedulerHarness]:
     async with serve_usage(client, namespace) as usage:
         job = {"job_name": "usage", "static_configs": [{"targets": [f"127.0.0.1:{usage.port}"]}]}
         async with prometheus_of(prometheus_programs, tmp_path, jobs=[job]) as known:
-            made = Stage(client, namespace, control_plane, tmp_path, usage, known.url)
+            made = DeschedulerHarness(client, namespace, control_plane, tmp_path, usage, known.url)
             yield made
             for replica in made.replicas:
                 await replica.stop()

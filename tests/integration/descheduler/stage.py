@@ -37,7 +37,7 @@ QUERIES = {
 """The defaults with a window that suits a scrape every second."""
 
 
-class Kubelets:
+class FakeKubeletMetrics:
     """The simulated resource metrics of all nodes, as counters that grow while pods run.
 
     Attributes:
@@ -75,7 +75,7 @@ class Kubelets:
         self._at = now
 
     def text(self, namespace: str) -> str:
-        """The exposition."""
+        """The metrics in Prometheus' text format."""
         self._advance()
         alive = {pod.metadata.name for pod in self.pods}
         lines = []
@@ -92,9 +92,9 @@ def _cores(pod: Pod) -> float:
 
 
 @asynccontextmanager
-async def serve_usage(client: Client, namespace: str) -> AsyncIterator[Kubelets]:
-    """The exporter, kept true by a watch."""
-    kubelets = Kubelets(client, namespace)
+async def serve_usage(client: Client, namespace: str) -> AsyncIterator[FakeKubeletMetrics]:
+    """The exporter, with pods from a watch."""
+    kubelets = FakeKubeletMetrics(client, namespace)
     store = asyncio.create_task(kubelets.pods.run())
 
     async def metrics(_: web.Request) -> web.Response:
@@ -126,7 +126,7 @@ def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any)
     }
 
 
-async def place(
+async def create_bound_replica_set(
     client: Client,
     namespace: str,
     app: str,
@@ -139,8 +139,8 @@ async def place(
     """A ReplicaSet whose first pods are on the nodes named, and whose later ones go where the scheduler wants.
 
     The pods are created bound and then adopted, since a template that named a node would name it for replacements too. The
-    controller manager may see the ReplicaSet before them, and create others: those wait at a gate until they are taken back.
-    Without it they ran elsewhere, and the pods named were deleted, since more of them share a node.
+    controller manager may see the ReplicaSet before them, and create others. The gate keeps surplus pods unscheduled until the
+    ReplicaSet deletes them; otherwise it would delete the bound ones, which share nodes.
     """
     template = pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
@@ -176,7 +176,7 @@ async def place(
     await eventually(observed, 60)
 
 
-FAST = {
+SHORT_LIMITS = {
     "perNode": 2,
     "perNamespace": 8,
     "perRound": 8,
@@ -196,10 +196,12 @@ class Event(Object, frozen=True):
     type: str = ""
 
 
-class Stage:
-    """Nodes of one test, their usage, and managers that look after them and no others."""
+class DeschedulerHarness:
+    """Nodes of one test, their simulated usage, and controllers restricted to them."""
 
-    def __init__(self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: Kubelets, url: str):
+    def __init__(
+        self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: FakeKubeletMetrics, url: str
+    ):
         self.client, self.namespace, self.plane, self.folder = client, namespace, plane, folder
         self.usage, self.url = usage, url
         self.label = {"netaware.io/test": namespace}
@@ -215,14 +217,14 @@ class Stage:
         }
         usage = {"source": "prometheus", "prometheus": {"url": self.url, "queries": QUERIES}}
         policy.update(sections.pop("policy", {}))
-        # A test is shorter than the minute that a pod is left alone, and some of its workloads have one pod.
+        # A test is shorter than the default of `minPodAgeS`, and some of its workloads have one pod.
         protection = {"minPodAgeS": 0, "minReplicas": 1}
         return {
             "enabled": True,
             "intervalS": 1,
             "policy": policy,
             "usage": usage,
-            "limits": FAST,
+            "limits": SHORT_LIMITS,
             "protection": protection,
             **sections,
         }
@@ -245,7 +247,7 @@ class Stage:
         await eventually(all_run, 60)
 
 
-async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
+async def make_nodes(stage: DeschedulerHarness, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
     names = [f"{prefix}{i:02}-{stage.namespace}" for i in range(count)]
     for name in names:
         await make_node(name, capacity={"cpu": "8"}, labels=stage.label)

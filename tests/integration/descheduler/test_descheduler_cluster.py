@@ -19,7 +19,13 @@ from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod, Resource
 from netperf.contract import CONTROLLER
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
-from tests.integration.descheduler.stage import Stage, after_rounds, evictions, make_nodes, place
+from tests.integration.descheduler.stage import (
+    DeschedulerHarness,
+    after_rounds,
+    create_bound_replica_set,
+    evictions,
+    make_nodes,
+)
 
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 
@@ -30,7 +36,7 @@ async def stock_scheduler(scheduler: StartScheduler) -> None:
     await scheduler()
 
 
-async def deschedule(stage: Stage) -> Any:
+async def deschedule(stage: DeschedulerHarness) -> Any:
     """What `kubectl netaware deschedule --dry-run` prints as JSON, in a process of its own, with the configuration in the cluster."""
     head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     data = {"config.yaml": yaml.safe_dump({**head, "descheduler": stage.config()})}
@@ -57,11 +63,11 @@ async def deschedule(stage: Stage) -> Any:
 
 @pytest.mark.timeout(240)
 async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says_why(
-    stage: Stage, make_node: MakeNode
+    stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 3)
     only_here = {"nodeSelector": {"kubernetes.io/hostname": names[0]}}
-    await place(stage.client, stage.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
+    await create_bound_replica_set(stage.client, stage.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
     await stage.running(6)
     replica = stage.start()
 
@@ -78,7 +84,7 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
 
 @pytest.mark.timeout(240)
 async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_says_so(
-    stage: Stage, make_node: MakeNode
+    stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 3)
     budget = {
@@ -88,7 +94,7 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
         "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
     }
     await stage.client.create(BUDGETS, budget, Object, namespace=stage.namespace)
-    await place(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
+    await create_bound_replica_set(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
     await stage.running(6)
     replica = stage.start()
     await after_rounds(replica, 15)
@@ -114,11 +120,11 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
 
 @pytest.mark.timeout(240)
 async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
-    stage: Stage, make_node: MakeNode
+    stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 4)
-    await place(stage.client, stage.namespace, "a", 0.8, [names[0]] * 3)
-    await place(stage.client, stage.namespace, "b", 0.7, [names[0]] * 3)
+    await create_bound_replica_set(stage.client, stage.namespace, "a", 0.8, [names[0]] * 3)
+    await create_bound_replica_set(stage.client, stage.namespace, "b", 0.7, [names[0]] * 3)
     await stage.running(6)
     rehearsal = stage.start(dryRun=True)
 
@@ -148,10 +154,10 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
 
 
 async def test_an_eviction_leaves_another_pod_of_the_same_name_alone(
-    stage: Stage, make_node: MakeNode, client: Client
+    stage: DeschedulerHarness, make_node: MakeNode, client: Client
 ) -> None:
     (name,) = await make_nodes(stage, make_node, 1)
-    await place(client, stage.namespace, "one", 0.1, [name])
+    await create_bound_replica_set(client, stage.namespace, "one", 0.1, [name])
     await stage.running(1)
     ((pod,),) = stage.usage.running().values()
     move = Move(

@@ -25,13 +25,18 @@ SCALE = 5040
 
 
 class Best(msgspec.Struct, frozen=True, order=True):
-    """Of a placement, lower is better, field by field: pods without a place, workloads wholly in one zone that should not be,
-    calls beyond their limit, and what the group's objective counts (microseconds or networkCost).
+    """Value of a placement; lower is better, compared field by field.
+
+    Attributes:
+        unplaced: pods without a place.
+        unspread_workloads: those wholly in one zone that should not be.
+        violations: calls beyond their limit.
+        cost: what the group's objective counts, microseconds or networkCost.
     """
 
     unplaced: int
-    together: int
-    beyond: int
+    unspread_workloads: int
+    violations: int
     cost: float
 
 

@@ -1,4 +1,4 @@
-"""`simulate --offline` against CP-SAT on one random cluster: the file, the command's own reading, the answer's judgement."""
+"""`simulate --offline` against CP-SAT on one random cluster."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.unit.controller.clusters import Json, Style, random_objects, style_of
 from tests.unit.controller.oracle import Best, World
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True):
     """One cluster.
 
     Attributes:
         seed: of the cluster.
         style: of the cluster.
         ours: what the plan is worth, by the oracle.
-        best: the best that CP-SAT found, ours to begin with.
+        best: the best placement that CP-SAT found, starting from ours.
         proven: whether it is the best there is.
         violations: what the answer itself says.
     """
@@ -34,14 +34,14 @@ class Compared(msgspec.Struct, frozen=True):
     violations: int
 
     @property
-    def alike(self) -> bool:
-        """Nothing is worse than need be but for the cost."""
-        return self.limits == (self.best.unplaced, self.best.together, self.best.beyond)
+    def matches_on_limits(self) -> bool:
+        """Whether the plan is as good as the best one in all but cost."""
+        return self.limits == (self.best.unplaced, self.best.unspread_workloads, self.best.violations)
 
     @property
     def limits(self) -> tuple[int, int, int]:
-        """What comes before the cost."""
-        return self.ours.unplaced, self.ours.together, self.ours.beyond
+        """Criteria that take precedence over the cost."""
+        return self.ours.unplaced, self.ours.unspread_workloads, self.ours.violations
 
     @property
     def ratio(self) -> float:
@@ -58,7 +58,7 @@ def plan_file(objects: list[Json]) -> OfflinePlan:
 
 
 def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
-    """A cluster's objects less the pods that CP-SAT finds no place for: full to the brim, and a place for each."""
+    """A cluster's objects less the pods that CP-SAT finds no place for, so that the cluster is full and every pod has a place."""
     objects = random_objects(seed)
     world = World(objects)
     placed = world.most_placed(seconds)
@@ -66,7 +66,7 @@ def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
     return [item for item in objects if item["kind"] != "Pod" or f"default/{item['metadata']['name']}" not in left]
 
 
-def compare(seed: int, seconds: float, *, fitting: bool = False) -> Compared:
+def compare(seed: int, seconds: float, *, fitting: bool = False) -> Comparison:
     """Make a cluster, plan it and look for something better.
 
     Args:
@@ -80,4 +80,4 @@ def compare(seed: int, seconds: float, *, fitting: bool = False) -> Compared:
     objects = fitting_objects(seed) if fitting else random_objects(seed)
     answer, world = plan_file(objects), World(objects)
     best, proven = world.best(answer.placements, seconds)
-    return Compared(seed, style_of(seed), world.evaluate(answer.placements), best, proven, answer.violations)
+    return Comparison(seed, style_of(seed), world.evaluate(answer.placements), best, proven, answer.violations)
