@@ -268,15 +268,16 @@ class Bench:
         """
         code = CODES[case.name]
 
-        def mine() -> list[Json]:
+        def findings_of_namespace() -> list[Json]:
             prefix = f"{namespace}/"
             return [f for f in self.found if any(name.startswith(prefix) for name in f["affects"])]
 
         await self.until(
-            lambda: any(f["code"] == code for f in mine()), lambda: f"{case.name} not named: {brief(self.found)}"
+            lambda: any(f["code"] == code for f in findings_of_namespace()),
+            lambda: f"{case.name} not named: {brief(self.found)}",
         )
-        first = mine()[0]
-        assert first["code"] == code, f"{case.name}: {brief(mine())}"
+        first = findings_of_namespace()[0]
+        assert first["code"] == code, f"{case.name}: {brief(findings_of_namespace())}"
         for line in first["fix"]:
             command = self.terminal.command_in(line, case.choices)
             if command:
@@ -284,7 +285,8 @@ class Bench:
         for line in case.by_hand:
             await self.paste(line.replace("NS", namespace))
         await self.until(
-            lambda: all(f["code"] != code for f in mine()), lambda: f"not ended by {first['fix']}: {brief(mine())}"
+            lambda: all(f["code"] != code for f in findings_of_namespace()),
+            lambda: f"not ended by {first['fix']}: {brief(findings_of_namespace())}",
         )
 
 

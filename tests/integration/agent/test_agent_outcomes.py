@@ -267,12 +267,12 @@ async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_progra
             await eventually(counted(agent, "netaware_probe_quality_flags", doubt), PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
-            async def told() -> bool:
+            async def is_flagged_as_throttled() -> bool:
                 found = (await home.samples(["healthy"])).get("healthy/TCP_RR")
                 return found is not None and "throttled" in found.quality_flags
 
             # An earlier run may have come off without being throttled, and been written first.
-            await eventually(told)
+            await eventually(is_flagged_as_throttled)
 
 
 async def test_loss_of_datagrams_is_reported_and_doubted_where_there_is_no_netperf(home: Home) -> None:

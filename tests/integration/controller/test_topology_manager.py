@@ -241,11 +241,11 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_rep
     filler = {f"theirs-{i}": "x" * 100_000 for i in range(9)}
     await write(filler)
 
-    async def told() -> bool:
+    async def input_is_too_large() -> bool:
         found = find_condition((await world.topology()).status.conditions, "InputValid")
         return found is not None and (found.status, found.reason) == ("False", "ResultsTooLarge")
 
-    await eventually(told)
+    await eventually(input_is_too_large)
     assert await world.costs() == good
     await world.client.delete(CONFIGMAPS, "netperf-metrics", namespace=world.namespace)
     # The planner makes what agents are to write into.

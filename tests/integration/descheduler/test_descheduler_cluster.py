@@ -71,10 +71,10 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
     await stage.running(6)
     replica = stage.start()
 
-    async def told() -> bool:
+    async def has_event() -> bool:
         return any(names[0] in event.metadata.name for event in await stage.events("NotRelieved", "default"))
 
-    await eventually(told, 60)
+    await eventually(has_event, 60)
     (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can go: 6 node-fit"
     await after_rounds(replica, 10)

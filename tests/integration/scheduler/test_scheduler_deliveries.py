@@ -53,10 +53,10 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
         for workload in chain:
             await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "4"})
 
-        async def seen() -> bool:
+        async def autoscaler_sees_all() -> bool:
             return all([autoscaler_sees(await read_pod(client, namespace, name)) for name in names])
 
-        await until(seen)
+        await until(autoscaler_sees_all)
         asked = [await read_pod(client, namespace, name) for name in names]
         assert [pod.spec.affinity for pod in asked] == [None] * len(names)
         for node in ("n-b", "n-c"):

@@ -197,7 +197,7 @@ def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]:
+def scraped_collector(tmp_path: Path) -> tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]:
     """Counting with one call in its totals; and bytes by direction as a scrape sees them so many seconds after they were read."""
     clock = [READ_AT_S]
     collector = TrafficCollector(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
@@ -216,8 +216,8 @@ def seen(tmp_path: Path) -> tuple[TrafficCollector, Callable[[float], dict[str, 
     return collector, scrape
 
 
-def test_what_prometheus_sees(seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]) -> None:
-    collector, scrape = seen
+def test_what_prometheus_sees(scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]) -> None:
+    collector, scrape = scraped_collector
     registry = CollectorRegistry()
     registry.register(collector)
     labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
@@ -231,18 +231,18 @@ def test_what_prometheus_sees(seen: tuple[TrafficCollector, Callable[[float], di
 
 
 def test_bytes_carry_the_time_at_which_they_were_read_and_are_shown_no_longer_than_scrapers_take_them(
-    seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
+    scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
 ) -> None:
-    _, scrape = seen
+    _, scrape = scraped_collector
     assert {sample.timestamp for sample in scrape(29).values()} == {READ_AT_S}
     assert {sample.timestamp for sample in scrape(SHOWN_S).values()} == {READ_AT_S}
     assert scrape(SHOWN_S + 1) == {}
 
 
 def test_a_scrape_in_the_middle_of_a_round_sees_the_one_before(
-    seen: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
+    scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
 ) -> None:
-    collector, scrape = seen
+    collector, scrape = scraped_collector
     collector.edges.begin_round(30, READ_AT_S + 30)
     collector.edges.add_live(entry(5000, 5000))
     assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S, 100), (READ_AT_S, 900)]

@@ -301,7 +301,7 @@ class World:
             len(keys) for pod, keys in zip(self.classes, self.members, strict=True) if self.workload(pod) == workload
         )
 
-    def beyond(self, edge: tuple[int, int, int], a: int, b: int) -> bool:
+    def exceeds_limit(self, edge: tuple[int, int, int], a: int, b: int) -> bool:
         cost = self.way(a, b) if a != b else None
         return cost is not None and cost > edge[2]
 
@@ -328,7 +328,7 @@ class World:
             a, b = edge[:2]
             for z, callers in enumerate(in_zone[a]):
                 if callers and (self.routing(b) == "" or not in_zone[b][z]):
-                    beyond += sum(callers * n for y, n in enumerate(in_zone[b]) if self.beyond(edge, z, y))
+                    beyond += sum(callers * n for y, n in enumerate(in_zone[b]) if self.exceeds_limit(edge, z, y))
             if not sum(on[a]) or not sum(on[b]):
                 continue
             pairs = sum(
@@ -526,7 +526,7 @@ class _Model:
                 [self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones
             ]
             for z in zones:
-                broken = sum(product[z][y] for y in zones if world.beyond(edge, z, y))
+                broken = sum(product[z][y] for y in zones if world.exceeds_limit(edge, z, y))
                 if isinstance(broken, int):
                     continue
                 if world.routing(b):

@@ -52,7 +52,7 @@ def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppG
     )
 
 
-def said(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
+def condition_of(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
     at = format_time(NOW_S - ago_s)
     return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
@@ -129,7 +129,7 @@ def no_node(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields:
 
 
 def topology(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
-    found = msgspec.convert(said(type_, status, reason, message), Condition)
+    found = msgspec.convert(condition_of(type_, status, reason, message), Condition)
     return facts(topologies={"netaware-system/nt-default": (found,)}, **fields)
 
 
@@ -317,7 +317,10 @@ SITUATIONS: tuple[Situation, ...] = (
         "a quota keeps pods from being made",
         "members-missing",
         "reason=FailedCreate",
-        facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
+        facts(
+            groups=(group([condition_of("Complete", "False", "PodsMissing", "1 of 20 pods run")]),),
+            pods=(pod(node="n1"),),
+        ),
     ),
     Situation(
         "a namespace that does not let the group in",
@@ -327,7 +330,7 @@ SITUATIONS: tuple[Situation, ...] = (
             groups=(
                 group(
                     [
-                        said(
+                        condition_of(
                             "Admitted",
                             "False",
                             "NamespaceNotAdmitted",
@@ -348,7 +351,9 @@ SITUATIONS: tuple[Situation, ...] = (
         "graph shop -n web",
         facts(
             groups=(
-                group([said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")]),
+                group(
+                    [condition_of("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")]
+                ),
             )
         ),
     ),
@@ -356,7 +361,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "replicas that one zone's loss would stop",
         "not-balanced",
         "graph shop -n web",
-        facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
+        facts(groups=(group([condition_of("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
     ),
     Situation(
         "a workload label that is wrong",

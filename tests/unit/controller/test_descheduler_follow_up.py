@@ -71,7 +71,7 @@ def replicas(memory: History) -> dict[str, float]:
     return {key: backoff.until_s for key, backoff in memory.backoffs.items() if "/" not in key}
 
 
-def judged(
+def evaluate_moves(
     view: LoadSnapshot, after_s: float, *moves: PendingMove, memory: History | None = None
 ) -> tuple[History, list[str]]:
     memory = msgspec.structs.replace(memory or History(), pending=moves or (move(),))
@@ -80,18 +80,18 @@ def judged(
 
 
 def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
-    memory, outcomes = judged(world(replica("new", "idle")), 60)
+    memory, outcomes = evaluate_moves(world(replica("new", "idle")), 60)
     assert (outcomes, memory.pending[0].replacement_node, memory.pending[0].replacement_pod) == (
         [],
         "idle",
         "default/new",
     )
     before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
-    memory, outcomes = judged(world(replica("new", "idle")), 306, memory=before)
+    memory, outcomes = evaluate_moves(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
     assert WORKLOAD not in memory.backoffs, "a success ends the back-off"
     resting = History(backoffs={WORKLOAD: BackOff(NOW_S + 5000, 3)})
-    memory, _ = judged(world(replica("new", "idle")), 306, memory=resting)
+    memory, _ = evaluate_moves(world(replica("new", "idle")), 306, memory=resting)
     assert memory.backoffs[WORKLOAD] == resting.backoffs[WORKLOAD], "a back-off that is not over is served"
     assert memory.pending == ()
 
@@ -102,10 +102,10 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
     for unseen in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
         blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), unseen)
         before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
-        memory, outcomes = judged(blind, 306, memory=before)
+        memory, outcomes = evaluate_moves(blind, 306, memory=before)
         assert outcomes == []
-        assert judged(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
-        memory, outcomes = judged(blind, 306 + LIMITS.start_timeout_s, memory=before)
+        assert evaluate_moves(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
+        memory, outcomes = evaluate_moves(blind, 306 + LIMITS.start_timeout_s, memory=before)
         assert outcomes == ["unknown"]
         assert (memory.backoffs[WORKLOAD], memory.results) == (before.backoffs[WORKLOAD], ()), (
             "it says nothing, neither way"
@@ -115,7 +115,7 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
 def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
     found, memory = [], History()
     for i in range(9):
-        memory, _ = judged(world(replica("new", "hot")), 10, memory=memory)
+        memory, _ = evaluate_moves(world(replica("new", "hot")), 10, memory=memory)
         found.append((memory.backoffs[WORKLOAD].until_s - NOW_S - 10) / 3600)
         assert memory.backoffs[WORKLOAD].failures == i + 1
     assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
@@ -123,19 +123,19 @@ def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
 
 def test_a_new_pod_of_a_scale_out_on_the_old_node_is_not_taken_for_the_replacement() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
-    memory, outcomes = judged(view, 10)
+    memory, outcomes = evaluate_moves(view, 10)
     assert (outcomes, memory.pending[0].replacement_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
 def test_clocks_that_differ_lose_no_replacement(skew_s: float) -> None:
     """The replacement bears the API server's time, the move ours."""
-    assert judged(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
+    assert evaluate_moves(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
 
 
 def test_five_returns_in_one_round_are_one_lesson() -> None:
     moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
-    memory, outcomes = judged(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
+    memory, outcomes = evaluate_moves(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
     assert memory.backoffs[WORKLOAD] == BackOff(NOW_S + 10 + 7200, 1, "returned")
 
@@ -156,13 +156,13 @@ def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once
     view = world(
         replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
     )
-    memory, outcomes = judged(view, 10, *moves)
+    memory, outcomes = evaluate_moves(view, 10, *moves)
     assert outcomes == []
     assert [m.replacement_pod for m in memory.pending] == ["default/new", "default/newer"]
 
 
 def test_a_bare_pod_is_not_waited_for() -> None:
-    assert judged(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
+    assert evaluate_moves(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
 
 
 def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
@@ -173,7 +173,7 @@ def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
     assert "default/Deployment/w4" not in memory.backoffs
     assert len(msgspec.json.encode(memory)) < 1 << 19
     replicas_first = History(backoffs={f"replica{i}": BackOff(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
-    memory, outcomes = judged(world(replica("new", "hot")), 10, memory=replicas_first)
+    memory, outcomes = evaluate_moves(world(replica("new", "hot")), 10, memory=replicas_first)
     assert (outcomes, len(memory.backoffs)) == (["returned"], MAX_BACKOFFS)
 
 
@@ -215,7 +215,7 @@ NEW = replica("new", "idle")
 def test_however_a_move_ends_its_result_and_its_replacement_are_remembered(
     view: LoadSnapshot, after_s: float, outcome: str, *, heir: bool
 ) -> None:
-    memory, outcomes = judged(view, after_s)
+    memory, outcomes = evaluate_moves(view, after_s)
     helped, says_nothing = outcome == "helped", outcome in {"", "not-replaced"}
     assert outcomes == ([outcome] if outcome else [])
     failed = BackOff(NOW_S + after_s + 7200, 1, outcome)
@@ -228,8 +228,8 @@ def test_however_a_move_ends_its_result_and_its_replacement_are_remembered(
 def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_any() -> None:
     seen = world(replica("new", "idle"))
     blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), {})
-    landed, _ = judged(seen, 10)
-    memory, outcomes = judged(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
+    landed, _ = evaluate_moves(seen, 10)
+    memory, outcomes = evaluate_moves(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
     assert (outcomes, list(replicas(memory)), memory.results) == (
         ["unknown"],
         [short_uid(replica("new", "idle").uid)],
@@ -239,9 +239,9 @@ def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_an
 
 def test_where_a_replacement_is_replaced_before_it_is_judged_its_successor_is_judged() -> None:
     """Evicted by its kubelet, say: the successor is on the old node again, and would be moved as if for the first time."""
-    landed, _ = judged(world(replica("new", "idle")), 60)
-    assert judged(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
-    memory, outcomes = judged(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
+    landed, _ = evaluate_moves(world(replica("new", "idle")), 60)
+    assert evaluate_moves(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
+    memory, outcomes = evaluate_moves(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
     assert outcomes == ["returned"]
     assert replicas(memory) == {short_uid(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
 

@@ -40,12 +40,12 @@ from tests.unit.controller.situations import (
     TAINTED,
     Situation,
     agents,
+    condition_of,
     facts,
     group,
     network,
     no_pods,
     pod,
-    said,
     status,
     topology,
     unscheduled,
@@ -98,10 +98,10 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
 
 
 def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
-    said = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+    condition_of = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
-    stuck = pod(owner=FRONT, scheduled=said, spec=GroupPodSpec(tolerations=[own, kept]))
+    stuck = pod(owner=FRONT, scheduled=condition_of, spec=GroupPodSpec(tolerations=[own, kept]))
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
@@ -249,7 +249,7 @@ def test_the_way_of_placement_is_read_of_pod_namespace_and_configuration(
     assert fact.has_placement is told
 
 
-ABOVE = said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
+ABOVE = condition_of("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
 VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
 TOLD = pod("front-2", scheduler="default-scheduler", node="n2", has_placement=True)
 
@@ -258,7 +258,9 @@ QUEUED = tuple(pod(name, created=NOW_S - ago) for name, ago in (("new", 5), ("ol
 
 
 def outlier(ago_s: float) -> Facts:
-    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition)
+    odd = msgspec.convert(
+        condition_of("OutlierNodes", "True", "NodesContradicted", "ignored: n2", ago_s=ago_s), Condition
+    )
     return facts(topologies={"netaware-system/nt-default": (odd,)})
 
 

@@ -19,18 +19,18 @@ HEALTHY = facts()
 STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def told(*moments: Facts) -> list[list[FindingEvent]]:
+def reported_news(*moments: Facts) -> list[list[FindingEvent]]:
     news = ReportedFindings()
     return [news.update(diagnose(moment), moment) for moment in moments]
 
 
 def test_what_is_found_twice_is_reported_once_and_again_when_it_comes_back() -> None:
-    counts = [len(found) for found in told(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
+    counts = [len(found) for found in reported_news(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 
 
 def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
-    first = told(STUCK, STUCK)[1][0]
+    first = reported_news(STUCK, STUCK)[1][0]
     assert (first.about, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
     assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
@@ -68,7 +68,7 @@ def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
         if codes <= {"dependency-cycle"} or situation.code.startswith(("spec-", "topology-")):
-            assert told(situation.facts, situation.facts) == [[], []], situation.code
+            assert reported_news(situation.facts, situation.facts) == [[], []], situation.code
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
@@ -76,6 +76,6 @@ def test_each_finding_is_about_objects_that_there_are(situation: Situation) -> N
     now = situation.facts
     there = {(PODS, pod.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
     there |= {(NODES, agent.node) for agent in now.agents} | {(NETWORK_TOPOLOGIES, key) for key in now.topologies}
-    for news in told(now, now)[1]:
+    for news in reported_news(now, now)[1]:
         assert news.about in there
         assert re.fullmatch(r"([A-Z][a-z]*)+", news.reason), news.reason

@@ -549,13 +549,17 @@ def test_latencies_come_along_with_the_measured_costs_alone_and_across_regions()
 
 
 def test_new_latencies_reach_the_table_although_no_cost_has_changed() -> None:
-    def told(us: int) -> NetworkTopology:
+    def topology_with_latency(us: int) -> NetworkTopology:
         plain = topology(weight("NetperfCosts", 5))
         plain["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
         made: NetworkTopology = msgspec.convert(plain, NetworkTopology)
         return made
 
-    index, before, after = CostIndex(NetworkOverheadArgs(), HOME), told(1210), told(1800)
+    index, before, after = (
+        CostIndex(NetworkOverheadArgs(), HOME),
+        topology_with_latency(1210),
+        topology_with_latency(1800),
+    )
     index.on_change("default/nt-default", None, before)
     assert index.of("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1210
     assert index.on_change("default/nt-default", before, after)

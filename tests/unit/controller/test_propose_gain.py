@@ -20,12 +20,12 @@ PLACES = {f"n{number}": ("west", f"z{number}") for number in range(3)}
 SMALL = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "100m"}}}]}
 
 
-def made(kind: str, name: str, spec: Json, **metadata: Any) -> Json:
+def manifest(kind: str, name: str, spec: Json, **metadata: Any) -> Json:
     return {"kind": kind, "metadata": {"name": name, "namespace": "shop", **metadata}, "spec": spec}
 
 
 def controller(kind: str, name: str, labels: Json, replicas: int = 2) -> Json:
-    return made(kind, name, {"replicas": replicas, "template": {"metadata": {"labels": labels}, "spec": SMALL}})
+    return manifest(kind, name, {"replicas": replicas, "template": {"metadata": {"labels": labels}, "spec": SMALL}})
 
 
 def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
@@ -34,11 +34,11 @@ def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-5d9f", "uid": name, "controller": True}
     own = {"labels": {**labels, "pod-template-hash": "5d9f"}, "ownerReferences": [owner]}
     pods = [
-        {**made("Pod", f"{name}-5d9f-{i}", {**SMALL, "nodeName": f"n{(number + i) % 3}"}, **own), "status": {}}
+        {**manifest("Pod", f"{name}-5d9f-{i}", {**SMALL, "nodeName": f"n{(number + i) % 3}"}, **own), "status": {}}
         for i in (1, 2)
     ]
     service = {"selector": {"app": name}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    return [controller("Deployment", name, labels), made("Service", name, service), *pods]
+    return [controller("Deployment", name, labels), manifest("Service", name, service), *pods]
 
 
 async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, Gain]:
@@ -50,7 +50,7 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
     first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
     spread = {"annotations": {"netaware.io/spread": "zone"}}
-    group = made("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
+    group = manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
     session = session_of(HEAD, *nodes, *more, *objects, group)
     workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
     snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())

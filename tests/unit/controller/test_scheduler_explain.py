@@ -22,14 +22,14 @@ NOW = 1_700_000_000.0
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
-def apart(cost: int) -> NetworkTopology:
+def topology_of_cost(cost: int) -> NetworkTopology:
     return topology({("z1", "z2"): cost, ("z2", "z1"): cost})
 
 
 def example(*placed: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
     nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
-    return state_of(nodes, apart(20), CALLS, placed)
+    return state_of(nodes, topology_of_cost(20), CALLS, placed)
 
 
 def planned(target: Target) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
     first, _ = looked(keeper, stuck(), None, state, NOW)
     assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
     assert looked(keeper, stuck(), None, state, NOW + 10) == ([], None)
-    state.take_topology("default/nt-default", apart(20), apart(10))
+    state.take_topology("default/nt-default", topology_of_cost(20), topology_of_cost(10))
     again, _ = looked(keeper, stuck(), None, state, NOW + 20)
     assert [type(a) for a in again] == [Retry]
     assert looked(keeper, stuck(), None, state, NOW + 30) == ([], None)
@@ -175,7 +175,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
 def test_tries_are_not_closer_than_a_second() -> None:
     state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
     looked(keeper, stuck(), None, state, NOW)
-    state.take_topology("default/nt-default", apart(20), apart(10))
+    state.take_topology("default/nt-default", topology_of_cost(20), topology_of_cost(10))
     assert looked(keeper, stuck(), None, state, NOW + 0.25) == ([], 0.75)
 
 

@@ -122,7 +122,7 @@ class Cluster(World):
                 return
         raise AssertionError([pod.metadata.key for pod in self.pods.values() if pod.waiting])
 
-    def apart(self) -> list[str]:
+    def services_across_zones(self) -> list[str]:
         """Services of which a replica is in another zone than one that it calls."""
         zones: dict[str, set[str]] = {}
         for pod in self.pods.values():
@@ -135,11 +135,11 @@ async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_clus
     """Room for 45 pods, of which 36 are there when 18 more come; each zone has room for 3 of its 6."""
     cluster = Cluster(cpu=5 * CPU + 1, ready_s=2)
     await cluster.roll_out(20)
-    assert cluster.apart() == []
+    assert cluster.services_across_zones() == []
     for cluster.revision in (1, 2):
         cluster.solved.clear()
         await cluster.roll_out(120)
-        assert cluster.apart() == []
+        assert cluster.services_across_zones() == []
         made = [search_s for _, search_s in cluster.solved if search_s > LEAST_SEARCH_S]
         assert len(made) < 36, "no plan is made anew because a pod was replaced"
     assert cluster.refused == 0
@@ -179,4 +179,4 @@ async def test_a_pod_takes_free_room_near_its_group_instead_of_waiting_for_its_p
         await cluster.step()
     assert {pod.spec.node_name for pod in cluster.pods.values() if pod.bound} == {"n00", "n01"}
     await cluster.roll_out(60)
-    assert cluster.apart() == []
+    assert cluster.services_across_zones() == []

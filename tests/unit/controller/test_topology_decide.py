@@ -313,14 +313,14 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
 
 
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
-    def told(offset_us: float) -> list[str]:
+    def messages_for_outlier(offset_us: float) -> list[str]:
         table = ZoneCosts(zones={}, regions={}, absent=(), outliers_us={"n2": offset_us})
         counts = status.group_pairs(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 
-    assert told(8049.0) == told(8051.0) == told(9800.0)
-    assert told(8049.0) != told(-8049.0)
-    assert any("n2 (reads more)" in message for message in told(8049.0))
+    assert messages_for_outlier(8049.0) == messages_for_outlier(8051.0) == messages_for_outlier(9800.0)
+    assert messages_for_outlier(8049.0) != messages_for_outlier(-8049.0)
+    assert any("n2 (reads more)" in message for message in messages_for_outlier(8049.0))
 
 
 def test_a_pair_on_which_netperf_fails_again_and_again_is_named_though_datagrams_price_it() -> None:

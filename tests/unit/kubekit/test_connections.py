@@ -102,7 +102,7 @@ async def test_the_kernel_watches_over_every_connection() -> None:
 
     from kubekit import transport
 
-    def made(address: object) -> socket.socket:
+    def open_socket(address: object) -> socket.socket:
         opened = kept(address)  # type: ignore[arg-type]
         names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
         found.append(tuple(opened.getsockopt(socket.IPPROTO_TCP, name) for name in names))
@@ -111,7 +111,7 @@ async def test_the_kernel_watches_over_every_connection() -> None:
 
     kept = transport._socket
     async with connected(answer) as client:
-        client._pools._sessions[transport.ConnectionPool.READ].connector._socket_factory = made  # type: ignore[union-attr]
+        client._pools._sessions[transport.ConnectionPool.READ].connector._socket_factory = open_socket  # type: ignore[union-attr]
         await client.request("GET", "/x")
     (idle_s, interval_s, count, unacknowledged_ms), (alive,) = found
     assert alive == 1

@@ -25,7 +25,7 @@ touch "$3/usr/lib/chromium/chromium" "$3/usr/bin/one"
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def apt_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The commands of apt, as they come."""
     for name, text in (("apt-get", APT), ("dpkg", DPKG), ("ldd", '#!/bin/sh\necho "$LDD"\n')):
         program = tmp_path / "bin" / name
@@ -33,8 +33,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program.write_text(text)
         program.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"])))
-    monkeypatch.setenv("SAID", str(tmp_path / "said"))
-    return tmp_path / "said"
+    monkeypatch.setenv("SAID", str(tmp_path / "apt.log"))
+    return tmp_path / "apt.log"
 
 
 def one(root: Path) -> Path | None:
@@ -42,14 +42,14 @@ def one(root: Path) -> Path | None:
     return program if Unpacked(root).runs(program) else None
 
 
-def test_a_package_is_fetched_with_its_dependencies(said: Path, tmp_path: Path) -> None:
+def test_a_package_is_fetched_with_its_dependencies(apt_log: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache" / "one"
     assert fetch_program("One", root, ("one",), [MIRROR], one) == root / "usr/bin/one"
-    assert said.read_text().splitlines()[-1].endswith("download one one-needs")
+    assert apt_log.read_text().splitlines()[-1].endswith("download one one-needs")
     assert list(root.parent.iterdir()) == [root]
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("apt_log")
 def test_a_program_that_lacks_a_library_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LDD", "libone.so.1 => not found")
     found = fetch_program("One", tmp_path / "cache" / "one", ("one",), [MIRROR], one)
