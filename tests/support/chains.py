@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 CHAINS = {
     # Ten nodes take up to 100 of the 128 inotify instances that a user usually has.
-    "real nodes": ("test_as_shipped", "test_real_nodes", "test_lines_end_programs"),
+    "real nodes": ("test_as_shipped", "test_real_nodes", "test_fix_commands_of_programs"),
     # An agent that enforces takes limits of pods it does not know for leftovers, on whatever pod of this machine they are.
     "pods on this machine": (
         "test_agent_beside_others",

@@ -67,7 +67,7 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     assert any(situation.fix in line for line in first.fix), first.fix
     for finding in others:
         assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
-    # Logs and descriptions end nothing; tests/e2e/test_lines_end_programs.py shows that the last line does.
+    # Logs and descriptions end nothing; tests/e2e/test_fix_commands_of_programs.py shows that the last line does.
     words = [word for word in first.fix[-1].split() if not word.startswith("-")]
     verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
     assert verb in CHANGE or verb in BY_HAND, first.fix[-1]

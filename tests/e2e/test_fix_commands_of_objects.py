@@ -1,7 +1,7 @@
-"""In the lab: whatever kube-scheduler, nodes or the network put in the way of pods, and each time the lines of the first finding end it.
+"""In the lab: the fix commands of the first finding resolve it, for each obstacle to scheduling.
 
-Commands are pasted. Where a line says in words what somebody has to decide, `Case.by_hand` does just that. Situations that objects alone
-make are in tests/unit/controller/situations.py, those of our own programs in test_lines_end_programs.py, on nodes with kubelets.
+Commands are pasted. Where a fix is only described, because somebody has to decide, `Case.manual_fix` does it. Situations that objects
+alone make are in tests/unit/controller/situations.py, those of our own programs in test_fix_commands_of_programs.py, on nodes with kubelets.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Case:
 
     Attributes:
         name: as in tests/unit/controller/situations.py.
-        objects: what makes it; ``NS`` in them is a namespace of its own.
-        by_hand: what a line's words ask for, as commands.
-        choices: for the words in capitals.
-        made: commands that break what is no object of the namespace's own.
-        undone: commands after it.
+        objects: what makes it; ``NS`` in them is the case's own namespace.
+        manual_fix: commands for fixes that are only described.
+        placeholders: values for the words in capitals.
+        setup: commands that change objects outside the namespace.
+        teardown: commands that undo ``setup``.
     """
 
     name: str
     objects: Sequence[Json] = ()
-    by_hand: Sequence[str] = ()
-    choices: dict[str, str] = field(default_factory=dict)
-    made: Sequence[str] = ()
-    undone: Sequence[str] = ()
+    manual_fix: Sequence[str] = ()
+    placeholders: dict[str, str] = field(default_factory=dict)
+    setup: Sequence[str] = ()
+    teardown: Sequence[str] = ()
 
 
 def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
@@ -59,7 +59,7 @@ def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> Json:
     return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": needs}
 
 
-def group(*workloads: Json, members: int = 1) -> Json:
+def make_group(*workloads: Json, members: int = 1) -> Json:
     spec = {"numMembers": members, "topologySortingAlgorithm": "ReverseKahn", "workloads": list(workloads)}
     return {
         "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
@@ -70,9 +70,9 @@ def group(*workloads: Json, members: int = 1) -> Json:
 
 
 def deployment(
-    name: str, *, replicas: int = 1, of: str = "shop", selector: str = "", request: str = "", **spec: Any
+    name: str, *, replicas: int = 1, app_group: str = "shop", selector: str = "", request: str = "", **spec: Any
 ) -> Json:
-    labels = {"app": name, APPGROUP_LABEL: of, WORKLOAD_LABEL: selector or name}
+    labels = {"app": name, APPGROUP_LABEL: app_group, WORKLOAD_LABEL: selector or name}
     container: Json = {"name": "main", "image": "none"}
     if request:
         resource, _, amount = request.partition("=")
@@ -91,7 +91,7 @@ def pod(name: str, node: str) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **made["metadata"]}, "spec": made["spec"]}
 
 
-def volume(zone_or_node: str = "") -> Json:
+def volume(node: str = "") -> Json:
     spec: Json = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
@@ -99,8 +99,8 @@ def volume(zone_or_node: str = "") -> Json:
         "hostPath": {"path": "/nowhere"},
         "claimRef": {"namespace": "NS", "name": "data"},
     }
-    if zone_or_node:
-        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [zone_or_node]}]}
+    if node:
+        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}
         spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [term]}}
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "NS"}, "spec": spec}
 
@@ -116,7 +116,7 @@ CLAIM = {
     },
 }
 WITH_CLAIM: Json = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
-FRONT = group(workload("front"))
+FRONT = make_group(workload("front"))
 ANTI_AFFINITY: Json = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -126,32 +126,32 @@ ANTI_AFFINITY: Json = {
 }
 
 
-def template(name: str, **spec: Any) -> str:
+def patch_template(name: str, **spec: Any) -> str:
     """A command that changes a Deployment's template."""
-    return patch(name, {"spec": {"template": {"spec": spec}}})
+    return patch_command(name, {"spec": {"template": {"spec": spec}}})
 
 
-def patch(name: str, body: Json, kind: str = "deployment") -> str:
+def patch_command(name: str, body: Json, kind: str = "deployment") -> str:
     return f"kubectl -n NS patch {kind} {name} -p '{json.dumps(body)}'"
 
 
-def requests(amount: str) -> str:
+def patch_requests(amount: str) -> str:
     resource, _, value = amount.partition("=")
     resources = {"requests": {resource: value}, "limits": {resource: value}}
-    return template("front", containers=[{"name": "main", "resources": resources}])
+    return patch_template("front", containers=[{"name": "main", "resources": resources}])
 
 
-EIGHT = (
+SCALE_TO_EIGHT = (
     "kubectl -n NS scale deployment/front --replicas=8",
-    # Or, once ten minutes have passed, one of its pods was never made.
+    # Otherwise the finding of a missing pod follows after ten minutes.
     """kubectl -n NS patch appgroup shop --type=merge -p '{"spec":{"numMembers":8}}'""",
 )
-SIDE_BY_SIDE: tuple[Case, ...] = (
-    Case("no node has room", [FRONT, deployment("front", request="cpu=100")], by_hand=[requests("cpu=100m")]),
+PARALLEL_CASES: tuple[Case, ...] = (
+    Case("no node has room", [FRONT, deployment("front", request="cpu=100")], manual_fix=[patch_requests("cpu=100m")]),
     Case(
         "a node selector that fits nothing",
         [FRONT, deployment("front", nodeSelector={"zone": "mars"})],
-        by_hand=[template("front", nodeSelector=None)],
+        manual_fix=[patch_template("front", nodeSelector=None)],
     ),
     Case(
         "a volume in another zone",
@@ -165,59 +165,59 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
             CLAIM,
             deployment("front", request="cpu=500m", **WITH_CLAIM),
         ],
-        by_hand=["kubectl -n NS delete pod hog --grace-period=0 --force"],
+        manual_fix=["kubectl -n NS delete pod hog --grace-period=0 --force"],
     ),
     Case(
         "a claim that is not bound",
         [FRONT, CLAIM, deployment("front", **WITH_CLAIM)],
-        by_hand=[f"echo '{json.dumps(volume())}' | kubectl create -f -"],
+        manual_fix=[f"echo '{json.dumps(volume())}' | kubectl create -f -"],
     ),
     Case(
         "no bandwidth left",
         [FRONT, deployment("front", request="network.aware.com/bandwidth=100T")],
-        by_hand=[requests("network.aware.com/bandwidth=1M")],
-        choices={"NODE": "n1", "SPEED": "1G"},
+        manual_fix=[patch_requests("network.aware.com/bandwidth=1M")],
+        placeholders={"NODE": "n1", "SPEED": "1G"},
     ),
     Case(
         "host ports that are taken",
-        [group(workload("front"), members=9), deployment("front", replicas=9, host_port=31999)],
-        by_hand=EIGHT,
+        [make_group(workload("front"), members=9), deployment("front", replicas=9, host_port=31999)],
+        manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "anti-affinity with more replicas than nodes",
-        [group(workload("front"), members=9), deployment("front", replicas=9, affinity=ANTI_AFFINITY)],
-        by_hand=EIGHT,
+        [make_group(workload("front"), members=9), deployment("front", replicas=9, affinity=ANTI_AFFINITY)],
+        manual_fix=SCALE_TO_EIGHT,
     ),
     Case(
         "a namespace that does not let the group in",
         [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
-            group(workload("front"), workload("cart", namespace="NS-other"), members=2),
+            make_group(workload("front"), workload("cart", namespace="NS-other"), members=2),
             deployment("front"),
             {**deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
         ],
     ),
 )
 PINNED: Json = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
-ONE_AFTER_ANOTHER: tuple[Case, ...] = (
+SERIAL_CASES: tuple[Case, ...] = (
     Case(
         "every node has a taint",
         [FRONT, deployment("front", nodeSelector={ZONE_LABEL: "z3"})],
-        made=["kubectl taint nodes n5 n6 n7 gpu=only:NoSchedule"],
-        undone=["kubectl taint nodes n5 n6 n7 gpu-"],
+        setup=["kubectl taint nodes n5 n6 n7 gpu=only:NoSchedule"],
+        teardown=["kubectl taint nodes n5 n6 n7 gpu-"],
     ),
     Case(
         "every node is cordoned",
         [FRONT, deployment("front", **PINNED)],
-        made=["kubectl cordon n1 n5"],
-        undone=["kubectl uncordon n1"],
+        setup=["kubectl cordon n1 n5"],
+        teardown=["kubectl uncordon n1"],
     ),
 )
-"""What others would feel."""
+"""Cases that affect other namespaces."""
 
 
-class Bench:
-    """A lab with our programs, and what is done in it."""
+class FixRunner:
+    """Runs cases in a lab and reads findings."""
 
     def __init__(self, lab: Lab) -> None:
         self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
@@ -235,12 +235,12 @@ class Bench:
                 self._count += 1
             await asyncio.sleep(1)
 
-    async def until(self, check: Callable[[], bool], say: Callable[[], str]) -> None:
+    async def until(self, check: Callable[[], bool], message: Callable[[], str]) -> None:
         """Wait until what was found after this call is as wanted."""
         begun, seen = time.monotonic(), self._count + 1
         while not (self._count > seen and check()):
             if time.monotonic() - begun > DEADLINE_S:
-                pytest.fail(say())
+                pytest.fail(message())
             await asyncio.sleep(0.2)
 
     async def until_clean(self) -> None:
@@ -249,7 +249,7 @@ class Bench:
     async def paste(self, line: str) -> str:
         async with self._few:
             code, said = await asyncio.to_thread(self.terminal.paste, line)
-        # The plugin ends with 1 where what it shows is bad.
+        # The plugin exits with 1 if what it shows is bad.
         assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {said}"
         return said
 
@@ -259,12 +259,12 @@ class Bench:
             where = "" if '"namespace"' in json.dumps(body["metadata"]) else f"-n {namespace}"
             await self.paste(f"echo '{text}' | kubectl {where} create -f -")
 
-    async def end(self, case: Case, namespace: str) -> None:
-        """Wait for the finding, follow its lines, and wait until it is gone.
+    async def resolve(self, case: Case, namespace: str) -> None:
+        """Wait for the finding, run its fix commands, and wait until it is gone.
 
         Args:
-            case: made already.
-            namespace: its own.
+            case: its objects exist already.
+            namespace: of the case.
         """
         code = CODES[case.name]
 
@@ -279,10 +279,10 @@ class Bench:
         first = findings_of_namespace()[0]
         assert first["code"] == code, f"{case.name}: {brief(findings_of_namespace())}"
         for line in first["fix"]:
-            command = self.terminal.command_in(line, case.choices)
+            command = self.terminal.command_in(line, case.placeholders)
             if command:
                 await self.paste(command)
-        for line in case.by_hand:
+        for line in case.manual_fix:
             await self.paste(line.replace("NS", namespace))
         await self.until(
             lambda: all(f["code"] != code for f in findings_of_namespace()),
@@ -290,35 +290,35 @@ class Bench:
         )
 
 
-async def one(bench: Bench, case: Case, namespace: str) -> None:
-    await bench.paste(f"kubectl create namespace {namespace}")
-    for line in case.made:
-        await bench.paste(line)
-    await bench.apply(case.objects, namespace)
-    await bench.end(case, namespace)
-    for line in case.undone:
-        await bench.paste(line)
+async def run_case(runner: FixRunner, case: Case, namespace: str) -> None:
+    await runner.paste(f"kubectl create namespace {namespace}")
+    for line in case.setup:
+        await runner.paste(line)
+    await runner.apply(case.objects, namespace)
+    await runner.resolve(case, namespace)
+    for line in case.teardown:
+        await runner.paste(line)
 
 
-async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
+async def run_in_parallel(runner: FixRunner, cases: Sequence[Case]) -> None:
     """Each in a namespace of its own, all at the same time; all failures are reported."""
-    each = (one(bench, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
+    each = (run_case(runner, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
     done = await asyncio.gather(*each, return_exceptions=True)
     failed = [f"{case.name}: {result}" for case, result in zip(cases, done, strict=True) if result is not None]
     assert failed == [], "\n".join(failed)
 
 
 @pytest.mark.usefixtures("privileges")
-async def test_the_lines_of_the_first_finding_end_it() -> None:
+async def test_the_fix_commands_of_the_first_finding_resolve_it() -> None:
     async with installed_lab("e2e-lines", controller_config={"topology": {"probing": PROBING}}) as (lab, _, _):
-        bench = Bench(lab)
-        reading = asyncio.ensure_future(bench.read_findings())
+        runner = FixRunner(lab)
+        reading = asyncio.ensure_future(runner.read_findings())
         try:
-            await bench.until_clean()
-            await side_by_side(bench, SIDE_BY_SIDE)
-            for i, case in enumerate(ONE_AFTER_ANOTHER):
-                await bench.until_clean()
-                await one(bench, case, f"alone{i}")
+            await runner.until_clean()
+            await run_in_parallel(runner, PARALLEL_CASES)
+            for i, case in enumerate(SERIAL_CASES):
+                await runner.until_clean()
+                await run_case(runner, case, f"alone{i}")
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
