@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         processes = reclaim(place)
     place.supervisor_log.unlink(missing_ok=True)
     shutil.rmtree(place.kept_logs, ignore_errors=True)
-    outcome = "ended" if pid is not None else "cleaned up" if leftovers else "not there"
+    outcome = "ended" if pid is not None else "cleaned up" if leftovers else "absent"
     if args.json:
         arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": processes})
     else:

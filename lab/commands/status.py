@@ -9,7 +9,7 @@ import psutil
 
 from lab.commands import arguments
 from lab.commands.up import read_description
-from lab.commands.wan import between_zones, rows
+from lab.commands.wan import rows, table_of
 from lab.errors import WanError
 from lab.pids import is_alive, read_records
 from lab.reclaim import LabPlace, holder, place_of
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _state(place: LabPlace) -> str:
     if holder(place) is not None:
-        return "running" if place.description.exists() else "changing"
-    return "killed" if place.state_dir.exists() else "not there"
+        return "running" if place.description.exists() else "starting or stopping"
+    return "killed" if place.state_dir.exists() else "absent"
 
 
 def _programs(place: LabPlace) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def _programs(place: LabPlace) -> list[dict[str, Any]]:
 def _wan(place: LabPlace) -> dict[str, Any]:
     control = WanControl(place.wan_socket)
     try:
-        counters, links = control.counters(), between_zones(control)
+        counters, links = control.counters(), control.links()
     except WanError as error:
         return {"error": str(error)}
     packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}
@@ -101,5 +101,6 @@ def _print(report: dict[str, Any]) -> None:
             f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
             f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last reading"
         )
+        console.print(table_of(wan["links"]))
     elif wan:
         console.print(f"emulated network: {wan['error']}")

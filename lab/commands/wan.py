@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,12 +13,15 @@ from lab.commands import arguments
 from lab.topology import Link, parse_duration_us, parse_loss
 from lab.wan.control import WanControl
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 
 def add_parser(commands: Any) -> None:
     """Describe the command and its two subcommands."""
     parser = commands.add_parser("wan", help="show or change the delays between zones", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="show|set")
-    show = actions.add_parser("show", help="all links between zones")
+    show = actions.add_parser("show", help="all links between and inside zones")
     change = actions.add_parser("set", help="change a link, both directions; what is not given stays")
     for one in (show, change):
         arguments.add_name(one)
@@ -32,8 +35,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print every link between two zones."""
-    _print(between_zones(_control(args.name)), as_json=args.json)
+    """Print every link."""
+    _print(_control(args.name).links(), as_json=args.json)
     return 0
 
 
@@ -44,11 +47,6 @@ def run_set(args: argparse.Namespace) -> int:
     link = _control(args.name).change_link(*pair, **changes)
     _print({pair: link}, as_json=args.json)
     return 0
-
-
-def between_zones(control: WanControl) -> dict[tuple[str, str], Link]:
-    """Every link between two zones. Raises WanError."""
-    return {pair: link for pair, link in control.links().items() if pair[0] != pair[1]}
 
 
 def rows(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
@@ -77,10 +75,16 @@ def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
         arguments.print_json({"links": rows(links)})
         return
     from rich.console import Console
+
+    Console().print(table_of(rows(links)))
+
+
+def table_of(links: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of `rows`."""
     from rich.table import Table
 
     table = Table("zone", "zone", "round trip", "jitter", "loss")
-    for (origin, destination), link in links.items():
-        cells = f"{link.rtt_us / 1e3:g} ms", f"+ 0 to {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}"
-        table.add_row(origin, destination, *cells)
-    Console().print(table)
+    for link in links:
+        cells = f"{link['rtt_us'] / 1e3:g} ms", f"+ 0 to {link['jitter_us'] / 1e3:g} ms", f"{link['loss']:.2%}"
+        table.add_row(*link["zones"], *cells)
+    return table
