@@ -16,7 +16,7 @@ from controller.diagnosis.model import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
 UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
-"""What a cost rests on that is no measurement of its own, or none of late."""
+"""Bases of a cost without a recent measurement of its own."""
 
 
 class LatencyView(View, frozen=True):

@@ -13,7 +13,7 @@ from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
 WIDTH = 100
-"""Of descriptions, in columns."""
+"""Width of descriptions, in columns."""
 FORMATS = ("table", "json", "yaml")
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
 EPILOG = """\

@@ -209,7 +209,7 @@ POD_CONDITIONS = (
     MoveCondition("replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas),
     MoveCondition("usage", "It uses a resource that is exceeded on its node.", _usage, LOAD),
 )  # fmt: skip
-"""What a pod is: asked of every pod of a hot node before one is chosen."""
+"""Conditions on the pod itself, checked for every pod of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),

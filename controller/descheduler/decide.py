@@ -44,7 +44,7 @@ class RoundState(msgspec.Struct, frozen=True):
 
 
 class Promise(NamedTuple):
-    """Where the planner would put the replacement of a pod that is moved."""
+    """The node on which the planner would put the replacement of a moved pod."""
 
     pod: PodInfo
     group: str

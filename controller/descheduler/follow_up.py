@@ -83,7 +83,7 @@ def follow_up(
             # A running back-off holds, regardless of earlier moves of the workload.
             backoffs = {key: found for key, found in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
-        # Of too many, the back-off is forgotten already.
+        # A back-off beyond MAX_BACKOFFS is dropped already.
         running = history.backoff(workload, now) if outcome in INEFFECTIVE else None
         ended.append(EndedMove(pending, outcome, running.until_s - now if running else 0.0))
     return forget_old(history, limits, now), ended
@@ -225,7 +225,7 @@ def _has_cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 
 def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
-    """Network cost of the replacement where it is; None when it cannot be told."""
+    """Network cost of the replacement where it is; None if it is unknown."""
     pod, place_of = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.place_of
     if pod is None or pod.node not in place_of:
         return None

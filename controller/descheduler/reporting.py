@@ -23,7 +23,7 @@ from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 
 HOT_EFFECT = "PreferNoSchedule"
-"""Of `HOT_TAINT`."""
+"""The effect of `HOT_TAINT`."""
 log = logs.get("controller.descheduler")
 
 DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"

@@ -25,7 +25,7 @@ from kubekit.selectors import LabelSelector, Selector, from_object
 
 Scope = Literal["round", "node", "namespace", "group"]
 BREAKER_RESULTS = 4
-"""So many moves of a strategy have to have an outcome before its breaker may open."""
+"""A strategy's breaker opens only after this many moves have an outcome."""
 
 
 def workload_of(pod: PodInfo) -> str:

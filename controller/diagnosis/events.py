@@ -25,7 +25,7 @@ INTERVAL_S = 10.0
 REST = 20.0
 """Rest after a diagnosis, as a multiple of its time: half a second of a processor at 10,000 nodes and 30,000 pods."""
 MAX_AT_ONCE = 20
-"""So many events are written after one diagnosis, the worst first; the others follow after the next."""
+"""At most this many events are written after one diagnosis, the worst first; the others follow after the next."""
 _SAID_BY_CONDITIONS = ("topology-", "spec-", "pairs-stale", "dependency-cycle", "namespace-not-", "costs-violated")
 """A condition of the object says the same and has an event of its own when it changes (controller.cluster.status_writing)."""
 _OF_PODS = (

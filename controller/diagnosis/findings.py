@@ -21,7 +21,7 @@ APPLY_AGAIN = (
 )
 """Applies what was installed; `manifests/overlays` alone would replace its images by names without registry and tag."""
 MAX_AFFECTED = 20
-"""So many affected objects are named."""
+"""At most this many affected objects are named."""
 LONGEST = 1024
 """Bytes of a summary, cause or name."""
 RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}

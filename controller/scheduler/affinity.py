@@ -30,7 +30,7 @@ REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that replace a pod without a penalty; an evicted pod of a Job counts against its backoffLimit."""
 
 NARROWED_ANNOTATION = "netaware.io/narrowed"
-"""On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""
+"""On a pod: the requirement that was added to its node affinity, as JSON, so that it can be distinguished from the user's own."""
 
 
 class ZoneScores(msgspec.Struct, frozen=True):

@@ -164,7 +164,7 @@ class TrafficController:
             compare, reading.flows, workloads, groups, self._prices, membership
         )
         self._read_at = time.time()
-        # Of a group without any traffic nothing is said.
+        # A group without any traffic gets no condition.
         self._set_conditions({key: describe(drift) for key, drift in seen.drift.items() if drift or seen.weights[key]})
         if self._config.keep_weights:
             for group in groups:

@@ -93,7 +93,7 @@ def parse_output(text: str, test: Test) -> Measurement:
 
     Raises:
         ProbeFailedError: ``unknown-selector`` when a requested key did not come back, ``too-few-samples`` when no
-            percentile could be told.
+            percentile could be computed.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     missing = [key for key in keys_for(test) if key not in values]

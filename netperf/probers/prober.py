@@ -23,9 +23,9 @@ class ProbeFailedError(KubekitError):
     """A run gave no measurement.
 
     Attributes:
-        name: one of `FailureName`, fit for a metric label: ``refused``, nobody listens; ``unreachable``, no route;
-            ``timeout``, no end within the deadline; ``unauthenticated``, the other end did not like our passphrase;
-            ``too-few-samples``, no percentile could be told; ``unknown-selector``, this netperf lacks one we need;
+        name: one of `FailureName`, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route;
+            ``timeout``, no end within the deadline; ``unauthenticated``, the other end refused our passphrase;
+            ``too-few-samples``, no percentile could be computed; ``unknown-selector``, this netperf lacks one we need;
             ``no-netperf``, there is no such program; ``reset``, the peer went away during the run; ``failed``, else.
         alive: the other host answered all the same, so the path is not dead.
     """

@@ -43,7 +43,7 @@ log = logs.get("controller.scheduler.gating.group_plans")
 
 PLANNED = "Planned"
 MAX_PODS = 10_000
-"""Of a group; declared pods count."""
+"""A group with more pods, declared ones included, is not planned."""
 SHARE = 3.0
 """A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0

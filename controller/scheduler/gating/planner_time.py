@@ -8,7 +8,7 @@ SEARCH_S, SHARED_SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 1.0, 0.5, 60.0
 """The search of one plan: for a namespace that has used no planner time lately, while other groups wait, and for a namespace that
 has used much. 5,000 pods on 10,000 nodes take 2 s."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
-"""What a replica and a dependency add to the time of a plan."""
+"""Time that a replica, and a dependency, add to a plan."""
 
 
 class PlannerTime:

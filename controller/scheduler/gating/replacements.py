@@ -44,7 +44,7 @@ class ExpectedReplacements:
         self._by_group: dict[str, list[Expected]] = {}
 
     def add(self, group: str, expected: Expected) -> None:
-        """One more is expected."""
+        """Add an expected replacement of a group's pod."""
         self._by_group.setdefault(group, []).append(expected)
 
     def forget(self, group: str) -> None:

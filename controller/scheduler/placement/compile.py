@@ -15,7 +15,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
 PACKAGED = SOURCES / "libsearch.so"
-"""Where a wheel has it."""
+"""The compiled search in a wheel."""
 _FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-shared", "-fPIC")
 _TIMEOUT_S = 300.0
 

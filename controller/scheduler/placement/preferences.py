@@ -52,7 +52,7 @@ def call_edges(
 ) -> list[CallEdge]:
     """The group's dependencies with their weights.
 
-    What its user says counts where that is said of any, else measured traffic, else minBandwidth, else each caller counts 1. A
+    Weights of the user count if there are any, else measured traffic, else minBandwidth, else each caller counts 1. A
     dependency that such a source leaves out weighs as little as the lightest it has.
 
     Args:

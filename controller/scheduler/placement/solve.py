@@ -21,13 +21,13 @@ _SAME = 1e-9
 
 _STEPS_PER_REPLICA, _LEAST_STEPS, _MOST_STEPS, _STEPS_WITHOUT_CALLS = 4000, 5000, 14_000_000, 200
 _MANY_HOSTS, _MOST_STEPS_OVER_MANY = 1000, 2_000_000
-"""Of annealing; counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run, and of one run
-where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.
+"""Steps of annealing. They are counts, so that a busy machine gives the same plan. Per replica for all runs together, of one run,
+and of one run where nothing calls anything. 1,000,000 take 0.15 to 0.3 s, and twice that over many hosts, which no cache holds.
 """
 _RUNS, _RUNS_OF_MANY = 20, 6
-"""From different beginnings, of small and of middling problems; large ones have one. Many short runs find more than few long ones."""
+"""Runs from different beginnings, of small and of middling problems; large ones have one. Many short runs find more than few long ones."""
 _ROOM_TURNS = 4000
-"""Of making room for replicas that find none."""
+"""Attempts to free capacity for replicas that fit nowhere."""
 _DESCENTS, _DESCENT_SHARE = 4, 20
 """For each zone, of small problems: some hundred microseconds each, and now and then where annealing never comes. They make room
 for a share of the turns that an annealed run has.

@@ -98,10 +98,10 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
 
 
 def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
-    condition_of = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+    reason = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
-    stuck = pod(owner=FRONT, scheduled=condition_of, spec=GroupPodSpec(tolerations=[own, kept]))
+    stuck = pod(owner=FRONT, scheduled=reason, spec=GroupPodSpec(tolerations=[own, kept]))
     line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
