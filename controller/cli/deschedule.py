@@ -148,7 +148,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
 
 def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
     """Every condition, in order, with the pods that it keeps."""
-    return tuple(ConditionState(c.name, c.requires, plan.skipped.get(c.name, 0)) for c in CONDITIONS)
+    return tuple(ConditionState(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
 
 
 async def _history(session: Session) -> History:

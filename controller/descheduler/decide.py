@@ -95,7 +95,7 @@ class UnconfirmedRound:
             skips=tuple(base.skips),
             nodes=() if load is None else load.states(),
             notes=tuple(base.notes),
-            skipped=dict(sorted(base.skipped.items())),
+            skip_counts=dict(sorted(base.skip_counts.items())),
         )
         return RoundDecision(plan, self._state, self._history, pending, self._ended, dict(self._promises))
 

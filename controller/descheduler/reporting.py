@@ -177,7 +177,7 @@ class DeschedulerMetrics:
         self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.hot))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
         self._skipped.clear()
-        for condition, count in plan.skipped.items():
+        for condition, count in plan.skip_counts.items():
             self._skipped.labels(condition).set(count)
 
     def show_history(self, history: History, settings: Settings, now: float) -> None:

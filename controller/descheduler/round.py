@@ -165,7 +165,7 @@ class Round:
         self.fit = FitChecker(snapshot)
         self.moves: dict[str, tuple[Candidate, PendingMove]] = {}
         self.skips: list[Skip] = []
-        self.skipped: Counter[str] = Counter()
+        self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = []
         usage_lag_s = settings.limits.usage_lag_s
         self.unsettled = Counter(p.move.node for p in history.pending if now - p.at_s < usage_lag_s)
@@ -196,7 +196,7 @@ class Round:
 
     def skip(self, pod: PodInfo, condition: str, why: str) -> None:
         """Say why a pod stays."""
-        self.skipped[condition] += 1
+        self.skip_counts[condition] += 1
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))
 

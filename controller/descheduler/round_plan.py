@@ -81,11 +81,11 @@ class RoundPlan(DescheduleOutput, frozen=True):
 
     Attributes:
         notes: why the round or a part of it stopped.
-        skipped: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
+        skip_counts: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
     """
 
     moves: tuple[Move, ...] = ()
     skips: tuple[Skip, ...] = ()
     nodes: tuple[NodeState, ...] = ()
     notes: tuple[str, ...] = ()
-    skipped: Mapping[str, int] = {}
+    skip_counts: Mapping[str, int] = {}

@@ -92,7 +92,7 @@ class RoutingEstimate(NamedTuple):
     """Expected latency of calls to one Service, over its callers by their weights, and load of the busiest replica over its fair share."""
 
     latency_us: float
-    hottest: float
+    max_load_ratio: float
 
 
 class _PlacedArrays:
@@ -136,13 +136,13 @@ class _PlacedArrays:
     def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
         """Estimate calls as if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
-        latency = hottest = 0.0
+        latency = max_load_ratio = 0.0
         for edge in edges:
             routed = msgspec.structs.replace(edge, routing=routing)
             found = evaluate_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
             latency += edge.weight * found.latency
-            hottest += edge.weight * found.hottest
-        return RoutingEstimate(latency / weight, hottest / weight)
+            max_load_ratio += edge.weight * found.max_load_ratio
+        return RoutingEstimate(latency / weight, max_load_ratio / weight)
 
 
 def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None:
@@ -179,7 +179,9 @@ def _nearer(
     for routing in (Routing.ZONE, Routing.NODE):
         then = arrays.estimate(edges, routing)
         from_us = now if best is None else best[1]
-        if then.hottest <= max(OVERLOADED_RATIO, now.hottest) and _is_gain(from_us.latency_us - then.latency_us, now):
+        if then.max_load_ratio <= max(OVERLOADED_RATIO, now.max_load_ratio) and _is_gain(
+            from_us.latency_us - then.latency_us, now
+        ):
             best = routing, then
     return best
 
@@ -245,9 +247,9 @@ def _overloaded(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
     for callee in range(len(arrays.current.members)):
         edges = arrays.callers_of(callee)
         if edges and edges[0].routing is not Routing.ANY:
-            hottest = arrays.estimate(edges, edges[0].routing).hottest
-            if hottest > OVERLOADED_RATIO:
-                yield callee, hottest
+            max_load_ratio = arrays.estimate(edges, edges[0].routing).max_load_ratio
+            if max_load_ratio > OVERLOADED_RATIO:
+                yield callee, max_load_ratio
 
 
 def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:

@@ -27,14 +27,14 @@ class Scores(msgspec.Struct, frozen=True):
     Attributes:
         gained_affinity: as RASA scores it.
         in_zone: traffic that stays in its zone under PreferSameZone.
-        hottest: load of the callee's busiest replica over its fair share, mean over the traffic.
+        max_load_ratio: load of the callee's busiest replica over its fair share, mean over the traffic.
         together: services of several replicas wholly in one zone.
         unplaced: replicas.
     """
 
     gained_affinity: float
     in_zone: float
-    hottest: float
+    max_load_ratio: float
     together: int
     unplaced: int
 
@@ -105,18 +105,18 @@ def scores(problem: Problem, at: Ints) -> Scores:
     replicas = np.maximum(on.sum(axis=1, keepdims=True), 1)
     share, zone_share = on / replicas, in_zone / replicas
     traffic = sum(edge.weight for edge in problem.edges)
-    gained = near = hottest = 0.0
+    gained = near = max_load_ratio = 0.0
     for edge in problem.edges:
         gained += edge.weight * np.minimum(share[edge.caller], share[edge.callee]).sum()
         callers, called = zone_share[edge.caller], zone_share[edge.callee]
         there = called > 0
         near += edge.weight * callers[there].sum()
-        hottest += edge.weight * (callers[there] / called[there] + callers[~there].sum()).max()
+        max_load_ratio += edge.weight * (callers[there] / called[there] + callers[~there].sum()).max()
     several = in_zone.sum(axis=1) > 1
     return Scores(
         gained_affinity=float(gained / traffic),
         in_zone=float(near / traffic),
-        hottest=float(hottest / traffic),
+        max_load_ratio=float(max_load_ratio / traffic),
         together=int((several & ((in_zone > 0).sum(axis=1) == 1)).sum()),
         unplaced=int((~placed).sum()),
     )

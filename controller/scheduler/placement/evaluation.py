@@ -21,13 +21,13 @@ class EdgeEvaluation(msgspec.Struct, frozen=True):
     Attributes:
         latency: expected, of a call; in the unit of `Table.latency`: microseconds, or network cost if nothing was measured. 0 when one side has no replica.
         violations: pairs of a caller and a replica that may answer it which break the limit.
-        hottest: load of the callee's busiest replica over its fair share.
+        max_load_ratio: load of the callee's busiest replica over its fair share.
         has_replicas: both sides have some.
     """
 
     latency: float = 0.0
     violations: int = 0
-    hottest: float = 1.0
+    max_load_ratio: float = 1.0
     has_replicas: bool = False
 
 
@@ -37,13 +37,13 @@ class Evaluation(msgspec.Struct, frozen=True):
     Attributes:
         latency: expected, of a call, over all dependencies by their weights.
         violations: sum over dependencies.
-        hottest: load of the busiest replica over its fair share, the mean over the traffic.
+        max_load_ratio: load of the busiest replica over its fair share, the mean over the traffic.
         traffic: weight of the dependencies that have replicas at both ends.
     """
 
     latency: float
     violations: int
-    hottest: float
+    max_load_ratio: float
     traffic: float
 
 
@@ -62,7 +62,7 @@ def evaluate(problem: Problem, at: Ints) -> Evaluation:
     return Evaluation(
         latency=sum(weight * found.latency for weight, found in weighted) / traffic if traffic else 0.0,
         violations=sum(found.violations for found in evaluations),
-        hottest=sum(weight * found.hottest for weight, found in weighted) / traffic if traffic else 1.0,
+        max_load_ratio=sum(weight * found.max_load_ratio for weight, found in weighted) / traffic if traffic else 1.0,
         traffic=traffic,
     )
 
@@ -125,6 +125,6 @@ def evaluate_edge(
     return EdgeEvaluation(
         latency=float(latency) / all_callers,
         violations=round(float(violations)),
-        hottest=float((load[replicas_at > 0] / replicas_at[replicas_at > 0]).max()) * replicas / all_callers,
+        max_load_ratio=float((load[replicas_at > 0] / replicas_at[replicas_at > 0]).max()) * replicas / all_callers,
         has_replicas=True,
     )

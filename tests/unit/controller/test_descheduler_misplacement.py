@@ -212,7 +212,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
     placed = {"web-1": "z3-n1", "web-2": "z3-n2", "db-1": "z1-n1"}
     decision = plan(cluster(placed))
     assert len(decision.plan.moves) == 1
-    assert "group-limit" in decision.plan.skipped or "group-complete" in decision.plan.skipped
+    assert "group-limit" in decision.plan.skip_counts or "group-complete" in decision.plan.skip_counts
     underway = pending_move(
         pod="default/web-9",
         uid="9",
@@ -229,7 +229,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
 def test_a_group_that_is_not_whole_loses_nobody(fields: dict[str, Any]) -> None:
     decision = plan(cluster(APART, **fields))
     assert moved(decision) == []
-    assert "group-complete" in decision.plan.skipped
+    assert "group-complete" in decision.plan.skip_counts
 
 
 def test_a_better_node_must_have_room_now() -> None:
@@ -255,7 +255,7 @@ def test_protected_pods_stay_where_they_are() -> None:
         world.take_pod(f"default/{name}", read(document))
     decision = plan(world)
     assert moved(decision) == []
-    assert decision.plan.skipped == {"protected": 2}
+    assert decision.plan.skip_counts == {"protected": 2}
 
 
 def test_no_flapping_when_the_latency_returns() -> None:

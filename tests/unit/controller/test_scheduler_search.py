@@ -125,7 +125,7 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
 
 
 @pytest.mark.parametrize(
-    ("routing", "at", "latency", "hottest"),
+    ("routing", "at", "latency", "max_load_ratio"),
     [
         # Hosts 0, 1 in zone 0 and 2, 3 in zone 1; two callers, then two replicas of the callee.
         (Routing.ANY, (0, 2, 0, 2), (30 + 1000) / 2, 1.0),
@@ -139,11 +139,11 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
     ],
 )
 def test_calls_are_routed_as_by_kube_proxy(
-    routing: Routing, at: tuple[int, ...], latency: float, hottest: float
+    routing: Routing, at: tuple[int, ...], latency: float, max_load_ratio: float
 ) -> None:
     problem = make_problem([0, 0, 1, 1], [2, 2], (0, 1, routing))
     found = evaluate(problem, on_hosts(*at))
-    assert (found.latency, found.hottest) == pytest.approx((latency, hottest))
+    assert (found.latency, found.max_load_ratio) == pytest.approx((latency, max_load_ratio))
 
 
 def test_a_caller_on_a_node_without_a_zone_label_calls_any_replica() -> None:
@@ -164,7 +164,7 @@ def test_callers_are_spread_so_that_no_replica_is_overloaded() -> None:
     problem = make_problem(
         [0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), free_cpu=3, must_span_zones=np.array([False, True])
     )
-    assert evaluate(problem, solve(problem)).hottest == 1.0
+    assert evaluate(problem, solve(problem)).max_load_ratio == 1.0
 
 
 def zones_of_first_workload(problem: Problem) -> set[int]:
