@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import Place
@@ -131,8 +131,7 @@ class _ExistingGroups:
     def _find(self, workload: WorkloadId, group: str = "") -> tuple[str, Workload | None]:
         """The group that lists a workload, and its entry there; a group is searched alone if it is named."""
         for name, item in self._listed.get(workload.name, ()):
-            kinds = {item.workload.kind, workload.kind} - {""}
-            if workload.namespace == self._namespace and len(kinds) < 2 and name in {group or name}:
+            if workload.namespace == self._namespace and _may_be(item.workload, workload) and name in {group or name}:
                 return name, item
         return "", None
 
@@ -149,12 +148,17 @@ class _ExistingGroups:
         """Whether a person wrote an edge to the workload with this selector; by name if the dependency has no selector."""
         _, item = self._find(client, group)
         return item is not None and any(
-            target.selector == selector if target.selector else target.name == server.name
+            target.selector == selector if target.selector else _may_be(target, server)
             for target in (dependency.workload for dependency in item.dependencies or ())
         )
 
 
-class _Components:
+def _may_be(listed: WorkloadRef, observed: WorkloadId) -> bool:
+    """Whether name and kind agree; an empty kind agrees with any."""
+    return listed.name == observed.name and len({listed.kind, observed.kind} - {""}) < 2
+
+
+class _DisjointSets:
     """Disjoint sets of workloads, each of at most one existing AppGroup."""
 
     def __init__(self, owners: Mapping[WorkloadId, str]) -> None:
@@ -189,7 +193,7 @@ def _connected_components(
     Components of two existing AppGroups are never joined.
     """
     ends = sorted({end for d in edges for end in (d.client, d.server)})
-    sets = _Components({end: existing.owner_of([end]) for end in ends})
+    sets = _DisjointSets({end: existing.owner_of([end]) for end in ends})
     moved: dict[WorkloadId, float] = defaultdict(float)
     callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
     for d in edges:
