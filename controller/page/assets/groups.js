@@ -1,6 +1,7 @@
 // AppGroups: each as a graph, dependants left of what they depend on, and as a table of dependencies with what they cost.
 
 const LARGEST_DRAWN = 60;
+const MOST_LABELS = 3;
 
 function drawGroups() {
   const panel = byId("panel-groups");
@@ -19,34 +20,51 @@ function groupBox(group, open) {
   const summary = group.violated
     ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
     : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
-  const facts = [`${group.running} of ${group.members} members running`, group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
+  const facts = [
+    `${group.running} of ${group.members} members running`,
+    group.gated ? `${group.gated} gated` : "",
+    group.pending ? `${group.pending} pending` : "",
+    `total cost ${group.totalCost}`,
+  ].filter(Boolean);
+  const unmet = group.conditions.filter((condition) => condition.status !== "True");
   const remarks = [
     ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
-    ...group.conditions.filter((condition) => condition.status !== "True").map((condition) => h("p", { class: "soft" }, `${condition.type} ${condition.status}: ${condition.message || condition.reason}`)),
+    ...unmet.map(({ type, status, message, reason }) => h("p", { class: "soft" }, `${type} ${status}: ${message || reason}`)),
   ];
   const losses = (group.zoneLosses || []).filter((loss) => loss.stops.length);
   if (losses.length) {
-    remarks.push(h("p", { class: "soft" }, `Without ${losses.map((loss) => `${loss.zone}: ${few(loss.stops)} would stop`).join("; ")}`));
+    const stops = losses.map((loss) => `${loss.zone}: ${joinFirst(loss.stops)} would stop`);
+    remarks.push(h("p", { class: "soft" }, `Without ${stops.join("; ")}`));
   } else if (placed && group.zoneLosses?.length > 1) {
-    remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
+    remarks.push(h("p", { class: "soft" }, "Every workload survives the loss of any one zone."));
   }
+  const isDrawn = group.workloads.length <= LARGEST_DRAWN;
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
-    h("div", { class: "grouphead" }, h("h2", {}, key), summary, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
+    h("div", { class: "grouphead" },
+      h("h2", {}, key),
+      summary,
+      h("span", { class: "soft" }, facts.join(", ")),
+      h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
-    group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
-    h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
+    isDrawn ? drawGraph(group) : null,
+    h("details", { "data-group": key, open: open.has(key) || !isDrawn },
+      h("summary", {}, counted(group.edges.length, "dependency", "dependencies")),
+      edgeTable(group)));
 }
 
-// Columns by the longest way from a workload that nobody needs; within a column near the workloads that lead there.
+// Layered layout: a workload's column is its longest path from a root; rows follow the mean row of its callers (barycenter).
 function layers(group) {
   const depth = new Map(group.workloads.map((workload) => [workload.selector, 0]));
-  // A cycle would go on for ever; no way is longer than there are workloads.
+  // Bounded by the number of workloads, because a cycle never settles.
   for (let round = 0; round < group.workloads.length; round++) {
     let moved = false;
     for (const edge of group.edges) {
       const next = Math.min(depth.get(edge.dependant) + 1, group.workloads.length - 1);
-      if (depth.get(edge.dependency) < next && round < group.workloads.length - 1) { depth.set(edge.dependency, next); moved = true; }
+      if (depth.get(edge.dependency) < next && round < group.workloads.length - 1) {
+        depth.set(edge.dependency, next);
+        moved = true;
+      }
     }
     if (!moved) break;
   }
@@ -57,59 +75,78 @@ function layers(group) {
   for (let round = 0; round < 6; round++) {
     columns.forEach((column, c) => {
       if (c === 0) return;
-      const wish = (workload) => {
-        const from = group.edges.filter((edge) => edge.dependency === workload.selector).map((edge) => row.get(edge.dependant));
-        return from.length ? from.reduce((a, b) => a + b, 0) / from.length : row.get(workload.selector);
+      const barycenter = (workload) => {
+        const calls = group.edges.filter((edge) => edge.dependency === workload.selector);
+        const rows = calls.map((edge) => row.get(edge.dependant));
+        return rows.length ? rows.reduce((a, b) => a + b, 0) / rows.length : row.get(workload.selector);
       };
-      column.sort((a, b) => wish(a) - wish(b) || row.get(a.selector) - row.get(b.selector));
+      column.sort((a, b) => barycenter(a) - barycenter(b) || row.get(a.selector) - row.get(b.selector));
       column.forEach((workload, i) => row.set(workload.selector, i));
     });
   }
   return columns;
 }
 
-function dag(group) {
+function drawGraph(group) {
   const columns = layers(group);
   const boxWidth = 212, boxHeight = 50, gapX = 112, gapY = 18;
   const tallest = Math.max(...columns.map((column) => column.length));
   const width = columns.length * (boxWidth + gapX) - gapX + 4, height = tallest * (boxHeight + gapY) - gapY + 4;
-  const at = new Map();
+  const positionOf = new Map();
   columns.forEach((column, c) => {
     const start = (height - (column.length * (boxHeight + gapY) - gapY)) / 2;
-    column.forEach((workload, r) => at.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) }));
+    column.forEach((workload, r) => {
+      positionOf.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) });
+    });
   });
   const lines = [], costs = [];
   group.edges.forEach((edge) => {
-    const a = at.get(edge.dependant), b = at.get(edge.dependency);
+    const a = positionOf.get(edge.dependant), b = positionOf.get(edge.dependency);
     const back = b.x <= a.x;
     const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
     const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
     const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
+    const measured = edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `;
     lines.push(s("path", { class: edge.state, d },
-      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `}${EDGE_STATES[edge.state][2]}`)));
+      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state][2]}`)));
     if (edge.cost === null) return;
-    // Costs stand by the box that they lead to, one below the other where several do.
+    // Labels are next to the dependency's box, stacked.
     const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
     const position = leading.indexOf(edge) - (leading.length - 1) / 2;
     const offset = leading.length > 1 ? position * Math.min(13, 44 / leading.length) : 0;
-    costs.push(s("text", { class: `cost ${edge.state}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
-      leading.length > 3 && edge.state !== "violated" ? "" : `${edge.state === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.state === "violated" ? ">" : "≤")));
+    const violated = edge.state === "violated";
+    const hidden = leading.length > MOST_LABELS && !violated;
+    const label = hidden ? "" : violated ? `✗ ${edge.cost} > ${edge.maxCost}` : `${edge.cost} ≤ ${edge.maxCost}`;
+    const place = { x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" };
+    costs.push(s("text", { class: `cost ${edge.state}`, ...place }, label));
   });
   const boxes = group.workloads.map((workload) => {
-    const { x, y } = at.get(workload.selector);
+    const { x, y } = positionOf.get(workload.selector);
     const where = placement(workload);
+    const isPlaced = workload.pods.some((pod) => pod.node);
+    const hasOwnName = workload.name && workload.name !== workload.selector;
+    const title = hasOwnName ? `${workload.selector} ${workload.name}` : workload.selector;
+    const index = workload.index === null ? "" : `#${workload.index}`;
     return s("g", {},
-      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: workload.pods.some((pod) => pod.node) ? "" : "unplaced" }),
-      s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 25)),
-      s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
-      s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
+      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: isPlaced ? "" : "unplaced" }),
+      s("text", { x: x + 10, y: y + 20 }, truncate(title, 25)),
+      s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, index),
+      s("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(where, 30)),
+      s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
   });
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
+  const label = `Dependencies of ${group.name}; the table below has the same as text`;
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` },
+    s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
+      ...lines,
+      ...boxes,
+      ...costs));
 }
 
-function few(names) { return names.length > 5 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "); }
+function joinFirst(names) {
+  return names.length > 5 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", ");
+}
 
-function cut(text, length) { return text.length > length ? `${text.slice(0, length - 1)}…` : text; }
+function truncate(text, length) { return text.length > length ? `${text.slice(0, length - 1)}…` : text; }
 
 function placement(workload) {
   if (!workload.pods.length) return "no pods";
@@ -121,15 +158,35 @@ function placement(workload) {
   return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
 }
 
-const EDGE_STATES = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
+const EDGE_STATES = {
+  met: ["✓", "good", "within its limit"],
+  violated: ["✗", "bad", "violated"],
+  unknown: ["?", "", "cost unknown"],
+  idle: ["·", "soft", "not placed"],
+};
 
 function edgeTable(group) {
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` }, h("table", {},
-    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "State"))),
-    h("tbody", {}, ...group.edges.map((edge) => {
-      const [sign, style, text] = EDGE_STATES[edge.state];
-      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`),
-        h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
-        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));
-    }))));
+  const heads = [
+    ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)),
+    ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)),
+    h("th", {}, "State"),
+  ];
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` },
+    h("table", {},
+      h("thead", {}, h("tr", {}, ...heads)),
+      h("tbody", {}, ...group.edges.map(edgeRow))));
+}
+
+function edgeRow(edge) {
+  const [sign, style, text] = EDGE_STATES[edge.state];
+  const zones = edge.origin === edge.destination ? edge.origin || "–" : `${edge.origin} → ${edge.destination}`;
+  return h("tr", {},
+    h("td", {}, edge.dependant),
+    h("td", {}, edge.dependency),
+    h("td", {}, zones),
+    h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)),
+    h("td", { class: "n" }, String(edge.maxCost)),
+    h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
+    h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"),
+    h("td", { class: style }, `${sign} ${text}`));
 }
