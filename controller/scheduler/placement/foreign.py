@@ -36,30 +36,30 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
 
     Args:
         node_cache: all bound pods.
-        pods: of the group; these are not foreign, unless they are about to go.
+        pods: of the group; those that are being deleted count as foreign.
     """
     own = [pod for pod in pods if pod.is_active]
-    models = list({_template_of(pod): pod for pod in own}.values())
+    models = list({_owner_uid(pod): pod for pod in own}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
     found = []
-    mine: dict[TemplateKey, Counter[str]] | None = None
+    own_by_template: dict[TemplateKey, Counter[str]] | None = None
     for key, template in node_cache.templates.items():
-        kinds = _kinds(template, terms, models)
+        kinds = _relating_rule_kinds(template, terms, models)
         if not kinds:
             continue
-        mine = _counted(node_cache, own) if mine is None else mine
-        nodes = template.nodes - mine.get(key, Counter())
+        own_by_template = _count_by_template(node_cache, own) if own_by_template is None else own_by_template
+        nodes = template.nodes - own_by_template.get(key, Counter())
         if nodes:
             found.append(ForeignPods(template.model.asked, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 
-def _template_of(pod: GroupPod) -> str:
+def _owner_uid(pod: GroupPod) -> str:
     owner = controller_of(pod.metadata)
     return owner.uid if owner is not None else pod.metadata.key
 
 
-def _counted(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
+def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
     """Template -> node -> pods among these."""
     found: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
@@ -69,8 +69,8 @@ def _counted(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKe
     return found
 
 
-def _kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
-    """Kinds of the rules by which a template and a group have to do with each other."""
+def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
+    """Kinds of the rules that relate pods of a template to pods of the group."""
     model = template.model
     found = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
     if template.terms is None:

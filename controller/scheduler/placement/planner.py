@@ -1,9 +1,8 @@
 """Plans a whole group: a host for every waiting replica, so that calls spend as little time on the network as possible.
 
-Judged pod by pod, a first replica sees no cost at all and its placement is no better than chance (docs/adr/0006). So the plan takes
-what is bound as given, and everything else, replicas that do not exist yet included, as one problem: everything placed that can
-be, no dependency beyond its maxNetworkCost where that can be, then the time of calls (docs/adr/0006), within what hosts have room
-for and pods ask for.
+Scored pod by pod, the first replica of a group has no placed peer, so all nodes cost the same (docs/adr/0006). Here bound pods stay, and
+all other replicas, also those that no pod exists for yet, are placed together. Objectives, in order: most replicas placed, fewest
+violations of maxNetworkCost, least time of calls.
 """
 
 from __future__ import annotations
@@ -112,12 +111,12 @@ class _GroupPlanner:
         self.snapshot = snapshot
         self.graph = snapshot.graph
         self._problems: list[str] = []
-        self._kept: dict[str, Target] = {}
+        self._released_targets: dict[str, Target] = {}
         self._outdated = outdated(pod.metadata for pod in snapshot.pods if pod.is_active)
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
         self._bound: list[BoundReplica] = []
-        self._left_by: list[list[str]] = [[] for _ in self.graph.workloads]
-        self._taken: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
+        self._vacated_nodes: list[list[str]] = [[] for _ in self.graph.workloads]
+        self._extra_requests: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
         self._waiting = self._read_pods()
 
     def _read_pods(self) -> list[WaitingReplica]:
@@ -125,50 +124,54 @@ class _GroupPlanner:
         snapshot, found = self.snapshot, list[WaitingReplica]()
         live: Counter[int] = Counter()
         position_of = {selector: i for i, selector in enumerate(self.graph.selectors)}
-        # Those of the present template first: replicas to come are like them.
+        # Pods of the current template first: they are the model for missing replicas.
         for pod in sorted(snapshot.pods, key=lambda p: (p.metadata.key in self._outdated, p.metadata.key)):
             position, key = position_of.get(pod.workload), pod.metadata.key
             if position is None or not pod.is_active:
                 continue
             asked = without_added_requirement(pod)
             self._models[position] = self._models[position] or asked
-            if self._leaves(pod, position):
+            if self._record_leaving(pod, position):
                 continue
             live[position] += 1
-            if not self._stays(pod, position) and not pod.other_gates:
+            if not self._record_bound(pod, position) and not pod.other_gates:
                 refused = snapshot.refused.get(key, frozenset())
                 found.append(WaitingReplica(key, position, asked, snapshot.volumes.get(key, ()), refused))
         for position, selector in enumerate(self.graph.selectors):
             model = self._models[position] or GroupPod()
-            missing = snapshot.replicas.get(selector, len(self._left_by[position])) - live[position]
+            missing = snapshot.replicas.get(selector, len(self._vacated_nodes[position])) - live[position]
             found += [WaitingReplica("", position, model, snapshot.volumes.get(selector, ()))] * missing
         return found
 
-    def _leaves(self, pod: GroupPod, position: int) -> bool:
-        """Whether a rollout is about to replace a bound pod: its successor has its room, and until then it keeps others away."""
+    def _record_leaving(self, pod: GroupPod, position: int) -> bool:
+        """Record a bound pod that a rollout will replace: its requests are free for its successor, but its anti-affinity still counts.
+
+        Returns:
+            Whether it is one.
+        """
         node = self._assigned_node(pod)
         if not node or pod.metadata.key not in self._outdated:
             return False
         self._bound.append(BoundReplica(node, -1, pod))
-        self._left_by[position].append(node)
+        self._vacated_nodes[position].append(node)
         if pod.metadata.key in self.snapshot.assigned_nodes:
-            add(self._taken[node], asks_of(pod.spec, pod.status), -1)
+            add(self._extra_requests[node], asks_of(pod.spec, pod.status), -1)
         return True
 
     def _assigned_node(self, pod: GroupPod) -> str:
         return pod.spec.node_name or self.snapshot.assigned_nodes.get(pod.metadata.key, "")
 
-    def _stays(self, pod: GroupPod, position: int) -> bool:
-        """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
+    def _record_bound(self, pod: GroupPod, position: int) -> bool:
+        """Record a pod that is bound, or released with a target; returns whether it is one."""
         key, node = pod.metadata.key, self._assigned_node(pod)
         if not node:
             target = self.snapshot.released.get(key)
             if target is None or target.node not in self.snapshot.hosts:
                 return False
-            self._kept[key], node = target, target.node
+            self._released_targets[key], node = target, target.node
         self._bound.append(BoundReplica(node, position, pod))
         if key not in self.snapshot.assigned_nodes:
-            add(self._taken[node], asks_of(pod.spec, pod.status))
+            add(self._extra_requests[node], asks_of(pod.spec, pod.status))
         return True
 
     def _request(self) -> PlacementRequest:
@@ -186,7 +189,7 @@ class _GroupPlanner:
                 for model in self._models
             ],
             edges=call_edges(snapshot.group, self.graph, counts, routings, problems),
-            taken=self._taken,
+            taken=self._extra_requests,
             objective=objective_of(snapshot.group, problems, priced=snapshot.prices is not None),
         )
 
@@ -212,7 +215,7 @@ class _GroupPlanner:
         )
 
     def _search(self, request: PlacementRequest, ends_at: float) -> _Placement:
-        """The best placement found. A hot host is taken only rather than none, or rather than one that breaks a limit."""
+        """The best placement found. Uses hot hosts only if that places more replicas or breaks fewer limits."""
         seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.turn
 
         def search(wanted: PlacementRequest) -> _Placement:
@@ -237,10 +240,10 @@ class _GroupPlanner:
     def _hints(self, host_names: Sequence[str]) -> Ints | None:
         """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
         previous = self.snapshot.previous
-        if not previous and not any(self._left_by):
+        if not previous and not any(self._vacated_nodes):
             return None
         nodes = [previous[replica.key].node if replica.key in previous else "" for replica in self._waiting]
-        left = [Counter(found) for found in self._left_by]
+        left = [Counter(found) for found in self._vacated_nodes]
         for replica, node in zip(self._waiting, nodes, strict=True):
             left[replica.workload][node] -= 1
         vacated = [(+counts).elements() for counts in left]
@@ -255,7 +258,7 @@ class _GroupPlanner:
 
     def _assign(self, found: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
         """Targets of the pods, and why those without one have none."""
-        problem, targets = found.problem, dict(self._kept)
+        problem, targets = found.problem, dict(self._released_targets)
         found.at[:] = self._hosts_by_age(found)
         why: dict[str, str] = {}
         reasons: dict[int, str] = {}
