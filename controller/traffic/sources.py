@@ -31,7 +31,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class End:
+class EndpointLabels:
     """Labels of one end of a flow; an empty label name means that the source lacks it."""
 
     namespace: str
@@ -43,7 +43,7 @@ class End:
     def labels(self) -> list[str]:
         return [label for label in (self.namespace, self.name, self.kind, self.zone) if label]
 
-    def read(self, labels: Labels) -> tuple[WorkloadId, str]:
+    def workload_and_zone(self, labels: Labels) -> tuple[WorkloadId, str]:
         """The workload, unknown where the source says so, and its zone."""
         namespace, name, kind, zone = (
             labels.get(label, "") for label in (self.namespace, self.name, self.kind, self.zone)
@@ -68,23 +68,23 @@ class Source:
         counters: selectors of counters of bytes, whose rates add up.
         port: label with the server's port.
         address: label with the server's address, where counters name it by that alone.
-        owners: metric, always 1, that says whose an address is.
-        least_rate_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
+        owner_metric: metric, always 1, of the workload that has an address.
+        min_range_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
             15 to 30 s.
-        rounds: metric of the processor's seconds that one reading of the table takes (`traffic_pause_s`); empty if each scrape reads.
+        round_cost_metric: metric of the processor's seconds that one reading of the table takes (`traffic_pause_s`); empty if each scrape reads.
     """
 
     name: str
     title: str
     limitations: str
-    client: End
-    server: End
+    client: EndpointLabels
+    server: EndpointLabels
     counters: Sequence[str]
     port: str = ""
     address: str = ""
-    owners: str = ""
-    least_rate_s: int = 60
-    rounds: str = ""
+    owner_metric: str = ""
+    min_range_s: int = 60
+    round_cost_metric: str = ""
 
     @property
     def presence(self) -> str:
@@ -105,8 +105,8 @@ SOURCES: Sequence[Source] = (
         "istio",
         "Istio",
         "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads",
-        End("source_workload_namespace", "source_workload"),
-        End("destination_workload_namespace", "destination_workload"),
+        EndpointLabels("source_workload_namespace", "source_workload"),
+        EndpointLabels("destination_workload_namespace", "destination_workload"),
         [
             f'istio_{counted}{{reporter="source"}}'
             for counted in (
@@ -122,8 +122,8 @@ SOURCES: Sequence[Source] = (
         "linkerd",
         "Linkerd",
         "clients outside of the mesh, workloads that are no Deployment, the client's zone",
-        End("namespace", "deployment"),
-        End("dst_namespace", "dst_deployment", zone="dst_zone"),
+        EndpointLabels("namespace", "deployment"),
+        EndpointLabels("dst_namespace", "dst_deployment", zone="dst_zone"),
         [f'tcp_{way}_bytes_total{{direction="outbound",dst_deployment!="",peer="dst"}}' for way in ("write", "read")],
     ),
     # agent/traffic/manager.py: the client by name, the server by address, and each server's agent says whose address it is.
@@ -132,15 +132,15 @@ SOURCES: Sequence[Source] = (
         "netaware's agents (connection tracking)",
         "connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls to"
         " pods with public addresses (some IPv6 clusters); calls that connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)",
-        End("client_namespace", "client_workload", "client_kind", "client_zone"),
-        End("server_namespace", "server_workload", "server_kind", "server_zone"),
+        EndpointLabels("client_namespace", "client_workload", "client_kind", "client_zone"),
+        EndpointLabels("server_namespace", "server_workload", "server_kind", "server_zone"),
         ["netaware_traffic_bytes_total"],
         port="port",
         address="server",
-        owners="netaware_traffic_server_info",
+        owner_metric="netaware_traffic_server_info",
         # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
-        least_rate_s=100,
-        rounds="netaware_traffic_round_seconds",
+        min_range_s=100,
+        round_cost_metric="netaware_traffic_round_seconds",
     ),
 )
 
@@ -190,11 +190,11 @@ async def _choose_source(prometheus: PrometheusClient, name: str) -> Source:
 
 async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
     """The shortest range of a rate that has two readings of the slowest reader in it; of a shorter one its traffic would be missing."""
-    if not source.rounds:
-        return source.least_rate_s
-    found = await prometheus.query(f"max(max_over_time({source.rounds}[1h]))")
+    if not source.round_cost_metric:
+        return source.min_range_s
+    found = await prometheus.query(f"max(max_over_time({source.round_cost_metric}[1h]))")
     pause_s = min(traffic_pause_s(found[0].value if found else 0.0), _LONGEST_PAUSE_S)
-    return source.least_rate_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
+    return source.min_range_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
 
 
 async def _known_window_s(
@@ -239,9 +239,9 @@ async def _sum_flows(
             if not 0 < mean < math.inf:
                 continue
             peak = max(peaks.get(_identity(series), mean), mean)
-            client, client_zone = source.client.read(series.labels)
+            client, client_zone = source.client.workload_and_zone(series.labels)
             for labels, share in owners.get(series.labels.get(source.address, ""), [(series.labels, 1.0)]):
-                server, server_zone = source.server.read(labels)
+                server, server_zone = source.server.workload_and_zone(labels)
                 sums_of = sums[client, server, client_zone, server_zone, _port(series.labels.get(source.port, ""))]
                 sums_of[0] += mean * share
                 sums_of[1] += peak * share
@@ -277,10 +277,10 @@ async def _read_owners(
     prometheus: PrometheusClient, source: Source, window_s: int
 ) -> Mapping[str, Sequence[tuple[Labels, float]]]:
     """Address -> labels of each workload that had it, and its share of the time."""
-    if not source.owners:
+    if not source.owner_metric:
         return {}
     by = ", ".join((source.address, *source.server.labels))
-    found = await prometheus.query(f"sum by ({by}) (count_over_time({source.owners}[{window_s}s]))")
+    found = await prometheus.query(f"sum by ({by}) (count_over_time({source.owner_metric}[{window_s}s]))")
     seen: dict[str, list[Series]] = defaultdict(list)
     for series in found:
         seen[series.labels.get(source.address, "")].append(series)
