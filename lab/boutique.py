@@ -48,13 +48,17 @@ def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
 
     Args:
         scheduler: schedulerName of every pod.
-        cpu: request of every pod; limits, probes and images stay the example's, which kwok does not look at.
+        cpu: request of every pod; limits, probes and images stay the example's, because kwok ignores them.
         folder: where the example is.
     """
     documents = [d for path in sorted(folder.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
     group = next(d for d in documents if d.get("kind") == "AppGroup")
     group["spec"]["topologySortingAlgorithm"] = ALGORITHM
-    deployments = {d["metadata"]["name"]: _resized(d, scheduler, cpu) for d in documents if d["kind"] == "Deployment"}
+    deployments = {
+        d["metadata"]["name"]: _with_scheduler_and_requests(d, scheduler, cpu)
+        for d in documents
+        if d["kind"] == "Deployment"
+    }
     services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
     dependencies = tuple(
         Dependency(entry["workload"]["name"], needed["workload"]["name"], int(needed.get("maxNetworkCost", 0)))
@@ -64,7 +68,7 @@ def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
     return Application(group, deployments, services, dependencies)
 
 
-def made_to_run(application: Application, image: str) -> Application:
+def with_real_containers(application: Application, image: str) -> Application:
     """The graph with containers of ``lab/app``, which answer after calling their dependencies through Services."""
     deployments = {}
     for name, original in application.deployments.items():
@@ -84,14 +88,14 @@ def made_to_run(application: Application, image: str) -> Application:
     return replace(application, deployments=deployments)
 
 
-def in_order_of(application: Application, seed: int) -> Application:
+def shuffled(application: Application, seed: int) -> Application:
     """The objects in another order, by ``seed``."""
     names = sorted(application.deployments)
     random.Random(seed).shuffle(names)
     return replace(application, deployments={name: application.deployments[name] for name in names})
 
 
-def _resized(deployment: dict[str, Any], scheduler: str, cpu: str) -> dict[str, Any]:
+def _with_scheduler_and_requests(deployment: dict[str, Any], scheduler: str, cpu: str) -> dict[str, Any]:
     sized = copy.deepcopy(deployment)
     spec = sized["spec"]["template"]["spec"]
     spec["schedulerName"] = scheduler

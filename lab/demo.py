@@ -149,9 +149,9 @@ class Demo:
         """
         application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
         if self.is_real:
-            application = boutique.made_to_run(application, APP_IMAGE)
+            application = boutique.with_real_containers(application, APP_IMAGE)
         if self.seed is not None:
-            application = boutique.in_order_of(application, self.seed)
+            application = boutique.shuffled(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
         account = partial(is_there, self.client, SERVICE_ACCOUNTS, "default", namespace)
         await self._until(account, f"namespace {namespace}")

@@ -18,7 +18,7 @@ from controller.cluster.membership import Membership, has_same_consent, has_same
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
-from controller.cluster.status_writing import announce, write_status
+from controller.cluster.status_writing import report_conditions, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -143,7 +143,9 @@ class AppGroupController:
             self._own.note(key, group, written)
             self._metrics.writes.inc()
         about = reference(APPGROUPS, group.metadata)
-        announce(self._recorder, about, group.status.conditions, wanted.conditions, is_bad=_is_bad, action="Order")
+        report_conditions(
+            self._recorder, about, group.status.conditions, wanted.conditions, is_bad=_is_bad, action="Order"
+        )
 
 
 def _is_bad(condition: Condition) -> bool:

@@ -13,17 +13,17 @@ from kubekit.conditions import changed_status_or_reason
 from kubekit.events import EventRecorder, Reference
 from kubekit.wire import Condition, Resource
 
-Written = TypeVar("Written", AppGroup, NetworkTopology)
+StatusResource = TypeVar("StatusResource", AppGroup, NetworkTopology)
 
 
 async def write_status(
     client: Client,
     resource: Resource,
-    read: Written,
+    read: StatusResource,
     wanted: AppGroupStatus | NetworkTopologyStatus,
     *,
     count_field: str,
-) -> Written | None:
+) -> StatusResource | None:
     """Write a status if it differs from the current one; returns the new object, else None.
 
     Args:
@@ -31,7 +31,7 @@ async def write_status(
         resource: of the object.
         read: the object as it was read; with its version the API server refuses a write that comes late.
         wanted: the status.
-        count_field: the field that is written even where it is 0.
+        count_field: a required counter, written even if it is 0.
 
     Raises:
         KubekitError: it was not written.
@@ -51,7 +51,7 @@ async def write_status(
     )
 
 
-def announce(
+def report_conditions(
     recorder: EventRecorder,
     about: Reference,
     before: Sequence[Condition] | None,

@@ -16,7 +16,7 @@ from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.cluster.status_writing import announce, write_status
+from controller.cluster.status_writing import report_conditions, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
@@ -277,7 +277,9 @@ class TopologyController:
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         about = reference(NETWORK_TOPOLOGIES, topology.metadata)
-        announce(self._recorder, about, before.conditions, wanted.conditions, is_bad=status.is_bad, action="Measure")
+        report_conditions(
+            self._recorder, about, before.conditions, wanted.conditions, is_bad=status.is_bad, action="Measure"
+        )
 
 
 def _account_of(pod: GroupPod) -> tuple[object, ...]:

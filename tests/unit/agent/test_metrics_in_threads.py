@@ -1,4 +1,4 @@
-"""Metrics are collected in a thread while the loop goes on counting: no scrape fails."""
+"""Metrics are collected in a thread while the loop goes on traffic_case: no scrape fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[int], None]
 
 
 @pytest.fixture
-def switching() -> Iterator[None]:
+def short_switch_interval() -> Iterator[None]:
     """Threads take turns far more often than they usually do."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -57,12 +57,12 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
         thread.join()
 
 
-def counting() -> tuple[Collector, Step]:
-    found, end = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
+def traffic_case() -> tuple[Collector, Step]:
+    found, workload = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
 
     def step(number: int) -> None:
         now_s = number * 2 * KEEP_GONE_S
-        pods = {bytes([10, number % 256, 0, host]): end for host in range(1, 40)}
+        pods = {bytes([10, number % 256, 0, host]): workload for host in range(1, 40)}
         found.edges.set_workloads(pods, now_s)
         found.edges.begin_round(now_s, now_s)
         for client in pods:
@@ -73,7 +73,7 @@ def counting() -> tuple[Collector, Step]:
     return found, step
 
 
-def probing() -> tuple[Collector, Step]:
+def probe_case() -> tuple[Collector, Step]:
     plans = PlanSource("n1")
     metrics = ProbeMetrics(plans)
     plans.on_change = metrics.follow_plan
@@ -88,8 +88,8 @@ def probing() -> tuple[Collector, Step]:
     return metrics, step
 
 
-@pytest.mark.usefixtures("switching")
-@pytest.mark.parametrize("make", [counting, probing])
+@pytest.mark.usefixtures("short_switch_interval")
+@pytest.mark.parametrize("make", [traffic_case, probe_case])
 def test_no_scrape_fails_while_the_loop_counts(make: Callable[[], tuple[Collector, Step]]) -> None:
     collector, step = make()
     with scraped(collector) as errors:
