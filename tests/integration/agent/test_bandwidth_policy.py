@@ -1,4 +1,4 @@
-"""The admission policy on the real API server: what is scheduled is what the annotations ask for."""
+"""The admission policy on the real API server: annotations that it derives from limits of bandwidth."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
 
 async def test_annotations_are_the_sum_of_the_limits_in_bits_per_second(pods: Pods) -> None:
     sidecar = container("s", "1M", restartPolicy="Always")
-    first = container("i", "50M")
+    init = container("i", "50M")  # Left out of the sum, because it ends before the others start.
     found = await pods.annotations(
-        container("a", "10M"), container("b", "1500k"), container("c"), initContainers=[sidecar, first]
+        container("a", "10M"), container("b", "1500k"), container("c"), initContainers=[sidecar, init]
     )
     assert found == {INGRESS: "12500000", EGRESS: "12500000"}
 
@@ -89,4 +89,4 @@ async def test_what_a_user_set_stays(pods: Pods) -> None:
 async def test_pods_that_have_nothing_to_limit_are_left_alone(pods: Pods) -> None:
     assert await pods.annotations(container("a")) == {}
     assert await pods.annotations(container("a", "10M"), hostNetwork=True) == {}
-    assert await pods.annotations(container("a", "999")) == {}
+    assert await pods.annotations(container("a", "999")) == {}, "below 1k, the smallest limit"
