@@ -16,7 +16,7 @@ _CENTRAL = LEADERLESS | {"scheduler-down", "extender-down"}
 STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
 """Findings that concern every pod, group, zone and node."""
 APPLY_AGAIN = (
-    "if Helm installed it, instead of the next command: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
+    "let Helm do it instead, if Helm installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
     "kubectl apply --server-side --force-conflicts -k dist/overlay",
 )
 """Applies what was installed; `manifests/overlays` alone would replace its images by names without registry and tag."""

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LINE_S, LOOK_S = 180.0, 60.0
-CHOICE = re.compile(r"\b(?:ZONE|NODE|OVERLAY|SPEED|REGION)\b")
+CHOICE = re.compile(r"\b(?:ZONE|NODE|SPEED|REGION|dist/overlay)\b")
 
 
 class Terminal:

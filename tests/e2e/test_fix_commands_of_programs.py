@@ -34,7 +34,7 @@ links:
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
 DEADLINE_S = 240.0
-CHOICES = {"OVERLAY": "default"}
+CHOICES = {"dist/overlay": "manifests/overlays/default"}
 
 
 @pytest.fixture

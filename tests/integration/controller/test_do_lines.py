@@ -141,7 +141,7 @@ async def test_every_line_to_paste_can_be_pasted(
 
     async def try_it(line: str) -> None:
         async with few:
-            if "manifests/overlays/" in line:
+            if "dist/overlay" in line:
                 # Applied for real in tests/e2e/test_as_shipped.py; here its namespace is another's.
                 code, said = await paste(control_plane, "kubectl kustomize manifests/overlays/default")
             else:
