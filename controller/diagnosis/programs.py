@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts
@@ -15,6 +15,11 @@ from netperf.contract import CONTROLLER, SCHEDULER
 LEASE_SLACK_S = 5.0
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
+# `rollout undo` without a revision goes back one; pasted twice it would bring the broken one back.
+_LATEST_REVISION = (
+    "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
+    r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
+)
 _EFFECTS: dict[Program, str] = {
     "controller": "costs and plans are not updated, and gates stay shut",
     "extender": "pods are placed without regard to the network",
@@ -91,7 +96,13 @@ def _program_down(
     if pods:
         # A pod that is only being started explains nothing beside one that reports a reason.
         worst = min(pods, key=lambda pod: pod.reason in _STARTING)
-        fix = (command("kubectl -n {} describe pod {}", facts.home, worst.name), *_commands_for(facts, worst, name))
+        templates = sorted(
+            {pod.template for pod in pods if pod.template and pod.reason and pod.reason not in _STARTING}
+        )
+        fix = (
+            command("kubectl -n {} describe pod {}", facts.home, worst.name),
+            *_commands_for(facts, worst, name, templates),
+        )
     else:
         fix = (
             command("kubectl -n {} describe deployment/{}", facts.home, name),
@@ -102,8 +113,15 @@ def _program_down(
     return Finding(f"{program}-down", "critical", summary, cause, since, affects[:MAX_AFFECTED], fix, alert)
 
 
-def _commands_for(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
-    """Commands that end it, by what the pod of Deployment ``name`` reports; a pod that never ran has no logs."""
+def _commands_for(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
+    """Commands that end it, by what the pod reports; a pod that never ran has no logs.
+
+    Args:
+        facts: the moment.
+        pod: of the program.
+        name: of its Deployment.
+        templates: hashes of those whose pods do not run.
+    """
     if not pod.node:
         return unschedulable_reason(
             pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).of(GroupPodSpec())
@@ -115,6 +133,11 @@ def _commands_for(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
         wait = command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
         return wait, "correct what its events name, if it does not start"
     undo = command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
+    if templates:
+        # Several hashes are one argument of the selector.
+        revisions = command("{}", templates).replace(" ", ",")
+        latest = command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace("NOT_IN", revisions)
+        undo += f" --to-revision=$({latest})"
     correct = "correct your overlay and apply it, if no earlier version ran"
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)
 

@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
-from kubekit.owners import owner_of
+from kubekit.owners import HASH_LABEL, owner_of
 from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
@@ -139,8 +139,9 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             if not reason and not pod.spec.node_name and scheduled is not None:
                 reason = scheduled.message
             since = seconds(turned.last_transition_time) if turned is not None else None
+            made_from = pod.metadata.label(HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
-            found.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since))
+            found.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, made_from))
     return tuple(found) or None
 
 

@@ -30,6 +30,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     Attributes:
         reason: state of containers that do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's message
             if it has no node; empty otherwise.
+        template: hash of its pod template; empty if unknown.
     """
 
     program: Program
@@ -39,6 +40,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     ready: bool = False
     reason: str = ""
     since: float | None = None
+    template: str = ""
 
 
 class LeaseFact(msgspec.Struct, frozen=True):

@@ -190,7 +190,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "the scheduler crashes",
         "scheduler-down",
         "rollout undo deployment/netaware-scheduler",
-        facts(control_plane=without("scheduler", reason="CrashLoopBackOff"), pods=(pod(),)),
+        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
     ),
     Situation(
         "the extender does not answer",

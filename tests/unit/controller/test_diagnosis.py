@@ -73,11 +73,13 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
 
 
-def test_a_program_that_is_being_started_is_waited_for_unless_another_pod_of_it_reports_a_reason() -> None:
-    crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff")
-    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating")
+def test_an_undo_goes_to_the_last_template_that_is_not_broken_however_often_it_is_pasted() -> None:
+    crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template="bad")
+    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template="good")
     both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
-    assert "kubectl -n netaware-system rollout undo deployment/netaware-scheduler" in both
+    (undo,) = [line for line in both if " rollout undo " in line]
+    assert "--to-revision=$(" in undo
+    assert "pod-template-hash notin (bad)" in undo
     alone = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh))))[0].fix
     assert [line for line in alone if " undo " in line or " restart " in line] == []
     assert "rollout status deployment/netaware-scheduler" in alone[1]
