@@ -32,9 +32,9 @@ push: ## Push both images; REGISTRY=host/team
 
 .PHONY: overlay
 overlay: ## An overlay with these images in dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team KUBERNETES=1.36
-	@test -n "$(KUBERNETES)" || { echo "KUBERNETES=1.36 is needed: the cluster's minor version" >&2; exit 1; }
+	@$(if $(KUBERNETES),,echo "for Kubernetes 1.37; for another minor version add KUBERNETES=1.36" >&2)
 	@mkdir -p $(DIST)/overlay; { echo "resources: [../../manifests/overlays/$(OVERLAY)]"; \
-	  echo "components: [../../manifests/components/kubernetes-$(KUBERNETES)]"; echo "images:"; for name in $(PROGRAMS); do \
+	  $(if $(KUBERNETES),echo "components: [../../manifests/components/kubernetes-$(KUBERNETES)]";) echo "images:"; for name in $(PROGRAMS); do \
 	  echo "  - {name: netaware-$$name, newName: $(IMAGE)-$$name, newTag: $(VERSION)}"; done; } > $(DIST)/overlay/kustomization.yaml
 
 .PHONY: check-release
