@@ -20,7 +20,10 @@ _NEEDS_LEADER = frozenset({"gated-too-long"})
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """All findings, worst first."""
     if not facts.control_plane.installed:
-        fix = ("look at docs/install.md: make overlay writes dist/overlay", "kubectl apply --server-side -k dist/overlay")
+        fix = (
+            "look at docs/install.md: make overlay writes dist/overlay",
+            "kubectl apply --server-side -k dist/overlay",
+        )
         return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=fix),)
     programs = list(find_programs(facts))
     agents = list(find_agent_findings(facts))
