@@ -24,7 +24,9 @@ _STAY, _ONCE = "stay", "once"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, check everything, run; return the exit code."""
-    parser = argparse.ArgumentParser(prog="agent", description=__doc__)
+    # Not from the docstring, which the image leaves out.
+    description = "Run the agent of a node, or show what it finds there."
+    parser = argparse.ArgumentParser(prog="agent", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, help_ in _COMMANDS.items():
         command = commands.add_parser(name, help=help_, description=help_)

@@ -1,4 +1,4 @@
-"""Room that a rollout is to free: plans that need none of it, and how long pods wait for it.
+"""Pods that wait until a rollout frees room on their node: other nodes for them, and the end of their wait.
 
 A plan is for the state after the rollout. Until then the pods that it replaces hold their room, so a new pod may find its node full.
 """
@@ -23,8 +23,8 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan, with a search of at most so many seconds."""
-PATIENCE = 0.75
-"""Share of the longest wait that a pod waits for room that a rollout is to free."""
+WAIT_SHARE = 0.75
+"""Share of ``maxWaitS`` for which a pod waits until a rollout frees room."""
 SLOWER = 1.05
 """Ratio of the times of a call up to which a plan that waits for nothing is preferred."""
 
@@ -41,18 +41,19 @@ class RolloutRoom:
     def __init__(self, assumed: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._assumed, self._config, self._clock = assumed, config, clock
         self._since: dict[str, dict[str, float]] = {}
-        self._in_vain: dict[str, object] = {}
+        self._unsuccessful: dict[str, object] = {}
 
     def forget(self, group: str) -> None:
         """No pod of the group waits any more."""
         self._since.pop(group, None)
-        self._in_vain.pop(group, None)
+        self._unsuccessful.pop(group, None)
 
     async def solve_without_waits(
         self, group: str, snapshot: GroupSnapshot, plan: Plan, leaving: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
-        """A plan that is as good and in which fewer pods wait: all that wait, else the oldest, get other nodes. The same plan if there
-        is none.
+        """A plan that is as good and in which fewer pods wait for room; the given plan if there is none.
+
+        It first looks for other nodes for all waiting pods, then for the oldest alone.
 
         Args:
             group: its key.
@@ -63,13 +64,13 @@ class RolloutRoom:
         """
         if not leaving:
             return plan
-        await asyncio.sleep(0)  # of thousands of pods this takes some 20 ms
+        await asyncio.sleep(0)  # the check of thousands of pods takes some 20 ms
         awaiting_room = check_plan(plan, group, snapshot.pods, self._assumed, leaving).awaiting_room
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_room), key=_age_order)
         locations = {key: target.location for key, target in plan.targets.items()}
         full = await self._full_by_class(group, waiting, leaving)
         tried = [pod.metadata.key for pod in waiting], full
-        if self._in_vain.get(group) == tried:
+        if self._unsuccessful.get(group) == tried:
             return plan
         for movable in (waiting, waiting[:1])[: len(waiting)]:
             refused = dict(snapshot.refused)
@@ -84,7 +85,7 @@ class RolloutRoom:
             near = locations == {key: target.location for key, target in other.targets.items()}
             if not lacks and (near or other.latency_us <= SLOWER * plan.latency_us):
                 return other
-        self._in_vain[group] = tried
+        self._unsuccessful[group] = tried
         return plan
 
     async def _full_by_class(
@@ -117,8 +118,8 @@ class RolloutRoom:
         key, held = oldest.metadata.key, (p for p in pods if self._assumed.node_cache.assigned_node(p.metadata.key))
         # A pod that is starting will take an old one's place, and one that is going will leave its room.
         moves = any(not pod.is_active or not pod.ready for pod in held)
-        patience_s = self._config.max_wait_s / 2 if moves else ROLLOUT_PAUSE_S
-        if now - cached.made_at < patience_s and now - since[key] < PATIENCE * self._config.max_wait_s:
+        quiet_s = self._config.max_wait_s / 2 if moves else ROLLOUT_PAUSE_S
+        if now - cached.made_at < quiet_s and now - since[key] < WAIT_SHARE * self._config.max_wait_s:
             return False
         for node in self._full(group, oldest, {*leaving, cached.plan.targets[key].node}):
             self._assumed.refuse(oldest, node)
