@@ -61,7 +61,7 @@ class ExplainCommand(Command):
         key, state = pod.metadata.key, inputs.state
         # The pod itself is to be explained as if it were not there yet.
         known = next((other for other in snapshot.pods if other.metadata.key == key), None)
-        state.take_pod(key, known, None)
+        state.on_pod_change(key, known, None)
         inputs.node_cache.drop(lambda info: info.key == key)
         now, facts = explain(state, pod, inputs.ineligible(pod)), read_facts(snapshot, pod)
         return Explained(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)

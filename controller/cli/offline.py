@@ -72,7 +72,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
                 unplaced[name] = plan.unplaced_reasons.get(name) or gates or NO_WORKLOAD
                 continue
             placements[name] = target.node
-            inputs.node_cache.take_pod(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))
+            inputs.node_cache.on_pod_change(name, None, msgspec.structs.replace(reader.read(pod), node=target.node))
     traffic = sum(plan.traffic for plan in plans)
     answer = OfflinePlan(
         placements=dict(sorted(placements.items())),

@@ -34,9 +34,9 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
     """
     node_cache = NodeCache()
     for node in snapshot.nodes:
-        node_cache.take_node(node.metadata.name, None, node)
+        node_cache.on_node_change(node.metadata.name, None, node)
     for pod in pods:
-        node_cache.take_pod(pod.key, None, pod)
+        node_cache.on_pod_change(pod.key, None, pod)
     return PlanInputs(state_of(snapshot, snapshot.pods), node_cache, volumes, snapshot.prices)
 
 

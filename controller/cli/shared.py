@@ -48,15 +48,15 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
     """
     state = State(snapshot.scheduler, snapshot.home)
     for service in snapshot.services:
-        state.take_service(service.metadata.key, None, service)
+        state.on_service_change(service.metadata.key, None, service)
     for node in snapshot.nodes:
-        state.take_node(node.metadata.name, None, node)
+        state.on_node_change(node.metadata.name, None, node)
     for namespace in snapshot.namespaces:
         state.on_namespace_change(namespace.metadata.name, None, namespace)
     for group in snapshot.groups:
-        state.take_group(group.metadata.key, None, group)
+        state.on_group_change(group.metadata.key, None, group)
     for topology in snapshot.topologies:
-        state.take_topology(topology.metadata.key, None, topology)
+        state.on_topology_change(topology.metadata.key, None, topology)
     for pod in pods:
-        state.take_pod(pod.metadata.key, None, pod)
+        state.on_pod_change(pod.metadata.key, None, pod)
     return state

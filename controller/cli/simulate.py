@@ -188,7 +188,7 @@ def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Con
         templates: workload selector -> what makes its pods; those without count as one pod without requests.
     """
     state, key = inputs.state, group.metadata.key
-    state.take_group(key, state.groups.get(key), group)
+    state.on_group_change(key, state.groups.get(key), group)
     inputs.node_cache.drop(belongs_to(state, key))
     pods = _pods(group, state.graph(key), templates)
     return inputs.snapshot(key, pods)

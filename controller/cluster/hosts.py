@@ -86,10 +86,10 @@ class NodeCache:
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Add all objects of these stores, and follow their changes."""
-        subscribe_from_start(nodes, self.take_node)
-        subscribe_from_start(pods, self.take_pod)
+        subscribe_from_start(nodes, self.on_node_change)
+        subscribe_from_start(pods, self.on_pod_change)
 
-    def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
+    def on_node_change(self, key: str, _: Node | None, new: Node | None) -> None:
         """Update a node."""
         if new is None:
             if self.hosts.pop(key, None) is not None:
@@ -106,7 +106,7 @@ class NodeCache:
             self.hot = hot
             self.version += 1
 
-    def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
+    def on_pod_change(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """Update a pod; it counts while it is bound, or made for one node, and not finished."""
         before = self._held.pop(key, None)
         after = new if new is not None and new.occupied_node and not new.is_finished else None
@@ -133,7 +133,7 @@ class NodeCache:
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Remove these pods."""
         for pod in [pod for pod in self._held.values() if matches(pod)]:
-            self.take_pod(pod.key, pod, None)
+            self.on_pod_change(pod.key, pod, None)
 
     def _count(self, pod: PodInfo, by: int) -> None:
         key, node = template_of(pod), pod.occupied_node

@@ -134,22 +134,22 @@ class Volumes(Index):
         """Build from volumes, claims and classes."""
         made = cls()
         for volume in volumes:
-            made.take_volume(volume.metadata.key, None, volume)
+            made.on_volume_change(volume.metadata.key, None, volume)
         for claim in claims:
-            made.take_claim(claim.metadata.key, None, claim)
+            made.on_claim_change(claim.metadata.key, None, claim)
         for class_ in classes:
-            made.take_class(class_.metadata.key, None, class_)
+            made.on_class_change(class_.metadata.key, None, class_)
         return made
 
     def subscribe_to(
         self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
         """Add all objects of these stores, and follow their changes."""
-        subscribe_from_start(volumes, self.take_volume)
-        subscribe_from_start(claims, self.take_claim)
-        subscribe_from_start(classes, self.take_class)
+        subscribe_from_start(volumes, self.on_volume_change)
+        subscribe_from_start(claims, self.on_claim_change)
+        subscribe_from_start(classes, self.on_class_change)
 
-    def take_volume(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
+    def on_volume_change(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """Update a volume."""
         before = self._volumes.get(name)
         claim = _claim_of(before)
@@ -162,11 +162,11 @@ class Volumes(Index):
         elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE:
             self._free[name] = new
 
-    def take_claim(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
+    def on_claim_change(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """Update a claim."""
         self._put(self._claims, key, new)
 
-    def take_class(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
+    def on_class_change(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
         """Update a class."""
         self._put(self._classes, name, new)
 

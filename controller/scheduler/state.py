@@ -100,13 +100,13 @@ class State(Index):
     ) -> None:
         """Take everything that these stores hold, and every change to come."""
         subscribe_from_start(namespaces, self.on_namespace_change)
-        subscribe_from_start(services, self.take_service)
-        subscribe_from_start(nodes, self.take_node)
-        subscribe_from_start(pods, self.take_pod)
-        subscribe_from_start(groups, self.take_group)
-        subscribe_from_start(topologies, self.take_topology)
+        subscribe_from_start(services, self.on_service_change)
+        subscribe_from_start(nodes, self.on_node_change)
+        subscribe_from_start(pods, self.on_pod_change)
+        subscribe_from_start(groups, self.on_group_change)
+        subscribe_from_start(topologies, self.on_topology_change)
 
-    def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
+    def on_node_change(self, key: str, _: Node | None, new: Node | None) -> None:
         """A node changed; heartbeats change nothing here."""
         if new is None:
             if self.nodes.pop(key, None) is not None:
@@ -153,7 +153,7 @@ class State(Index):
         """How a pod receives its placement: by its own label, its namespace's, or the default."""
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placements.get(namespace, "")}, default))
 
-    def take_pod(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
+    def on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         """A pod of a group changed; only what is placed counts."""
         before, after = self._counted(old), self._counted(new)
         if before == after:
@@ -183,7 +183,7 @@ class State(Index):
             return None
         return Placed(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
-    def take_service(self, key: str, old: Service | None, new: Service | None) -> None:
+    def on_service_change(self, key: str, old: Service | None, new: Service | None) -> None:
         """A Service changed, and with it who answers calls."""
         if self.services.on_change(key, old, new):
             self._touch()
@@ -223,12 +223,12 @@ class State(Index):
         """The Services by which a group's workload is called."""
         return [s for m in self.models(group, workload) for s in self.services.selecting(m.namespace, m.labels or {})]
 
-    def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+    def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """An AppGroup changed. Only its spec wakes groups that wait: annotations, which the controller writes too, count for the next plan."""
         if self.membership.on_change(key, old, new):
             self._touch()
 
-    def take_topology(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
+    def on_topology_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """A NetworkTopology changed; its status does not matter here."""
         if self.cost_index.on_change(key, old, new):
             self._touch()

@@ -68,12 +68,12 @@ class _Cluster:
         self._world = World()
         self._names = [f"node-{i:05}" for i in range(nodes)]
         for name in self._names:
-            self._world.take_node(name, msgspec.convert(_node(name), Node))
+            self._world.on_node_change(name, msgspec.convert(_node(name), Node))
         decoder, reader = msgspec.json.Decoder(GroupPod), PodReader()
         self._pods: list[tuple[str, int]] = []
         for i in range(pods):
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
-            self._world.take_pod(pod.metadata.key, reader.read(pod))
+            self._world.on_pod_change(pod.metadata.key, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
         self._book = UsageStore(180)
         self._settings = _settings()

@@ -46,7 +46,7 @@ class Watch:
 
 async def _measure() -> Figures:
     world = World(HOSTS, CPU)
-    world.state.take_group(GROUP, None, _group())
+    world.state.on_group_change(GROUP, None, _group())
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):
             world.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)

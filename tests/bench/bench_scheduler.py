@@ -57,17 +57,17 @@ def made_up_cluster(size: int) -> State:
         region, zone = zone_of(i)
         labels = {REGION_LABEL: region, ZONE_LABEL: zone}
         node = {"metadata": {"name": node_name(i), "labels": labels}, "status": {"allocatable": {"cpu": "8"}}}
-        state.take_node(node_name(i), None, msgspec.convert(node, Node))
+        state.on_node_change(node_name(i), None, msgspec.convert(node, Node))
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
-    state.take_group("default/online-boutique", None, msgspec.convert(document, AppGroup))
-    state.take_topology("default/nt-default", None, msgspec.convert(made_up_costs(), NetworkTopology))
+    state.on_group_change("default/online-boutique", None, msgspec.convert(document, AppGroup))
+    state.on_topology_change("default/nt-default", None, msgspec.convert(made_up_costs(), NetworkTopology))
     for i in range(2, 12):
         labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: f"P{i}"}
         metadata = {"name": f"p{i}", "namespace": "default", "labels": labels}
         spec = {"nodeName": node_name(i * 7 % size)}
         pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
-        state.take_pod(f"default/p{i}", None, msgspec.convert(pod, GroupPod))
+        state.on_pod_change(f"default/p{i}", None, msgspec.convert(pod, GroupPod))
     return state
 
 

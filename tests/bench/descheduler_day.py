@@ -221,7 +221,7 @@ class Day:
             if bool(host.prefer_no_schedule_taints) != (name in names):
                 taints = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}] if name in names else None
                 body = {"spec": {"taints": taints}}
-                world.take_node(name, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))
+                world.on_node_change(name, await self._client.patch(NODES, name, body, Node, kind=MERGE_PATCH))
 
     def placed(self) -> Iterator[tuple[str, Workload, int, str]]:
         """Name, workload, replica and node of every bound pod."""
@@ -247,7 +247,7 @@ class Day:
                 self._slots[name] = workload, slot, body, pod.spec.node_name
         known = {f"{self.namespace}/{name}" for name in self._slots}
         for key in [key for key in world.pods if key not in known]:
-            world.take_pod(key, None)
+            world.on_pod_change(key, None)
         for name, (_, _, body, node) in self._slots.items():
             key = f"{self.namespace}/{name}"
             before = world.pods.get(key)
@@ -256,7 +256,7 @@ class Day:
                 if node:
                     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
                 whole = {**body, "spec": {**body["spec"], "nodeName": node}, "status": status}
-                world.take_pod(key, self._reader.read(msgspec.convert(whole, GroupPod)))
+                world.on_pod_change(key, self._reader.read(msgspec.convert(whole, GroupPod)))
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -313,7 +313,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         without = [heat_of(day, at_s)[0] for at_s in _rounds()]
         world = World()
         for node in nodes:
-            world.take_node(node.metadata.name, node)
+            world.on_node_change(node.metadata.name, node)
         history, state = History(), RoundState()
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()

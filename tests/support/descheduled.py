@@ -109,15 +109,15 @@ class World:
         """By name."""
         return self.cache.hosts
 
-    def take_node(self, name: str, new: Node | None) -> None:
+    def on_node_change(self, name: str, new: Node | None) -> None:
         """A node changed."""
-        self.cache.take_node(name, None, new)
-        self.network.take_node(name, None, new)
+        self.cache.on_node_change(name, None, new)
+        self.network.on_node_change(name, None, new)
 
-    def take_pod(self, key: str, new: PodInfo | None) -> None:
+    def on_pod_change(self, key: str, new: PodInfo | None) -> None:
         """A pod changed."""
         old = self.pods.pop(key, None)
-        self.network.take_pod(key, old.wire if old else None, new.wire if new else None)
+        self.network.on_pod_change(key, old.wire if old else None, new.wire if new else None)
         if new is not None:
             self.pods[key] = new
 

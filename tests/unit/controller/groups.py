@@ -239,7 +239,7 @@ def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) ->
     hosts = {} if nodes is None else {"hosts": hosts_of(*nodes)}
     state = State(SchedulerConfig(), "netaware-system")
     for each in changes.pop("services", ()):
-        state.take_service(each.metadata.key, None, each)
+        state.on_service_change(each.metadata.key, None, each)
     found = msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
     counted = {pod.metadata.key: pod.spec.node_name for pod in found.pods if pod.bound}
     return msgspec.structs.replace(

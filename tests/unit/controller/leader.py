@@ -65,8 +65,8 @@ class World:
         amounts = {"cpu": str(self.cpu), "memory": "64Gi", "pods": "110"}
         body = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
         node = msgspec.convert(body, Node)
-        self.state.take_node(name, None, node)
-        self.node_cache.take_node(name, None, node)
+        self.state.on_node_change(name, None, node)
+        self.node_cache.on_node_change(name, None, node)
 
     def add_group(self, key: str, members: int, dense: int = 0) -> None:
         """A group whose workload P1 calls P2, beside so many workloads of which each calls all others."""
@@ -87,7 +87,7 @@ class World:
         ]
         spec = {"numMembers": members, "workloads": workloads}
         body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
-        self.state.take_group(key, None, msgspec.convert(body, AppGroup))
+        self.state.on_group_change(key, None, msgspec.convert(body, AppGroup))
 
     def add_pod(self, group: str, name: str, workload: str, cpu: int) -> GroupPod:
         namespace, _, label = group.partition("/")
@@ -125,11 +125,11 @@ class World:
         self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
 
     def seat(self, key: str) -> None:
-        self.node_cache.take_pod(key, None, PodReader().read(self.pods[key]))
+        self.node_cache.on_pod_change(key, None, PodReader().read(self.pods[key]))
 
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
-        self.node_cache.take_pod(key, None, None)
+        self.node_cache.on_pod_change(key, None, None)
         self.plans.assumed.forget(key)
 
     def of(self, group: str) -> list[GroupPod]:

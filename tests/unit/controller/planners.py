@@ -49,8 +49,8 @@ class Planners(World):
         }
         known[name] = msgspec.convert(body, Node)
         self.file.nodes[:] = known.values()
-        self.state.take_node(name, before, known[name])
-        self.node_cache.take_node(name, before, known[name])
+        self.state.on_node_change(name, before, known[name])
+        self.node_cache.on_node_change(name, before, known[name])
 
     def add_foreign(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
         name = f"foreign-{node}"
@@ -61,15 +61,15 @@ class Planners(World):
         }
         pod = msgspec.convert(body, GroupPod)
         self.file.pods.append(pod)
-        self.node_cache.take_pod(pod.metadata.key, None, PodReader().read(pod))
+        self.node_cache.on_pod_change(pod.metadata.key, None, PodReader().read(pod))
 
     def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
         self.file = msgspec.structs.replace(self.file, classes=[class_], claims=[*claims], volumes=[*volumes])
-        self.volumes.take_class(class_.metadata.name, None, class_)
+        self.volumes.on_class_change(class_.metadata.name, None, class_)
         for claim in claims:
-            self.volumes.take_claim(claim.metadata.key, None, claim)
+            self.volumes.on_claim_change(claim.metadata.key, None, claim)
         for volume in volumes:
-            self.volumes.take_volume(volume.metadata.name, None, volume)
+            self.volumes.on_volume_change(volume.metadata.name, None, volume)
 
     async def zones(self, spec: dict[str, Any], *, evicting: bool = False) -> set[str]:
         """Where all of them put P1, whose pod has this spec; empty where they find no place. Only plans expect evictions."""

@@ -83,15 +83,15 @@ def state_with(config: SchedulerConfig, *objects: Object) -> State:
     for item in objects:
         key = item.metadata.key
         if isinstance(item, Node):
-            state.take_node(key, None, item)
+            state.on_node_change(key, None, item)
         elif isinstance(item, GroupPod):
-            state.take_pod(key, None, item)
+            state.on_pod_change(key, None, item)
         elif isinstance(item, AppGroup):
-            state.take_group(key, None, item)
+            state.on_group_change(key, None, item)
         elif isinstance(item, NetworkTopology):
-            state.take_topology(key, None, item)
+            state.on_topology_change(key, None, item)
         elif isinstance(item, Service):
-            state.take_service(key, None, item)
+            state.on_service_change(key, None, item)
         else:
             state.on_namespace_change(key, None, item)
     return state

@@ -32,14 +32,14 @@ def bound(name: str, *memory: str, to: str = "n") -> PodInfo:
 
 def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
     node_cache = NodeCache()
-    node_cache.take_node("n", None, node())
-    node_cache.take_pod("d/small", None, bound("small", "1Gi"))
+    node_cache.on_node_change("n", None, node())
+    node_cache.on_pod_change("d/small", None, bound("small", "1Gi"))
     before, greedy = dict(node_cache.used["n"]), bound("greedy", "9E", "9E")
     for i in range(40):
-        node_cache.take_pod(f"d/p{i}", None, greedy)
+        node_cache.on_pod_change(f"d/p{i}", None, greedy)
     assert node_cache.used["n"]["memory"] > MOST
     for i in range(40):
-        node_cache.take_pod(f"d/p{i}", greedy, None)
+        node_cache.on_pod_change(f"d/p{i}", greedy, None)
     assert node_cache.used["n"] == before
 
 

@@ -367,7 +367,7 @@ def two_planned(**nodes_of: str) -> World:
         world.nodes[name] = node(name, cpu=cores)
     for name, on in nodes_of.items():
         group = {"metadata": {"name": name, "namespace": "default"}, "spec": {"numMembers": 1, "workloads": []}}
-        world.network.take_group(f"default/{name}", None, msgspec.convert(group, AppGroup))
+        world.network.on_group_change(f"default/{name}", None, msgspec.convert(group, AppGroup))
         labels = {"appgroup.diktyo.x-k8s.io": name, "appgroup.diktyo.x-k8s.io.workload": "w"}
         plan = {TARGET_ANNOTATION: f'{{"node": "{on}"}}'}
         priority = -10 if name == "first" else 0

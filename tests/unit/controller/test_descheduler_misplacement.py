@@ -67,7 +67,7 @@ def cluster(
                     "conditions": [{"type": "Ready", "status": "True"}],
                 },
             }
-            world.take_node(name, msgspec.convert(document, Node))
+            world.on_node_change(name, msgspec.convert(document, Node))
     both = {**(costs or CHEAP), **{(b, a): cost for (a, b), cost in (costs or CHEAP).items()}}
     origins = [
         {
@@ -87,7 +87,7 @@ def cluster(
             ]
         },
     }
-    world.network.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
+    world.network.on_topology_change("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
     web = {"kind": "Deployment", "name": "web", "selector": "web"}
     db = {"kind": "Deployment", "name": "db", "selector": "db"}
     group = {
@@ -100,10 +100,10 @@ def cluster(
             ],
         },
     }
-    world.network.take_group("default/shop", None, msgspec.convert(group, AppGroup))
+    world.network.on_group_change("default/shop", None, msgspec.convert(group, AppGroup))
     for name, on in placed.items():
         pod = pod_document(name, on, ready=name not in not_ready, labels=(labels or {}).get(name), requests=requests)
-        world.take_pod(f"default/{name}", read(pod))
+        world.on_pod_change(f"default/{name}", read(pod))
     return world
 
 
@@ -252,7 +252,7 @@ def test_protected_pods_stay_where_they_are() -> None:
     for name, on in (("web-1", "z3-n1"), ("db-1", "z1-n1")):
         document = pod_document(name, on)
         document["metadata"]["annotations"] = {"descheduler.alpha.kubernetes.io/evict": "false"}
-        world.take_pod(f"default/{name}", read(document))
+        world.on_pod_change(f"default/{name}", read(document))
     decision = plan(world)
     assert moved(decision) == []
     assert decision.plan.skip_counts == {"protected": 2}
@@ -278,7 +278,7 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
     for on, outcome in (("z1-n1", "helped"), ("z3-n2", "cost-not-fallen")):
         world = cluster({"db-1": "z1-n1"})
         newborn = pod_document("web-2", on, created_s=NOW_S - 390)
-        world.take_pod("default/web-2", read(newborn))
+        world.on_pod_change("default/web-2", read(newborn))
         view: LoadSnapshot = world.snapshot()
         rules = settings().limits
         _, ended = follow_up(view, History(pending=(move,)), rules, NOW_S)
@@ -296,7 +296,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
         document["spec"]["affinity"] = affinity
         if narrowed:
             document["metadata"]["annotations"] = {NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}
-        world.take_pod("default/web-1", read(document))
+        world.on_pod_change("default/web-1", read(document))
         assert len(plan(world).plan.moves) == moves
 
 
@@ -307,7 +307,7 @@ def planned(world: World) -> World:
         if known is not None:
             document = pod_document(name, known.node)
             document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
-            world.take_pod(f"default/{name}", read(document))
+            world.on_pod_change(f"default/{name}", read(document))
     return world
 
 

@@ -28,7 +28,7 @@ EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
 def spread(world: World, how: str = "zone") -> World:
     group = world.network.groups["default/shop"]
     meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": how})
-    world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
+    world.network.on_group_change("default/shop", group, msgspec.structs.replace(group, metadata=meta))
     return world
 
 
@@ -74,7 +74,7 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
     )
     for on, outcome in (("z2-n1", "helped"), ("z1-n2", "returned"), ("z1-n1", "returned")):
         world = cluster({"db-1": "z1-n1"})
-        world.take_pod("default/web-3", read(pod_document("web-3", on, created_s=NOW_S - 390)))
+        world.on_pod_change("default/web-3", read(pod_document("web-3", on, created_s=NOW_S - 390)))
         memory, ended = follow_up(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
         assert ("default/ReplicaSet/web-rs" in memory.backoffs) == (outcome == "returned")
@@ -93,9 +93,9 @@ def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
         state, memory = decision.state, add_moves(decision.history, decision.pending)
         for move in decision.plan.moves:
             moves.append((move.strategy, move.target))
-            world.take_pod(move.pod, None)
+            world.on_pod_change(move.pod, None)
             heir = f"web-{minute}"
-            world.take_pod(f"default/{heir}", read(pod_document(heir, move.target, created_s=now)))
+            world.on_pod_change(f"default/{heir}", read(pod_document(heir, move.target, created_s=now)))
     assert moves == [("ZoneSurvival", "z2-n1")]
 
 

@@ -85,9 +85,9 @@ def program(api: Api) -> tuple[Descheduler, World]:
     """Over three nodes, one of them hot by four pods."""
     world = World()
     for name in NODES:
-        world.take_node(name, node(name))
+        world.on_node_change(name, node(name))
     for name in ("a", "b", "c", "d"):
-        world.take_pod(f"default/{name}", pod(name, "hot"))
+        world.on_pod_change(f"default/{name}", pod(name, "hot"))
 
     async def read() -> UsageBatch:
         used = [UsageReading(name, "cpu", 1000 * cores, NOW_S) for name, cores in NODES.items()]
@@ -137,9 +137,9 @@ async def test_what_changes_meanwhile_changes_no_decision_and_is_not_evicted(mon
     first, second, third = expected.plan.moves[:3]
 
     def change() -> None:
-        world.take_pod(first.pod, None)
-        world.take_pod(second.pod, pod(second.pod.partition("/")[2], "cool", uid="another"))
-        world.take_node(third.target, None)
+        world.on_pod_change(first.pod, None)
+        world.on_pod_change(second.pod, pod(second.pod.partition("/")[2], "cool", uid="another"))
+        world.on_node_change(third.target, None)
 
     had = meanwhile(monkeypatch, change)
     assert moved(await descheduler.round()) == moved(expected)
@@ -154,25 +154,25 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
     world.budgets.append(budget("b", "app", 5))
     volume = {"metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "z1"}}}
     bound = {**volume, "spec": {"claimRef": {"namespace": "default", "name": "c"}}}
-    world.volumes.take_volume("v", None, msgspec.convert(bound, PersistentVolume))
+    world.volumes.on_volume_change("v", None, msgspec.convert(bound, PersistentVolume))
     claim = msgspec.convert({"metadata": {"name": "c"}, "spec": {"volumeName": "v"}}, PersistentVolumeClaim)
-    world.volumes.take_claim("default/c", None, claim)
+    world.volumes.on_claim_change("default/c", None, claim)
     service = {"metadata": {"name": "db", "namespace": "default"}, "spec": {"selector": {"app": "db"}}}
-    world.network.take_service("default/db", None, msgspec.convert(service, Service))
+    world.network.on_service_change("default/db", None, msgspec.convert(service, Service))
     world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
     assert "web-0" in moved(before)
-    world.network.take_pod("default/db-1", world.pods["default/db-1"].wire, None)
+    world.network.on_pod_change("default/db-1", world.pods["default/db-1"].wire, None)
     world.network.score("default", "shop", "web")
     assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
     group = msgspec.structs.replace(world.network.groups["default/shop"], metadata=ObjectMeta(name="x", namespace="y"))
-    world.network.take_group("y/x", None, group)
-    world.network.take_group("default/shop", None, None)
-    world.network.take_topology("default/nt-default", None, None)
+    world.network.on_group_change("y/x", None, group)
+    world.network.on_group_change("default/shop", None, None)
+    world.network.on_topology_change("default/nt-default", None, None)
     for name in list(world.nodes):
-        world.take_node(name, None)
+        world.on_node_change(name, None)
     for key in list(world.pods):
-        world.take_pod(key, None)
+        world.on_pod_change(key, None)
     assert moved(plan(world)) == []
     assert plan(still) == before
 

@@ -418,7 +418,7 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     }
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
-    state.take_node("n3", None, labelled)
+    state.on_node_change("n3", None, labelled)
     assert place_score("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
 
 

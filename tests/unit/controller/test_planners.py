@@ -123,7 +123,7 @@ async def test_a_plan_is_made_anew_when_a_foreign_pod_comes_into_its_way() -> No
     cluster.add_foreign("n00", NOBODY)
     cluster.add_foreign("n02", NOBODY)
     assert await cluster.zones(required("podAntiAffinity", term(NOISY))) == {"z1"}
-    cluster.node_cache.take_pod("d/foreign-n02", None, None)
+    cluster.node_cache.on_pod_change("d/foreign-n02", None, None)
     cluster.add_foreign("n01", NOBODY)
     cluster.now += 60
     assert cluster.plans.get_or_request("d/g", cluster.of("d/g")).pending

@@ -23,20 +23,22 @@ ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
     """Per workload, the nodes of its pods: ``a1`` is a node of zone a, ``-1`` one without a zone."""
     state = State(SchedulerConfig(), "netaware-system")
-    state.take_group("default/g", None, groups.group_of(CASE, **annotations))
+    state.on_group_change("default/g", None, groups.group_of(CASE, **annotations))
     topology = {
         "metadata": {"name": "nt-default", "namespace": "default"},
         "spec": {"weights": [groups.weight_of(CASE)]},
     }
-    state.take_topology("default/nt-default", None, msgspec.convert(msgspec.to_builtins(topology), NetworkTopology))
+    state.on_topology_change(
+        "default/nt-default", None, msgspec.convert(msgspec.to_builtins(topology), NetworkTopology)
+    )
     for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1"):
-        state.take_node(name, None, groups.node(name, ZONES[name[0]]))
+        state.on_node_change(name, None, groups.node(name, ZONES[name[0]]))
     for found in services:
-        state.take_service(found.metadata.key, None, found)
+        state.on_service_change(found.metadata.key, None, found)
     for workload, nodes in enumerate(where):
         for number, name in enumerate(nodes):
             pod = groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
-            state.take_pod(pod.metadata.key, None, pod)
+            state.on_pod_change(pod.metadata.key, None, pod)
     return placed_group(state, "default/g")
 
 

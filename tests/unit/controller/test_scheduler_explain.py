@@ -60,7 +60,7 @@ def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> N
     state = example(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
     spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
     service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
-    state.take_service("default/p2", None, service)
+    state.on_service_change("default/p2", None, service)
     for line in explain(state, pod("P1")).candidates:
         assert sum(cell.cost for cell in line.cells) == line.cost
         depends = [
@@ -130,7 +130,7 @@ def test_nodes_that_do_not_take_the_pod_are_counted_and_are_no_best_place(
 
 def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_is_good() -> None:
     state = example(("P2", "bare"))
-    state.take_node("bare", None, node("bare", "", ""))
+    state.on_node_change("bare", None, node("bare", "", ""))
     found = explain(state, pod("P1"))
     assert [(line.zone, line.node, line.passes) for line in found.candidates] == [
         ("", "bare", True),
@@ -166,7 +166,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
     first, _ = looked(keeper, stuck(), None, state, NOW)
     assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
     assert looked(keeper, stuck(), None, state, NOW + 10) == ([], None)
-    state.take_topology("default/nt-default", topology_of_cost(20), topology_of_cost(10))
+    state.on_topology_change("default/nt-default", topology_of_cost(20), topology_of_cost(10))
     again, _ = looked(keeper, stuck(), None, state, NOW + 20)
     assert [type(a) for a in again] == [Retry]
     assert looked(keeper, stuck(), None, state, NOW + 30) == ([], None)
@@ -175,7 +175,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
 def test_tries_are_not_closer_than_a_second() -> None:
     state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
     looked(keeper, stuck(), None, state, NOW)
-    state.take_topology("default/nt-default", topology_of_cost(20), topology_of_cost(10))
+    state.on_topology_change("default/nt-default", topology_of_cost(20), topology_of_cost(10))
     assert looked(keeper, stuck(), None, state, NOW + 0.25) == ([], 0.75)
 
 

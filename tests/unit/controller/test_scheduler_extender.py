@@ -121,11 +121,11 @@ async def test_what_changes_counts_from_the_next_request_on(lost: str) -> None:
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ["n1", "n2"]
         match lost:
             case "topology":
-                service.state.take_topology("default/nt-default", None, None)
+                service.state.on_topology_change("default/nt-default", None, None)
             case "costs":  # unknown costs refuse nobody
-                service.state.take_topology("default/nt-default", None, topology({}))
+                service.state.on_topology_change("default/nt-default", None, topology({}))
             case "group":
-                service.state.take_group("default/a1", service.state.groups["default/a1"], None)
+                service.state.on_group_change("default/a1", service.state.groups["default/a1"], None)
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL
         scores = await service.scores(asked_pod(), ALL)
         assert set(scores.values()) == {0} or lost == "costs"
@@ -157,7 +157,7 @@ async def test_a_name_given_twice_is_answered_once_and_no_other_is_added() -> No
 async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed_in_between() -> None:
     async with serving() as service:
         given = (await service.ask("filter", asked_pod(), ALL))["nodenames"]
-        service.state.take_node("n2", None, node("n2", "r", "z2"))
+        service.state.on_node_change("n2", None, node("n2", "r", "z2"))
         assert await service.scores(asked_pod(), given) == {"n1": 100, "n2": 0}
         assert await service.scores(asked_pod(), ["n2", "n3"]) == {"n2": 100, "n3": 100}
 
@@ -280,7 +280,7 @@ async def test_filter_goes_by_the_rule_where_the_plan_is_no_good() -> None:
 async def test_the_first_pod_of_a_group_goes_where_the_plan_begins() -> None:
     config = SchedulerConfig()
     state = example(config)
-    state.take_pod("default/p2-0", pod("P2", "n1", name="p2-0"), None)
+    state.on_pod_change("default/p2-0", pod("P2", "n1", name="p2-0"), None)
     async with serving(config, state) as service:
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL
         assert (await service.ask("filter", planned_pod("n4", "z2"), ALL))["nodenames"] == ["n4"]
@@ -346,7 +346,7 @@ def test_a_victim_that_the_pod_depends_on_counts_no_more() -> None:
     """Two P2 in z2 and one in z1: z2 is where P1 belongs, unless making room there would evict them."""
     state = example(SchedulerConfig())
     for uid in ("a", "b"):
-        state.take_pod(f"default/{uid}", None, pod("P2", "n3", name=uid, metadata={"uid": uid}))
+        state.on_pod_change(f"default/{uid}", None, pod("P2", "n3", name=uid, metadata={"uid": uid}))
     assert set(preempted(victims(n1=[], n3=[], n4=[]), asked_pod(), state)) == {"n3", "n4"}
     assert set(preempted(victims(n3=["a"], n4=["a", "b"]), asked_pod(), state)) == {"n3"}
 

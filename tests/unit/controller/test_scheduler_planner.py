@@ -345,18 +345,18 @@ def test_the_fleet_counts_each_bound_pod_once_however_often_it_is_seen() -> None
         return PodReader().read(pod)
 
     node_cache = NodeCache()
-    node_cache.take_node("a", None, node("a", "z0"))
+    node_cache.on_node_change("a", None, node("a", "z0"))
     for _ in range(2):
-        node_cache.take_pod("d/p", None, bound("1"))
+        node_cache.on_pod_change("d/p", None, bound("1"))
     assert node_cache.used["a"] == {"cpu": 1000, "pods": 1}
-    node_cache.take_pod("d/p", bound("1"), bound("2"))
+    node_cache.on_pod_change("d/p", bound("1"), bound("2"))
     assert node_cache.used["a"] == {"cpu": 2000, "pods": 1}
-    node_cache.take_pod("d/p", bound("2"), None)
+    node_cache.on_pod_change("d/p", bound("2"), None)
     assert node_cache.used["a"] == {"cpu": 0, "pods": 0}
     version = node_cache.version
-    node_cache.take_node("a", None, node("a", "z0"))
+    node_cache.on_node_change("a", None, node("a", "z0"))
     assert node_cache.version == version
-    node_cache.take_node("a", None, None)
+    node_cache.on_node_change("a", None, None)
     assert node_cache.hosts == {}
 
 
@@ -398,8 +398,8 @@ def test_a_sidecar_holds_its_host_port_and_an_init_container_does_not(restarts: 
     spec = {"containers": [{"name": "c"}], "initContainers": [first]}
     body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
     node_cache = NodeCache()
-    node_cache.take_node("a", None, node("a", "z0"))
-    node_cache.take_pod("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
+    node_cache.on_node_change("a", None, node("a", "z0"))
+    node_cache.on_pod_change("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
     assert node_cache.used["a"].get("port:TCP/9100", 0) == held
     pods = [waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
     plan = plan_of(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods)
@@ -415,8 +415,8 @@ def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_g
     body = {"metadata": meta, "spec": spec, "status": {"phase": "Running", "containerStatuses": [kept]}}
     pod = msgspec.convert(body, GroupPod)
     node_cache = NodeCache()
-    node_cache.take_node("a", None, node("a", "z0"))
-    node_cache.take_pod("default/w0-0", None, PodReader().read(pod))
+    node_cache.on_node_change("a", None, node("a", "z0"))
+    node_cache.on_pod_change("default/w0-0", None, PodReader().read(pod))
     case = groups.Case((1,), (), ((0,),), (9,))
     gone = without_pod(snapshot(case, [], hosts=node_cache.hosts, used=node_cache.used, pods=[pod]), "default/w0-0")
     assert node_cache.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0

@@ -104,7 +104,7 @@ async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_
         "metadata": {"name": first, "labels": {"new": "label"}},
         "status": {"allocatable": {"cpu": "4", "pods": "9"}},
     }
-    world.node_cache.take_node(first, None, msgspec.convert(node, Node))
+    world.node_cache.on_node_change(first, None, msgspec.convert(node, Node))
     assert world.plans.assumed.refused(world.of("d/g1")) == {}
 
 
@@ -142,7 +142,7 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     world.add_pod("d/g1", "a", "P1", 3)
     await world.plans.make("d/g1")
     assert world.plans.assumed.reserved_by_others("d/g2")
-    world.state.take_group("d/g1", world.state.groups["d/g1"], None)
+    world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
     world.plans.get_or_request("d/g1", world.of("d/g1"))
     assert world.plans.assumed.reserved_by_others("d/g2") == {}
 
@@ -317,11 +317,11 @@ async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound
     assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
-    world.volumes.take_volume(
+    world.volumes.on_volume_change(
         "pv", None, msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
     )
     body = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv"}}
-    world.volumes.take_claim("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
+    world.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
     plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))

@@ -47,7 +47,7 @@ class Cluster(World):
                 "metadata": {"name": f"g{g}", "namespace": "d"},
                 "spec": {"numMembers": services * REPLICAS, "workloads": workloads},
             }
-            self.state.take_group(f"d/g{g}", None, msgspec.convert(body, AppGroup))
+            self.state.on_group_change(f"d/g{g}", None, msgspec.convert(body, AppGroup))
         self.declared.by_workload = dict.fromkeys(self.services, REPLICAS)
 
     def roll(self, service: str) -> None:

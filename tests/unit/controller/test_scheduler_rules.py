@@ -228,12 +228,12 @@ def test_upstream_parity_counts_finished_pods_and_fails_on_deleted_nodes() -> No
 def test_counts_follow_pods_as_they_come_move_and_go() -> None:
     state = state_with(SchedulerConfig(), *SEED_NODES, app_group({"P1": {"P2": 15}, "P2": {}}), topology_of(SEED_COSTS))
     waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
-    state.take_pod("default/p2", None, waiting)
+    state.on_pod_change("default/p2", None, waiting)
     assert state.score("default", "a1", "P1").neutral
-    state.take_pod("default/p2", waiting, bound)
+    state.on_pod_change("default/p2", waiting, bound)
     assert state.members("default/a1") == {"P2": Counter({"N1": 1})}
     assert not state.score("default", "a1", "P1").neutral
-    state.take_pod("default/p2", bound, None)
+    state.on_pod_change("default/p2", bound, None)
     assert state.score("default", "a1", "P1").neutral
 
 
@@ -246,7 +246,7 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
         topology_of(SEED_COSTS),
     )
     assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
-    state.take_node("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
+    state.on_node_change("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
     assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
 
 
@@ -255,7 +255,7 @@ def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
     called = app_group({"P1": {"P2": 15}, "P2": {}})
     state = state_with(SchedulerConfig(), *SEED_NODES, pod("p2", "P2", "N1"), called, topology_of(SEED_COSTS))
     copied = state.copy()
-    state.take_pod("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
+    state.on_pod_change("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
 
     def cost(of: State) -> int:
         return of.score("default", "a1", "P1").place_score("N8", of.place_of["N8"]).cost
@@ -296,7 +296,7 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the
     assert state.group_of("shop", "a1") == "shop/a1"
     assert state.group_of("branch", "a1") == "default/a1"
     assert state.group_of("elsewhere", "a1") == "default/a1"
-    state.take_group("default/a1", shared, None)
+    state.on_group_change("default/a1", shared, None)
     assert state.group_of("branch", "a1") == "central/a1"
     assert state.group_of("elsewhere", "a1") == ""
     assert state.group_of("shop", "unknown") == ""

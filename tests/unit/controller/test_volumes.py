@@ -125,28 +125,28 @@ def test_where_a_claim_that_waits_for_its_first_consumer_can_be_bound(
 def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> None:
     known, asked = Volumes(), pod(**WITH_CLAIM)
     one, other = volume(claim="data"), volume(claim="data", zones=("z2",))
-    known.take_volume("pv", None, one)
+    known.on_volume_change("pv", None, one)
     seen = known.version
     again = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, resource_version="2"))
-    known.take_volume("pv", one, again)
+    known.on_volume_change("pv", one, again)
     assert (known.version, nodes_for(known, asked)) == (seen, "n1")
-    known.take_volume("pv", again, other)
+    known.on_volume_change("pv", again, other)
     assert known.version > seen
     assert nodes_for(known, asked) == "n2"
-    known.take_volume("pv", other, None)
+    known.on_volume_change("pv", other, None)
     assert nodes_for(known, asked) == ANYWHERE
-    known.take_claim("d/data", None, claim("data", "pv2"))
-    known.take_volume("pv2", None, volume("pv2"))
+    known.on_claim_change("d/data", None, claim("data", "pv2"))
+    known.on_volume_change("pv2", None, volume("pv2"))
     assert nodes_for(known, asked) == "n1"
-    known.take_claim("d/data", claim("data", "pv2"), waiting())
-    known.take_class("local", None, LOCAL)
+    known.on_claim_change("d/data", claim("data", "pv2"), waiting())
+    known.on_class_change("local", None, LOCAL)
     assert nodes_for(known, asked) == ""
     for offer in OFFERED:
-        known.take_volume(offer.metadata.name, None, offer)
+        known.on_volume_change(offer.metadata.name, None, offer)
     assert nodes_for(known.copy(), asked) == nodes_for(known, asked) == "n0n2"
-    known.take_volume("b", OFFERED[1], volume("b", claim="other"))
+    known.on_volume_change("b", OFFERED[1], volume("b", claim="other"))
     assert nodes_for(known, asked) == "n0"
-    known.take_claim("d/data", waiting(), None)
+    known.on_claim_change("d/data", waiting(), None)
     assert nodes_for(known, asked) == ANYWHERE
 
 
