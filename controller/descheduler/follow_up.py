@@ -202,8 +202,8 @@ def _is_usage_missing(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 def _left_zone(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement is in another zone; also true if a node is gone."""
-    places, node = snapshot.network.place_of, pending.move.node
-    return node not in places or places[node] != places.get(pending.replacement_node)
+    index, node = snapshot.network.location_index, pending.move.node
+    return node not in index or index[node] != index.get(pending.replacement_node)
 
 
 def _share_of(name: str, snapshot: LoadSnapshot) -> Mapping[str, float]:
@@ -226,8 +226,8 @@ def _has_cooled(pending: PendingMove, snapshot: LoadSnapshot) -> bool:
 
 def _cost_of(pending: PendingMove, snapshot: LoadSnapshot) -> int | None:
     """Network cost of the replacement where it is; None if it is unknown."""
-    pod, place_of = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.place_of
-    if pod is None or pod.node not in place_of:
+    pod, location_index = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.location_index
+    if pod is None or pod.node not in location_index:
         return None
     score_table = snapshot.score_table_of(pod)
-    return None if score_table.neutral else score_table.place_score(pod.node, place_of[pod.node]).cost
+    return None if score_table.neutral else score_table.node_score(pod.node, location_index[pod.node]).cost

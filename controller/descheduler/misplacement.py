@@ -25,7 +25,7 @@ from controller.descheduler.node_load import NodeLoad, usage_of
 from controller.descheduler.round import Candidate, MoveStrategy, Round, workload_of
 from controller.descheduler.round_plan import Move
 from controller.scheduler.balance import placed_group, replicas_by_zone
-from controller.scheduler.rules import PlaceScore, ScoreTable
+from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN = 0.2
 """Least gain, as a share of the present cost."""
@@ -47,10 +47,10 @@ class MisplacementRound(MoveStrategy):
         self._config = base.settings.misplacement
         self._zones: dict[str, Mapping[str, Counter[Location]]] = {}
         self._nodes_of: dict[int, list[Host]] = defaultdict(list)
-        for name, place in network.place_of.items():
+        for name, index in network.location_index.items():
             node = base.snapshot.nodes.get(name)
             if node is not None and node.takes_pods:
-                self._nodes_of[place].append(node)
+                self._nodes_of[index].append(node)
         for nodes in self._nodes_of.values():
             nodes.sort(key=lambda n: (loads[n.name].mean if n.name in loads else 0.0, n.name))
 
@@ -95,7 +95,7 @@ class MisplacementRound(MoveStrategy):
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
         """The pod with its target, if a better node takes it now."""
-        if pod.node not in self._network.place_of or not pod.running or pod.uid in self._base.moves:
+        if pod.node not in self._network.location_index or not pod.running or pod.uid in self._base.moves:
             return None
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, self._base.snapshot, pod.requests)
@@ -106,19 +106,19 @@ class MisplacementRound(MoveStrategy):
         return None
 
     def _table(self, candidate: Candidate) -> ScoreTable | None:
-        """Scores of all places; None where the strategy has nothing to say about the pod."""
+        """Scores of all locations; None where the strategy has nothing to say about the pod."""
         table = self._base.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
             return None if table.neutral else table
         if not self._forbidden_zone(candidate):
             return None
-        return ScoreTable("", [PlaceScore()] * len(self._network.places)) if table.neutral else table
+        return ScoreTable("", [NodeScore()] * len(self._network.locations)) if table.neutral else table
 
-    def _score(self, candidate: Candidate, node: str) -> PlaceScore:
+    def _score(self, candidate: Candidate, node: str) -> NodeScore:
         """The pod's score on a node."""
         table = self._table(candidate)
         assert table is not None, "a candidate has one"
-        return table.place_score(node, self._network.place_of[node])
+        return table.node_score(node, self._network.location_index[node])
 
     def _forbidden_zone(self, candidate: Candidate) -> str:
         """The zone that must not receive the pod; empty if there is none, or if the workload need not span zones.
@@ -128,10 +128,10 @@ class MisplacementRound(MoveStrategy):
         pod = candidate.pod
         zones = self._replicas_by_zone(pod)
         if candidate.strategy == "NetworkMisplacement":
-            place = self._network.place_of.get(pod.node)
-            if place is None or len(zones) < 2:
+            index = self._network.location_index.get(pod.node)
+            if index is None or len(zones) < 2:
                 return ""
-            zones = zones - Counter({self._network.places[place]: 1})
+            zones = zones - Counter({self._network.locations[index]: 1})
         return next(iter(zones)).zone if len(zones) == 1 else ""
 
     def _replicas_by_zone(self, pod: PodInfo) -> Counter[Location]:
@@ -144,7 +144,7 @@ class MisplacementRound(MoveStrategy):
             self._zones[group] = {current.graph.selectors[w]: zones for w, zones in replicas_by_zone(current)}
         return self._zones[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
-    def _is_gain(self, candidate: Candidate, current: PlaceScore, target: PlaceScore) -> bool:
+    def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:
         """Whether the move is a gain: fewer violated dependencies at no higher cost, or a lower cost by both margins.
 
         Survival justifies any cost, but no further violated dependency.
@@ -167,9 +167,9 @@ class MisplacementRound(MoveStrategy):
         if table is None:
             return "no node is better"
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        places: list[tuple[PlaceScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
-        places += [(score, place) for place, score in enumerate(table.by_place)]
-        for score, where in sorted(places, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):
+        scores: list[tuple[NodeScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
+        scores += [(score, index) for index, score in enumerate(table.by_location)]
+        for score, where in sorted(scores, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):
             if not self._is_gain(candidate, current, score):
                 continue
             if isinstance(where, int):
@@ -195,8 +195,8 @@ class MisplacementRound(MoveStrategy):
 
     def objection(self, candidate: Candidate, node: Host) -> str:
         """See `MoveStrategy`."""
-        if node.name not in self._network.place_of or self._table(candidate) is None:
-            return "its place is not known"
+        if node.name not in self._network.location_index or self._table(candidate) is None:
+            return "its location is not known"
         why = self._refusal(candidate, node, self._forbidden_zone(candidate))
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
         if not why and not self._is_gain(candidate, current, target):
@@ -235,7 +235,7 @@ class MisplacementRound(MoveStrategy):
         base.add(candidate, PendingMove(move, base.now))
 
 
-def describe_misplacement(current: PlaceScore, target: PlaceScore) -> str:
+def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
     """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     text = f"pod is misplaced, network cost({current.cost})>elsewhere({target.cost})"
     if current.cost <= target.cost:

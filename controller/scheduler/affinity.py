@@ -49,13 +49,13 @@ class ZoneScores(msgspec.Struct, frozen=True):
     scores: Mapping[str, int] = {}
 
 
-def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: Sequence[int]) -> ZoneScores:
-    """Reduce the place scores to zones; of a zone in several regions, the best place counts.
+def score_zones(score_table: ScoreTable, locations: Sequence[Location], populated: Sequence[int]) -> ZoneScores:
+    """Reduce the scores of locations to zones; of a zone in several regions, the best location counts.
 
     Args:
         score_table: from the rules; a neutral one refuses nothing and prefers nothing.
-        places: in the order of `score_table.by_place`.
-        populated: indexes of places that have nodes.
+        locations: in the order of `score_table.by_location`.
+        populated: indexes of locations that have nodes.
     """
     if score_table.neutral:
         return ZoneScores()
@@ -63,12 +63,12 @@ def score_zones(score_table: ScoreTable, places: Sequence[Location], populated: 
     costs: dict[str, int] = {}
     unlabelled: bool | None = None
     for i in populated:
-        place_score, location = score_table.by_place[i], places[i]
+        node_score, location = score_table.by_location[i], locations[i]
         if not location.zone:
-            unlabelled = bool(unlabelled) or place_score.passes
+            unlabelled = bool(unlabelled) or node_score.passes
             continue
-        passing[location.zone] = passing.get(location.zone, False) or place_score.passes
-        costs[location.zone] = min(costs.get(location.zone, place_score.cost), place_score.cost)
+        passing[location.zone] = passing.get(location.zone, False) or node_score.passes
+        costs[location.zone] = min(costs.get(location.zone, node_score.cost), node_score.cost)
     passing_zones = sorted(zone for zone, passes in passing.items() if passes)
     refused_zones = sorted(zone for zone, passes in passing.items() if not passes)
     low = min((costs[zone] for zone in passing_zones), default=0)
@@ -106,7 +106,7 @@ def narrow_node_affinity(
 def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
     """The requirement on zones that acts as the filter; None if it excludes no zone.
 
-    If no place passes, it excludes the labelled zones only: one expression cannot refuse nodes without a zone as well.
+    If no location passes, it excludes the labelled zones only: one expression cannot refuse nodes without a zone as well.
 
     Args:
         zones: what the rules say.

@@ -69,7 +69,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
     """The placed pods of a group, from the scheduler's state. Nothing of it changes any more."""
     group, graph, members = state.groups[key], state.graph(key), state.members(key)
     placed = [
-        {node: count for node, count in members.get(w.selector, {}).items() if node in state.place_of}
+        {node: count for node, count in members.get(w.selector, {}).items() if node in state.location_index}
         for w in graph.workloads
     ]
     costs = state.costs(group.metadata.namespace)
@@ -79,12 +79,12 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         group=group,
         graph=graph,
         members=placed,
-        locations={node: state.places[state.place_of[node]] for nodes in placed for node in nodes},
+        locations={node: state.locations[state.location_index[node]] for nodes in placed for node in nodes},
         services=[state.services_of(key, selector) for selector in graph.selectors],
         spreads=[spread_of(found[0].annotations, default, []) if found else default for found in models],
         costs=costs.table,
         measured=bool(costs.topology),
-        zones=len({state.places[place] for place in state.population if state.places[place].zone}),
+        zones=len({state.locations[index] for index in state.node_counts if state.locations[index].zone}),
     )
 
 

@@ -1,6 +1,6 @@
 """Explains a placement: a pod's candidate places, the cost of each dependency there, and the score. Pure.
 
-Tables are by place, because all nodes of a place are equal except those with pods of dependencies, which have
+Tables are by location, because all nodes of a location are equal except those with pods of dependencies, which have
 a row of their own.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.costs import Costs, CostTable
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_places
+from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_locations
 from controller.scheduler.state import State
 from kubekit.text import listed
 
@@ -50,10 +50,10 @@ class Cell(Struct, frozen=True):
 
 
 class CandidateLine(Struct, frozen=True):
-    """A place, or one node of it.
+    """A location, or one node of it.
 
     Attributes:
-        node: empty for the nodes of a place that are equal.
+        node: empty for the nodes of a location that are equal.
         nodes: how many there are.
         ineligible: why some of them may not run the pod, or lack room for it -> how many.
         cells: in the order of `Explanation.peers`.
@@ -126,10 +126,10 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     dependencies, dependents = state.peers(key, pod.workload, state.members(key)) if key else ((), ())
     lines: Sequence[CandidateLine] = ()
     if not score_table.neutral:
-        table, places, place_of = costs.table, state.places, state.place_of
+        table, locations, location_index = costs.table, state.locations, state.location_index
         scored = [
-            *(score_places((peer,), (), places, place_of, table) for peer in dependencies),
-            *(score_places((), (peer,), places, place_of, table) for peer in dependents),
+            *(score_locations((peer,), (), locations, location_index, table) for peer in dependencies),
+            *(score_locations((), (peer,), locations, location_index, table) for peer in dependents),
         ]
         lines = _candidate_lines(state, pod, score_table, scored, ineligible)
     explanation = Explanation(
@@ -154,7 +154,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
 def _peer_line(state: State, peer: PeerWorkload, direction: str) -> PeerLine:
     places: Counter[str] = Counter()
     for node, count in peer.pods.items():
-        places[state.places[state.place_of[node]].zone or node] += count
+        places[state.locations[state.location_index[node]].zone or node] += count
     return PeerLine(peer.selector, direction, peer.max_cost, dict(sorted(places.items())))
 
 
@@ -165,7 +165,7 @@ def _candidate_lines(
     scored: Sequence[ScoreTable],
     ineligible: Mapping[str, str],
 ) -> list[CandidateLine]:
-    """One line for each place, and for each node that holds pods of peers; best first, without scores.
+    """One line for each location, and for each node that holds pods of peers; best first, without scores.
 
     Args:
         state: for the nodes.
@@ -176,15 +176,15 @@ def _candidate_lines(
     """
 
     def line_of(node: str) -> tuple[int, str]:
-        return state.place_of.get(node, -1), node if node in score_table.by_node else ""
+        return state.location_index.get(node, -1), node if node in score_table.by_node else ""
 
     nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for node in state.place_of:
+    for node in state.location_index:
         nodes_of[line_of(node)].append(node)
     target, found = target_of(pod), []
-    for (place, node), nodes in nodes_of.items():
-        score, location = score_table.place_score(node, place), state.places[place]
-        alone = (each.place_score(node, place) for each in scored)
+    for (index, node), nodes in nodes_of.items():
+        score, location = score_table.node_score(node, index), state.locations[index]
+        alone = (each.node_score(node, index) for each in scored)
         line = CandidateLine(
             region=location.region,
             zone=location.zone,
@@ -196,8 +196,8 @@ def _candidate_lines(
             cost=score.cost,
             score=None,
             cells=tuple(Cell(each.cost, each.satisfied, each.violated, each.unknown) for each in alone),
-            planned=target is not None and line_of(target.node) == (place, node),
-            chosen=line_of(pod.spec.node_name) == (place, node),
+            planned=target is not None and line_of(target.node) == (index, node),
+            chosen=line_of(pod.spec.node_name) == (index, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
         found.append(line)

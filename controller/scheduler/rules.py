@@ -1,6 +1,6 @@
 """Filter and score: NetworkOverhead by placed pods, NodeResourcesAllocatable by nodes' allocatable.
 
-NetworkOverhead (docs/contracts, section 4) is computed per place and not per node.
+NetworkOverhead (docs/contracts, section 4) is computed per location and not per node.
 
 Upstream looks at every placed pod for every node. All nodes of one region and zone get the same answer, but for those that
 hold a pod of a dependency themselves. So a pod's answer is one score per (region, zone), plus one per node of such a pod:
@@ -38,7 +38,7 @@ class PeerWorkload(NamedTuple):
     routing: Routing = Routing.ANY
 
 
-class PlaceScore(NamedTuple):
+class NodeScore(NamedTuple):
     """A node's score over all placed pods of all dependencies.
 
     Attributes:
@@ -64,36 +64,36 @@ class ScoreTable(msgspec.Struct, frozen=True):
 
     Attributes:
         neutral: why all nodes are equal; empty when they are not.
-        by_place: the score per place, in the order of the places given.
+        by_location: the score per location, in the order of the locations given.
         by_node: scores of nodes that hold pods of dependencies or dependants themselves.
     """
 
     neutral: str
-    by_place: Sequence[PlaceScore] = ()
-    by_node: Mapping[str, PlaceScore] = {}
+    by_location: Sequence[NodeScore] = ()
+    by_node: Mapping[str, NodeScore] = {}
 
-    def place_score(self, node: str, place: int) -> PlaceScore:
-        """The score of a node, by its name and the index of its place; a neutral answer refuses no node."""
-        return PlaceScore() if self.neutral else self.by_node.get(node) or self.by_place[place]
+    def node_score(self, node: str, index: int) -> NodeScore:
+        """The score of a node, by its name and the index of its location; a neutral answer refuses no node."""
+        return NodeScore() if self.neutral else self.by_node.get(node) or self.by_location[index]
 
 
-def score_places(
+def score_locations(
     dependencies: Iterable[PeerWorkload],
     dependants: Iterable[PeerWorkload],
-    places: Sequence[Location],
-    place_of: Mapping[str, int],
+    locations: Sequence[Location],
+    location_index: Mapping[str, int],
     costs: CostTable,
 ) -> ScoreTable:
-    """Score every place for one pod.
+    """Score every location for one pod.
 
     Args:
         dependencies: what the pod depends on; decides filter and score.
         dependants: what depends on the pod; adds to the score alone. Empty in upstream parity.
-        places: every place there is, `controller.cluster.costs.NOWHERE` included where a node may be there.
-        place_of: node name -> index in ``places``.
+        locations: every location there is, `controller.cluster.costs.NOWHERE` included where a node may be there.
+        location_index: node name -> index in ``locations``.
         costs: the weight in use.
     """
-    sums = _Sums(places, place_of, costs)
+    sums = _Sums(locations, location_index, costs)
     for peer in dependencies:
         sums.add_dependency(peer)
     for peer in dependants:
@@ -102,21 +102,21 @@ def score_places(
 
 
 class _Sums:
-    """Sums in the making: per place, and the corrections of nodes that hold pods themselves."""
+    """Sums in the making: per location, and the corrections of nodes that hold pods themselves."""
 
-    def __init__(self, places: Sequence[Location], place_of: Mapping[str, int], costs: CostTable) -> None:
-        self._places, self._place_of, self._costs = places, place_of, costs
-        self._satisfied, self._violated = [0] * len(places), [0] * len(places)
-        self._cost, self._unknown = [0] * len(places), [0] * len(places)
+    def __init__(self, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable) -> None:
+        self._locations, self._location_index, self._costs = locations, location_index, costs
+        self._satisfied, self._violated = [0] * len(locations), [0] * len(locations)
+        self._cost, self._unknown = [0] * len(locations), [0] * len(locations)
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add_dependency(self, peer: PeerWorkload) -> None:
         """Add a dependency. Only replicas that kube-proxy would route to count."""
-        by_place = self._by_place(peer)
-        near = self._answered_near(peer, by_place)
-        for place, count in by_place.items():
-            peer_location = self._places[place]
-            for i, candidate in enumerate(self._places):
+        by_location = self._by_location(peer)
+        near = self._answered_near(peer, by_location)
+        for index, count in by_location.items():
+            peer_location = self._locations[index]
+            for i, candidate in enumerate(self._locations):
                 if i in near:
                     continue
                 verdict, cost = self._costs.check_limit(candidate, peer_location, peer.max_cost)
@@ -124,38 +124,40 @@ class _Sums:
                 self._satisfied[i] += count * (verdict == "satisfied")
                 self._violated[i] += count * (verdict == "violated")
                 self._unknown[i] += count * (verdict == "unknown")
-        for place in near:
-            self._satisfied[place] += by_place[place]
-            self._cost[place] += by_place.total() * SAME_ZONE_COST
+        for index in near:
+            self._satisfied[index] += by_location[index]
+            self._cost[index] += by_location.total() * SAME_ZONE_COST
         for node, count in peer.pods.items():
             if peer.routing is Routing.NODE or near:
-                self._answer_here(peer, node, by_place, near)
+                self._answer_here(peer, node, by_location, near)
                 continue
             here, verdict = self._correct(node, count)
             here[0] += count * (verdict != "satisfied")
             here[1] -= count * (verdict == "violated")
 
-    def _answered_near(self, peer: PeerWorkload, by_place: Mapping[int, int]) -> frozenset[int]:
-        """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
-        zones = (self._places[place].zone for place in by_place)
-        return frozenset(by_place) if has_zone_hints(peer.routing, zones) else frozenset()
+    def _answered_near(self, peer: PeerWorkload, by_location: Mapping[int, int]) -> frozenset[int]:
+        """Locations whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
+        zones = (self._locations[index].zone for index in by_location)
+        return frozenset(by_location) if has_zone_hints(peer.routing, zones) else frozenset()
 
-    def _answer_here(self, peer: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
+    def _answer_here(self, peer: PeerWorkload, node: str, by_location: Counter[int], near: Collection[int]) -> None:
         """Correct the score of a node that holds replicas itself.
 
         Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
         """
-        place, count = self._place_of[node], peer.pods[node]
-        here, total = self._here[node], by_place.total()
+        index, count = self._location_index[node], peer.pods[node]
+        here, total = self._here[node], by_location.total()
         saved = SAME_ZONE_COST - SAME_HOST_COST
         if peer.routing is Routing.ZONE:
-            here[2] -= round(total * count / by_place[place] * saved)
-        elif place in near:
-            here[0] += count - by_place[place]
+            here[2] -= round(total * count / by_location[index] * saved)
+        elif index in near:
+            here[0] += count - by_location[index]
             here[2] -= total * saved
         else:
-            for peer_place, others in by_place.items():
-                verdict, cost = self._costs.check_limit(self._places[place], self._places[peer_place], peer.max_cost)
+            for peer_index, others in by_location.items():
+                verdict, cost = self._costs.check_limit(
+                    self._locations[index], self._locations[peer_index], peer.max_cost
+                )
                 here[0] -= others * (verdict == "satisfied")
                 here[1] -= others * (verdict == "violated")
                 here[2] -= others * cost
@@ -163,9 +165,9 @@ class _Sums:
             here[2] += total * SAME_HOST_COST
 
     def add_dependant(self, peer: PeerWorkload) -> None:
-        for place, count in self._by_place(peer).items():
-            origin = self._places[place]
-            for i, candidate in enumerate(self._places):
+        for index, count in self._by_location(peer).items():
+            origin = self._locations[index]
+            for i, candidate in enumerate(self._locations):
                 verdict, cost = self._costs.check_limit(origin, candidate, peer.max_cost)
                 self._cost[i] += count * cost
                 self._unknown[i] += count * (verdict == "unknown")
@@ -173,28 +175,28 @@ class _Sums:
             self._correct(node, count)
 
     def result(self) -> ScoreTable:
-        by_place = [
-            PlaceScore(*place_score)
-            for place_score in zip(self._satisfied, self._violated, self._cost, self._unknown, strict=True)
+        by_location = [
+            NodeScore(*node_score)
+            for node_score in zip(self._satisfied, self._violated, self._cost, self._unknown, strict=True)
         ]
-        by_node: dict[str, PlaceScore] = {}
+        by_node: dict[str, NodeScore] = {}
         for node, (satisfied, violated, cost) in self._here.items():
-            base = by_place[self._place_of[node]]
+            base = by_location[self._location_index[node]]
             by_node[node] = base._replace(
                 satisfied=base.satisfied + satisfied, violated=base.violated + violated, cost=base.cost + cost
             )
-        return ScoreTable("", by_place, by_node)
+        return ScoreTable("", by_location, by_node)
 
-    def _by_place(self, peer: PeerWorkload) -> Counter[int]:
+    def _by_location(self, peer: PeerWorkload) -> Counter[int]:
         found: Counter[int] = Counter()
         for node, count in peer.pods.items():
-            found[self._place_of[node]] += count
+            found[self._location_index[node]] += count
         return found
 
     def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:
         """Replace the in-zone cost of pods on this node by the same-host cost; returns the correction and the in-zone verdict."""
-        place, here = self._places[self._place_of[node]], self._here[node]
-        verdict, cost = self._costs.check_limit(place, place, 0)
+        location, here = self._locations[self._location_index[node]], self._here[node]
+        verdict, cost = self._costs.check_limit(location, location, 0)
         here[2] += count * (SAME_HOST_COST - cost)
         return here, verdict
 
@@ -206,11 +208,11 @@ def normalise(cost: int, low: int, high: int) -> int:
     return MAX_SCORE - MAX_SCORE * (cost - low) // (high - low)
 
 
-def refusal(node: str, place_score: PlaceScore) -> str:
+def refusal(node: str, node_score: NodeScore) -> str:
     """Why a node is refused, in the words that users of upstream know."""
     return (
         f"Node {node} does not meet several network requirements from Workload dependencies: "
-        f"Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
+        f"Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
     )
 
 

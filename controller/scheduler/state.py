@@ -1,6 +1,6 @@
 """The cluster state that rules read, updated by watch events.
 
-Nodes become places and indexes, pods become counts per group, workload and node; nothing else of them is kept. Groups and
+Nodes become locations and indexes, pods become counts per group, workload and node; nothing else of them is kept. Groups and
 costs are compiled when first asked for after a change.
 """
 
@@ -20,7 +20,7 @@ from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placem
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.rules import PeerWorkload, ScoreTable, score_places
+from controller.scheduler.rules import PeerWorkload, ScoreTable, score_locations
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Object, ObjectMeta
 
@@ -48,9 +48,9 @@ class DeletedNodeError(Exception):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """A node: the index of its place, and its allocatable as the API server wrote it."""
+    """A node: the index of its location, and its allocatable as the API server wrote it."""
 
-    place: int
+    location_index: int
     allocatable: Mapping[str, str]
 
 
@@ -60,10 +60,10 @@ class State(Index):
     Attributes:
         version: counts changes of anything that may change an answer.
         surroundings_version: the same without pods.
-        places: every (region, zone) that a node ever had; index 0 is `NOWHERE`.
-        place_of: node name -> index in `places`.
+        locations: every (region, zone) that a node ever had; index 0 is `NOWHERE`.
+        location_index: node name -> index in `locations`.
         nodes: node name -> facts.
-        population: index in `places` -> how many nodes are there; no zeros.
+        node_counts: index in `locations` -> how many nodes are there; no zeros.
         node_version: counts changes of nodes alone.
         membership, cost_index, services: whose a pod is, what paths cost, and who answers calls.
         allocatable: how much nodes are preferred by their size.
@@ -72,11 +72,11 @@ class State(Index):
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
         self._rules, self.allocatable = config.rules, config.allocatable
         self.version = self.surroundings_version = self.node_version = 0
-        self.places: list[Location] = [NOWHERE]
-        self.place_of: dict[str, int] = {}
+        self.locations: list[Location] = [NOWHERE]
+        self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
-        self.population: Counter[int] = Counter()
-        self._place_ids: dict[Location, int] = {NOWHERE: 0}
+        self.node_counts: Counter[int] = Counter()
+        self._location_ids: dict[Location, int] = {NOWHERE: 0}
         self.membership = Membership(self._rules)
         self._placements: dict[str, str] = {}
         self.cost_index = CostIndex(self._rules, namespace)
@@ -110,26 +110,26 @@ class State(Index):
         """A node changed; heartbeats change nothing here."""
         if new is None:
             if self.nodes.pop(key, None) is not None:
-                self._leave_place(key)
+                self._leave_location(key)
                 self._touch_nodes()
             return
         location = location_of(new)
-        place = self._place_ids.setdefault(location, len(self.places))
-        if place == len(self.places):
-            self.places.append(location)
-        facts = NodeFacts(place, new.status.allocatable or {})
+        index = self._location_ids.setdefault(location, len(self.locations))
+        if index == len(self.locations):
+            self.locations.append(location)
+        facts = NodeFacts(index, new.status.allocatable or {})
         if self.nodes.get(key) != facts:
-            self._leave_place(key)
-            self.nodes[key], self.place_of[key] = facts, place
-            self.population[place] += 1
+            self._leave_location(key)
+            self.nodes[key], self.location_index[key] = facts, index
+            self.node_counts[index] += 1
             self._touch_nodes()
 
-    def _leave_place(self, node: str) -> None:
-        place = self.place_of.pop(node, None)
-        if place is not None:
-            self.population[place] -= 1
-            if not self.population[place]:
-                del self.population[place]
+    def _leave_location(self, node: str) -> None:
+        index = self.location_index.pop(node, None)
+        if index is not None:
+            self.node_counts[index] -= 1
+            if not self.node_counts[index]:
+                del self.node_counts[index]
 
     def _touch(self) -> None:
         self.version += 1
@@ -137,7 +137,7 @@ class State(Index):
 
     def _touch_nodes(self) -> None:
         if self._by_answer:  # upstream parity keeps its table
-            self.cost_index.take_nodes(self.places[place] for place in self.population)
+            self.cost_index.take_nodes(self.locations[index] for index in self.node_counts)
         self._touch()
         self.node_version += 1
 
@@ -267,7 +267,7 @@ class State(Index):
         return self.cost_index.of(group_namespace)
 
     def score(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
-        """Score every place for a pod with these labels.
+        """Score every location for a pod with these labels.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
@@ -292,7 +292,7 @@ class State(Index):
             return ScoreTable(str(error))
 
     def score_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
-        """Score every place as if these placed pods were gone already; those of other groups make no difference.
+        """Score every location as if these placed pods were gone already; those of other groups make no difference.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
@@ -317,7 +317,7 @@ class State(Index):
         dependants = [peer for peer in dependants if peer.pods]
         if not dependencies and not dependants:
             return ScoreTable(NOTHING_PLACED)
-        return score_places(dependencies, dependants, self.places, self.place_of, costs.table)
+        return score_locations(dependencies, dependants, self.locations, self.location_index, costs.table)
 
     def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """A workload's dependencies and dependents, with their placed pods.
@@ -343,9 +343,9 @@ class State(Index):
         return dependencies, dependants
 
     def _existing(self, pods: Mapping[str, int], *, complain: bool) -> Mapping[str, int]:
-        if all(node in self.place_of for node in pods):
+        if all(node in self.location_index for node in pods):
             return pods
-        gone = sorted(node for node in pods if node not in self.place_of)
+        gone = sorted(node for node in pods if node not in self.location_index)
         if complain and self._rules.deleted_nodes_block:
             raise DeletedNodeError(f'getting pod hostname "{gone[0]}" from Snapshot: node not found')
-        return {node: count for node, count in pods.items() if node in self.place_of}
+        return {node: count for node, count in pods.items() if node in self.location_index}

@@ -1,6 +1,6 @@
 """Encodes the extender's answers (docs/contracts, section 7) from prepared pieces.
 
-A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by place, whole places are
+A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by location, whole locations are
 copied from pieces encoded once, and prioritize recognises the list that filter gave.
 """
 
@@ -19,7 +19,7 @@ from controller.cluster.requests import amounts
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import (
     MAX_SCORE,
-    PlaceScore,
+    NodeScore,
     ScoreTable,
     normalise,
     normalise_allocatable,
@@ -43,17 +43,17 @@ class Names(msgspec.Struct, frozen=True):
 
     Attributes:
         raw: the JSON list as it came or went.
-        by_place: index of a place -> its nodes that were named; the node's own index where all of a place were.
+        by_location: index of a location -> its nodes that were named; the list of `NodeIndex` itself where all were.
         count: how many.
     """
 
     raw: bytes
-    by_place: Mapping[int, Sequence[str]]
+    by_location: Mapping[int, Sequence[str]]
     count: int
 
 
 class NodeIndex:
-    """Every node's name in the pieces that answers need, numbered, and grouped by place."""
+    """Every node's name in the pieces that answers need, numbered, and grouped by location."""
 
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
         self._state, self._allocatable = state, allocatable
@@ -62,7 +62,7 @@ class NodeIndex:
         self._raw_scores: dict[str, int] = {}
         self._names: list[str] = []
         self._number_of: dict[str, int] = {}
-        self._places = np.zeros(0, np.int64)
+        self._locations = np.zeros(0, np.int64)
         self._sizes = np.zeros(1, np.int64)
         self._members: list[list[str]] = []
         self._member_hosts: list[list[bytes]] = []
@@ -74,21 +74,21 @@ class NodeIndex:
         if self._version == state.node_version:
             return
         self._version = state.node_version
-        self._names = list(state.place_of)
+        self._names = list(state.location_index)
         self._number_of = {name: number for number, name in enumerate(self._names)}
-        self._places = np.fromiter(state.place_of.values(), np.int64, count=len(self._names))
-        self._sizes = np.bincount(self._places, minlength=len(state.places))
-        self._members = [[] for _ in state.places]
-        for name, place in state.place_of.items():
-            self._members[place].append(name)
+        self._locations = np.fromiter(state.location_index.values(), np.int64, count=len(self._names))
+        self._sizes = np.bincount(self._locations, minlength=len(state.locations))
+        self._members = [[] for _ in state.locations]
+        for name, index in state.location_index.items():
+            self._members[index].append(name)
         self._member_hosts = [[self.host(name) for name in names] for names in self._members]
         self._joined = [_join_names(names) for names in self._members]
         self._raw_scores.clear()
-        for name in self._hosts.keys() - state.place_of.keys():
+        for name in self._hosts.keys() - state.location_index.keys():
             del self._hosts[name]
 
     def group(self, raw: bytes) -> Names:
-        """Group the names of a JSON list by place; names that we have never seen go with `NOWHERE`.
+        """Group the names of a JSON list by location; names that we have never seen go with `NOWHERE`.
 
         Raises:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
@@ -98,36 +98,36 @@ class NodeIndex:
         unknown = dict.fromkeys(names[i] for i in np.flatnonzero(numbers < 0).tolist())
         numbers = numbers[numbers >= 0]
         named = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
-        places = self._places[named]
-        counts = np.bincount(places, minlength=len(self._sizes))
-        by_place: dict[int, Sequence[str]] = {}
-        for place in np.flatnonzero(counts).tolist():
-            if counts[place] == self._sizes[place]:
-                by_place[place] = self._members[place]
+        locations = self._locations[named]
+        counts = np.bincount(locations, minlength=len(self._sizes))
+        by_location: dict[int, Sequence[str]] = {}
+        for index in np.flatnonzero(counts).tolist():
+            if counts[index] == self._sizes[index]:
+                by_location[index] = self._members[index]
             else:
-                by_place[place] = [self._names[i] for i in named[places == place].tolist()]
+                by_location[index] = [self._names[i] for i in named[locations == index].tolist()]
         if unknown:
-            by_place[0] = [*by_place.get(0, ()), *unknown]
-        return Names(raw, by_place, len(named) + len(unknown))
+            by_location[0] = [*by_location.get(0, ()), *unknown]
+        return Names(raw, by_location, len(named) + len(unknown))
 
-    def is_whole(self, place: int, names: Sequence[str]) -> bool:
-        """Whether a group is all of its place."""
-        return names is self._members[place]
+    def is_whole(self, index: int, names: Sequence[str]) -> bool:
+        """Whether a group is all nodes of its location."""
+        return names is self._members[index]
 
-    def names_joined(self, place: int, names: Sequence[str]) -> bytes:
+    def names_joined(self, index: int, names: Sequence[str]) -> bytes:
         """Names as the inside of a JSON list."""
-        return self._joined[place] if self.is_whole(place, names) else _join_names(names)
+        return self._joined[index] if self.is_whole(index, names) else _join_names(names)
 
-    def hosts(self, place: int, names: Sequence[str]) -> Sequence[bytes]:
+    def hosts(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
         """The beginnings of the entries of a prioritize answer."""
-        return self._member_hosts[place] if self.is_whole(place, names) else [self.host(name) for name in names]
+        return self._member_hosts[index] if self.is_whole(index, names) else [self.host(name) for name in names]
 
     def host(self, name: str) -> bytes:
         """The beginning of one entry."""
         known = self._hosts.get(name)
         if known is None:
             known = b'{"host":' + _encode(name)
-            if name in self._state.place_of:
+            if name in self._state.location_index:
                 self._hosts[name] = known
         return known
 
@@ -182,21 +182,23 @@ class Answers:
         return self._remember(Names(raw, kept, sum(map(len, kept.values()))))
 
     def filter(self, names: Names, score_table: ScoreTable) -> tuple[bytes, int]:
-        """The answer to a filter request, with nodes that pass grouped by place, and how many nodes it refuses."""
-        refusals = [(place, group) for place, group in names.by_place.items() if not score_table.by_place[place].passes]
-        if not refusals and all(place_score.passes for place_score in score_table.by_node.values()):
+        """The answer to a filter request, with nodes that pass grouped by location, and how many nodes it refuses."""
+        refusals = [
+            (index, group) for index, group in names.by_location.items() if not score_table.by_location[index].passes
+        ]
+        if not refusals and all(node_score.passes for node_score in score_table.by_node.values()):
             return pass_all(self._remember(names).raw), 0
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
         exceptions = self._exceptions(score_table)
-        for place, group in names.by_place.items():
-            if place in exceptions:
-                passing = {name for name in group if score_table.place_score(name, place).passes}
-                kept[place] = [name for name in group if name in passing]
-                refused[place] = [name for name in group if name not in passing]
+        for index, group in names.by_location.items():
+            if index in exceptions:
+                passing = {name for name in group if score_table.node_score(name, index).passes}
+                kept[index] = [name for name in group if name in passing]
+                refused[index] = [name for name in group if name not in passing]
             else:
-                (kept if score_table.by_place[place].passes else refused)[place] = group
-        given = self._remember_given({place: group for place, group in kept.items() if group})
+                (kept if score_table.by_location[index].passes else refused)[index] = group
+        given = self._remember_given({index: group for index, group in kept.items() if group})
         body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
         return body, names.count - given.count
 
@@ -209,28 +211,28 @@ class Answers:
         Raises:
             kubekit.wire.DECODE_ERRORS: the names are no list of texts.
         """
-        place_of = self._state.place_of
-        place = place_of.get(target.node)
+        location_index = self._state.location_index
+        index = location_index.get(target.node)
         # A name is quoted as a whole, so what is found is that name and not a part of another.
-        if place is not None and score_table.place_score(target.node, place).passes and _encode(target.node) in names:
+        if index is not None and score_table.node_score(target.node, index).passes and _encode(target.node) in names:
             return pass_all(_encode([target.node]))
         kept: dict[int, Sequence[str]] = {}
-        for number, group in self.names(names).by_place.items():
-            location = self._state.places[number]
+        for number, group in self.names(names).by_location.items():
+            location = self._state.locations[number]
             if location.zone and location == target.location:
-                passing = [name for name in group if score_table.place_score(name, number).passes]
+                passing = [name for name in group if score_table.node_score(name, number).passes]
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
         return pass_all(self._remember_given(kept).raw)
 
     def _exceptions(self, score_table: ScoreTable) -> set[int]:
-        """Places with a node of which the filter thinks otherwise than of the rest."""
-        place_of = self._state.place_of
+        """Locations with a node of which the filter thinks otherwise than of the rest."""
+        location_index = self._state.location_index
         return {
-            place_of[node]
-            for node, place_score in score_table.by_node.items()
-            if node in place_of and place_score.passes != score_table.by_place[place_of[node]].passes
+            location_index[node]
+            for node, node_score in score_table.by_node.items()
+            if node in location_index and node_score.passes != score_table.by_location[location_index[node]].passes
         }
 
     def _failures(self, refused: Mapping[int, Sequence[str]], score_table: ScoreTable) -> bytes:
@@ -242,19 +244,19 @@ class Answers:
         """
         named: dict[str, str] = {}
         rest: list[bytes] = []
-        for place, group in refused.items():
+        for index, group in refused.items():
             left = max(REASONS_LIMIT - len(named), 0)
-            named |= {name: refusal(name, score_table.place_score(name, place)) for name in group[:left]}
+            named |= {name: refusal(name, score_table.node_score(name, index)) for name in group[:left]}
             if len(group) > left:
-                rest.append(self._shared_reasons(place, group[left:], score_table.by_place[place]))
+                rest.append(self._shared_reasons(index, group[left:], score_table.by_location[index]))
         first = _encode(named)
         every = b",".join(part for part in (first[1:-1], *rest) if part)
         return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + every + b"}"
 
-    def _shared_reasons(self, place: int, names: Sequence[str], place_score: PlaceScore) -> bytes:
-        location = self._state.places[place]
+    def _shared_reasons(self, index: int, names: Sequence[str], node_score: NodeScore) -> bytes:
+        location = self._state.locations[index]
         where = f"in {location.zone or location.region}" if location != NOWHERE else "without zone"
-        text = f"{where}: network requirements from Workload dependencies, Satisfied: {place_score.satisfied} Violated: {place_score.violated}"
+        text = f"{where}: network requirements from Workload dependencies, Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
         reason = b":" + _encode(text)
         return (reason + b",").join([_encode(name) for name in names]) + reason
 
@@ -270,70 +272,70 @@ class Answers:
         if not names.count:
             return b"[]"
         if score_table.neutral:
-            score_table = ScoreTable(score_table.neutral, [PlaceScore()] * len(self._state.places))
+            score_table = ScoreTable(score_table.neutral, [NodeScore()] * len(self._state.locations))
         scores = self._scores(names, score_table, target)
         if allocatable and self._allocatable.weight:
             return self._combined(names, scores)
         parts: list[bytes] = []
-        for place, group in names.by_place.items():
-            score, special = scores[place]
+        for index, group in names.by_location.items():
+            score, special = scores[index]
             if special:
                 parts += [b'%b,"score":%d}' % (self._index.host(n), special.get(n, score)) for n in group]
             else:
                 end = b',"score":%d}' % score
-                parts.append((end + b",").join(self._index.hosts(place, group)) + end)
+                parts.append((end + b",").join(self._index.hosts(index, group)) + end)
         return b"[" + b",".join(parts) + b"]"
 
     def _scores(
         self, names: Names, score_table: ScoreTable, target: Target | None
     ) -> dict[int, tuple[int, Mapping[str, int]]]:
-        """Per place a score, and those of its nodes that differ."""
-        own: dict[int, dict[str, PlaceScore]] = {}
-        for node, place_score in score_table.by_node.items():
-            place = self._state.place_of.get(node)
-            if place is not None:
-                own.setdefault(place, {})[node] = place_score
+        """Per location a score, and those of its nodes that differ."""
+        own: dict[int, dict[str, NodeScore]] = {}
+        for node, node_score in score_table.by_node.items():
+            index = self._state.location_index.get(node)
+            if index is not None:
+                own.setdefault(index, {})[node] = node_score
         costs: list[int] = []
-        for place, group in names.by_place.items():
-            special = own.get(place, {})
-            present = [n for n in special if self._index.is_whole(place, group) or n in group]
-            own[place] = {n: special[n] for n in present}
+        for index, group in names.by_location.items():
+            special = own.get(index, {})
+            present = [n for n in special if self._index.is_whole(index, group) or n in group]
+            own[index] = {n: special[n] for n in present}
             costs += [special[n].cost for n in present]
             if len(group) > len(present):
-                costs.append(score_table.by_place[place].cost)
+                costs.append(score_table.by_location[index].cost)
         low, high = min(costs), max(costs)
         found: dict[int, tuple[int, Mapping[str, int]]] = {}
-        for place in names.by_place:
-            score = normalise(score_table.by_place[place].cost, low, high)
-            special_scores = {node: normalise(place_score.cost, low, high) for node, place_score in own[place].items()}
-            found[place] = self._planned(place, score, special_scores, target)
+        for index in names.by_location:
+            score = normalise(score_table.by_location[index].cost, low, high)
+            special_scores = {node: normalise(node_score.cost, low, high) for node, node_score in own[index].items()}
+            found[index] = self._planned(index, score, special_scores, target)
         return found
 
     def _planned(
-        self, place: int, score: int, special: dict[str, int], target: Target | None
+        self, index: int, score: int, special: dict[str, int], target: Target | None
     ) -> tuple[int, Mapping[str, int]]:
         """Put the plan before the plain rule: its host, then its zone by the rule, then the others by the rule."""
         weight = self._overhead.weight
         if target is None:
             return score * weight, {node: value * weight for node, value in special.items()}
-        here = self._state.places[place] == target.location
+        here = self._state.locations[index] == target.location
 
-        def place_score(value: int) -> int:
+        def node_score(value: int) -> int:
             return (_ZONE_SCORE + value // _ZONE_SHARE if here else value // _OTHERS_SHARE) * weight
 
-        planned = {node: place_score(value) for node, value in special.items()}
-        if self._state.place_of.get(target.node) == place:
+        planned = {node: node_score(value) for node, value in special.items()}
+        if self._state.location_index.get(target.node) == index:
             planned[target.node] = MAX_SCORE * weight
-        return place_score(score), planned
+        return node_score(score), planned
 
     def _combined(self, names: Names, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
         """Add NodeResourcesAllocatable's score, which differs from node to node."""
-        raw = {name: self._index.raw_score(name) for group in names.by_place.values() for name in group}
+        raw = {name: self._index.raw_score(name) for group in names.by_location.values() for name in group}
         low, high = min(raw.values()), max(raw.values())
         weight = self._allocatable.weight
         parts: list[bytes] = []
-        for place, group in names.by_place.items():
-            score, special = scores[place]
+        for index, group in names.by_location.items():
+            score, special = scores[index]
             for name in group:
                 total = special.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
                 parts.append(b'%b,"score":%d}' % (self._index.host(name), total))

@@ -293,6 +293,6 @@ def filter_victims(
         kept = victims or MetaVictims()
         gone = [placed for victim in kept.pods or () if (placed := state.placed(victim.uid)) is not None]
         score_table = state.score_without(namespace, group, workload, gone)
-        if score_table.place_score(node, state.place_of.get(node, 0)).passes:
+        if score_table.node_score(node, state.location_index.get(node, 0)).passes:
             remaining[node] = kept
     return PreemptionAnswer(remaining)

@@ -222,5 +222,5 @@ def _answer(state: State, pod: GroupPod) -> int:
     score_table = state.score_table_of(pod)
     if score_table.neutral:
         return hash(score_table.neutral)
-    passing = tuple(place_score.passes for place_score in score_table.by_place)
-    return hash((passing, frozenset(node for node, place_score in score_table.by_node.items() if place_score.passes)))
+    passing = tuple(node_score.passes for node_score in score_table.by_location)
+    return hash((passing, frozenset(node for node, node_score in score_table.by_node.items() if node_score.passes)))

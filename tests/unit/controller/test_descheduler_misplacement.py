@@ -162,7 +162,7 @@ def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_w
         == "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
     )
     score_table = world.network.score("default", "shop", "web")
-    score = {name: score_table.place_score(name, world.network.place_of[name]).cost for name in world.nodes}
+    score = {name: score_table.node_score(name, world.network.location_index[name]).cost for name in world.nodes}
     assert (move.cost_before, move.cost_after) == (score["z3-n1"], score[move.target])
     assert move.cost_after == min(score.values())
 

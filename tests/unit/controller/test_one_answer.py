@@ -316,7 +316,7 @@ async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> Non
     empty, measured = weight("UserDefined", None), weight("NetperfCosts", 5)
     world = World(*NODES, *PODS, group(most=5), topology(empty, measured))
     state = world.scheduler()
-    assert (state.costs("x").weight, state.score("x", "g", "a").place_score("n1", state.place_of["n1"]).cost) == (
+    assert (state.costs("x").weight, state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost) == (
         "NetperfCosts",
         5,
     )
@@ -347,7 +347,7 @@ async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_
     inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
     explained = explain(state, plain[0])
     found = {
-        "rules": state.score("default", "g", "a").place_score("n1", state.place_of["n1"]).violated == 0,
+        "rules": state.score("default", "g", "a").node_score("n1", state.location_index["n1"]).violated == 0,
         "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.state == "met",
         "graph": shown.edges[0].state == "met",
@@ -406,11 +406,11 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     (shown,), _ = await world.command("graph", "-n", "default")
     (page,) = (await world.view("default/g")).edges
 
-    def place_score(on: str) -> tuple[int, ...]:
-        return state.score("default", "g", "a").place_score(on, state.place_of[on])[:3]
+    def node_score(on: str) -> tuple[int, ...]:
+        return state.score("default", "g", "a").node_score(on, state.location_index[on])[:3]
 
-    tallies = [place_score("n1"), place_score("n2")]
-    assert tallies == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
+    scores = [node_score("n1"), node_score("n2")]
+    assert scores == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
     found = {
         "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.state == "met",
@@ -419,7 +419,7 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     assert found == dict.fromkeys(found, met)
     labelled = msgspec.convert(node("n3", "z2"), Node)
     state.on_node_change("n3", None, labelled)
-    assert place_score("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
+    assert node_score("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
 
 
 async def test_who_may_list_the_appgroups_of_one_namespace_sees_them_with_a_note() -> None:
@@ -507,7 +507,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
         node("bare", ""), pod("a", "bare"), pod("b", "bare"), group(most=0), topology(weight("NetperfCosts", 5))
     )
     state = world.scheduler()
-    assert state.score("x", "g", "a").place_score("bare", state.place_of["bare"]).passes
+    assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
     assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
 
@@ -516,7 +516,7 @@ async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> No
     near, far = topology(weight("NetperfCosts", 5)), topology(weight("NetperfCosts", 9), namespace="x")
     world = World(*NODES, *PODS, group(most=5), near, far)
     state = world.scheduler()
-    assert state.score("x", "g", "a").place_score("n1", state.place_of["n1"]).violated == 1
+    assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).violated == 1
     assert condition(await world.status("x/g"), "CostsMet") == ("False", "CostsExceeded")
     assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("violated", 9)]
 
@@ -526,7 +526,7 @@ async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> No
     twice["topologyList"][0]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
     world = World(*NODES, *PODS, group(most=5), topology(twice))
     state = world.scheduler()
-    assert state.score("x", "g", "a").place_score("n1", state.place_of["n1"]).cost == 5
+    assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost == 5
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
     assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 

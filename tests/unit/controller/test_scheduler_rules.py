@@ -25,7 +25,7 @@ from controller.scheduler.rules import (
     PeerWorkload,
     normalise_allocatable,
     raw_score,
-    score_places,
+    score_locations,
 )
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
@@ -245,9 +245,9 @@ def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
         app_group({"P1": {"P2": 15}, "P2": {}}),
         topology_of(SEED_COSTS),
     )
-    assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 20
+    assert state.score("default", "a1", "P1").node_score("N8", state.location_index["N8"]).cost == 20
     state.on_node_change("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
-    assert state.score("default", "a1", "P1").place_score("N8", state.place_of["N8"]).cost == 1
+    assert state.score("default", "a1", "P1").node_score("N8", state.location_index["N8"]).cost == 1
 
 
 def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
@@ -258,7 +258,7 @@ def test_a_copy_of_the_state_keeps_its_own_answers() -> None:
     state.on_pod_change("default/p2", pod("p2", "P2", "N1"), pod("p2", "P2", "N8"))
 
     def cost(of: State) -> int:
-        return of.score("default", "a1", "P1").place_score("N8", of.place_of["N8"]).cost
+        return of.score("default", "a1", "P1").node_score("N8", of.location_index["N8"]).cost
 
     assert [cost(state), cost(copied), cost(state)] == [0, 20, 0]
 
@@ -331,7 +331,7 @@ def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing(
 HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z3")]
 
 
-def expected_tally(
+def expected_score(
     name: str,
     where: Mapping[str, Location],
     dependencies: list[PeerWorkload],
@@ -383,18 +383,18 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
 
         dependencies = [peer() for _ in range(chance.randint(0, 2))]
         dependants = [peer() for _ in range(chance.randint(0, 2))]
-        place_of = {name: HERE.index(place) for name, place in where.items()}
-        found = score_places(dependencies, dependants, HERE, place_of, costs)
-        for name, place in place_of.items():
-            place_score = found.place_score(name, place)
-            wanted = expected_tally(name, where, dependencies, dependants, costs)
-            # What a node that holds replicas knows of the unknown is its place's.
+        location_index = {name: HERE.index(place) for name, place in where.items()}
+        found = score_locations(dependencies, dependants, HERE, location_index, costs)
+        for name, index in location_index.items():
+            node_score = found.node_score(name, index)
+            wanted = expected_score(name, where, dependencies, dependants, costs)
+            # What a node that holds replicas knows of the unknown is its location's.
             satisfied, violated, total, _ = wanted
-            assert (place_score.satisfied, place_score.violated, place_score.cost) == (satisfied, violated, total), (
+            assert (node_score.satisfied, node_score.violated, node_score.cost) == (satisfied, violated, total), (
                 seed,
                 name,
             )
             held = any(name in peer.pods for peer in (*dependencies, *dependants))
-            assert held or place_score.unknown == wanted[3], (seed, name)
+            assert held or node_score.unknown == wanted[3], (seed, name)
         assert set(found.by_node) <= {n for peer in (*dependencies, *dependants) for n in peer.pods}
         assert found.neutral == ""
