@@ -85,7 +85,7 @@ class ProposeCommand(Command):
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
         traffic, namespace = await read_traffic(session, options.source, options.window), session.namespace
         graph, groups = traffic.graph, traffic.snapshot.groups
-        found = propose(graph, traffic.workloads, groups, namespace, traffic.cost_of)
+        found = propose(graph, traffic.workloads, groups, namespace, traffic.costs)
         gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in found]
         if options.apply:
             await _write(session, found)

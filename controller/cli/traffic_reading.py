@@ -7,12 +7,9 @@ import asyncio
 from dataclasses import dataclass
 
 from controller.cli.session import Session
-from controller.cluster.costs import SAME_ZONE_COST, Location
-from controller.cluster.zones import build_zone_map
+from controller.cluster.costs import CostTable, locations_of
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
-from controller.traffic.prices import Place
-from controller.traffic.proposals import CostOf
 from controller.traffic.sources import SOURCES, Source, read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.durations import seconds
@@ -30,7 +27,7 @@ class Traffic:
         workloads: what the cluster has.
         source: the source of the traffic.
         window_s: over how long.
-        cost_of: cost between two places, by the scheduler's table.
+        costs: the scheduler's, for the chosen namespace.
         snapshot: the cluster that the costs come from.
     """
 
@@ -38,7 +35,7 @@ class Traffic:
     workloads: Workloads
     source: Source
     window_s: int
-    cost_of: CostOf
+    costs: CostTable
     snapshot: ClusterSnapshot
 
 
@@ -78,7 +75,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
         read_flows(session.prometheus, chosen, asked_s), session.snapshot(groups=True), session.unfinished_pods()
     )
-    workloads = Workloads.from_objects(pods, build_zone_map(snapshot.nodes).locations)
+    workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
     known, unknown = workloads.resolve(flows)
     if unknown:
         first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN])
@@ -93,14 +90,5 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     session.remarks.append(
         f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.limitations}"
     )
-    cost_of = _costs(snapshot, session.namespace or session.home)
-    return Traffic(build_traffic_graph(known), workloads, source, window_s, cost_of, snapshot)
-
-
-def _costs(snapshot: ClusterSnapshot, namespace: str) -> CostOf:
-    table = snapshot.costs().of(namespace).table
-
-    def cost_of(client: Place, server: Place) -> int | None:
-        return SAME_ZONE_COST if client == server else table.cost(Location(*client), Location(*server))
-
-    return cost_of
+    costs = snapshot.costs().of(session.namespace or session.home).table
+    return Traffic(build_traffic_graph(known), workloads, source, window_s, costs, snapshot)

@@ -6,7 +6,7 @@
 | which replica answers a call? | `services` |
 | what does a pod request, and what is free on a node? | `requests`, `hosts` |
 | which group does a pod belong to, and who depends on whom? | `membership`, `graph` |
-| what does the path between two places cost? | `costs` |
+| what does the path between two locations cost? | `costs` |
 
 Every package of the controller may import this one; it imports none of them.
 """

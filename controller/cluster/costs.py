@@ -1,4 +1,4 @@
-"""The cost of the path between two places: one index of a weight, and one rule for which NetworkTopology and weight count.
+"""The cost of the path between two locations: one index of a weight, and one rule for which NetworkTopology and weight count.
 
 The scheduler's rules, the groups' status, the views and the lab all look costs up here.
 """
@@ -24,7 +24,7 @@ LimitCheck = Literal["satisfied", "violated", "unknown"]
 
 
 class Location(NamedTuple):
-    """Region and zone of a node; either may be empty."""
+    """Region and zone of a node, from its labels; either may be empty."""
 
     region: str = ""
     zone: str = ""
@@ -37,6 +37,11 @@ NOWHERE = Location()
 def location_of(node: Node) -> Location:
     """A node's location, from its labels."""
     return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
+
+
+def locations_of(nodes: Iterable[Node]) -> dict[str, Location]:
+    """Node name -> location."""
+    return {node.metadata.name: location_of(node) for node in nodes}
 
 
 def is_one_zone(locations: Iterable[Location]) -> bool:
@@ -84,7 +89,7 @@ class CostTable:
         self._latencies = latencies
 
     def cost(self, origin: Location, destination: Location) -> int | None:
-        """NetworkCost of a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
+        """NetworkCost of a pair of different locations: by zones inside a region, by regions otherwise. None when unknown."""
         if origin.region == destination.region:
             return self._zones.get((origin.zone, destination.zone))
         return self._regions.get((origin.region, destination.region))

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
 from kubekit.addresses import read_address
 from kubekit.wire import Node
@@ -24,11 +23,11 @@ SHOWN_NODES = 5
 
 
 class ZoneMap(msgspec.Struct, frozen=True):
-    """Zones of the cluster, and the place of each node.
+    """Zones of the cluster, and the place of each node in samples.
 
     Attributes:
         zones: zone -> region of most of its nodes, for which costs are written; empty if none has one.
-        places: node name -> place by its own labels, for which costs are looked up; for every node, zone possibly empty.
+        places: every node by name; its zone may be empty.
         unzoned: nodes without a zone label, sorted.
         conflicting_regions: zones whose nodes have different regions; nodes of the minority may find no cost.
     """
@@ -37,11 +36,6 @@ class ZoneMap(msgspec.Struct, frozen=True):
     places: dict[str, Place]
     unzoned: tuple[str, ...] = ()
     conflicting_regions: tuple[str, ...] = ()
-
-    @property
-    def locations(self) -> dict[str, Location]:
-        """Node name -> place as costs and prices know it; made at each call."""
-        return {node: Location(place.region, place.zone) for node, place in self.places.items()}
 
 
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.prices import Place, PriceTable, Reach, reach_of
+from controller.traffic.prices import PriceTable, Reach, reach_of
 from controller.traffic.workloads import Workloads
 
 
@@ -61,18 +62,20 @@ class Money(msgspec.Struct, frozen=True):
     groups: Mapping[str, float] = {}
 
 
-def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
-    """A dependency's bytes per second by (client's place, server's place).
+def spread_over_zones(
+    dependency: ObservedDependency, workloads: Workloads
+) -> Iterator[tuple[Location, Location, float]]:
+    """A dependency's bytes per second by the client's and the server's location.
 
     For bytes without zones, each client replica is assumed to call each server replica alike, as with a Service without
     `trafficDistribution`.
     """
     for (client_zone, server_zone), rate in sorted(dependency.zones.items()):
-        yield workloads.place_of(client_zone), workloads.place_of(server_zone), rate
+        yield workloads.location_of(client_zone), workloads.location_of(server_zone), rate
     unplaced = dependency.zoneless_bytes_per_s
     if not unplaced:
         return
-    clients, servers = workloads.places.get(dependency.client), workloads.places.get(dependency.server)
+    clients, servers = workloads.locations.get(dependency.client), workloads.locations.get(dependency.server)
     if not clients or not servers:
         return
     pairs = clients.total() * servers.total()
@@ -84,7 +87,7 @@ def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> I
 def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]) -> Money:
     """The bill of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
     bills: list[Bill] = []
-    pairs: dict[tuple[Place, Place], float] = defaultdict(float)
+    pairs: dict[tuple[Location, Location], float] = defaultdict(float)
     by_group: dict[str, float] = defaultdict(float)
     for dependency in graph.dependencies:
         crossing = month = 0.0
@@ -100,8 +103,8 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         bills.append(Bill(client_key, server_key, group, total, crossing, month if prices else None, measured))
     zone_pairs = [
         ZonePairBill(
-            client[1],
-            server[1],
+            client.zone,
+            server.zone,
             reach_of(client, server),
             rate,
             prices.per_month(rate, client, server) if prices else None,

@@ -1,4 +1,4 @@
-"""Price per GB between two places: your own table, or a cloud's list prices.
+"""Price per GB between two locations: your own table, or a cloud's list prices.
 
 A preset is the list price of one day, in one currency, without discounts: an estimate, not a bill.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+from controller.cluster.costs import Location
 from kubekit.settings import Range, Section
 
 BYTES_PER_GB = 10**9
 HOURS_PER_MONTH = 730.0
 
-Place = tuple[str, str]
-"""(region, zone)."""
 Reach = Literal["zone", "zones", "regions"]
 """How far bytes go: within a zone, between zones of a region, between regions."""
 Price = Annotated[float, Range(0, 999)]
@@ -48,22 +47,22 @@ class PriceTable(Section, frozen=True):
             return PRESETS[self.preset]
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
 
-    def per_month(self, bytes_per_s: float, origin: Place, destination: Place) -> float:
+    def per_month(self, bytes_per_s: float, origin: Location, destination: Location) -> float:
         """Money that a steady rate costs in a month of 730 hours."""
         return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
 
-    def per_gb(self, origin: Place, destination: Place) -> float:
-        """Price of a GB between two places."""
+    def per_gb(self, origin: Location, destination: Location) -> float:
+        """Price of a GB between two locations."""
         zones = self.same_zone if self.between_zones is None else self.between_zones
         regions = zones if self.between_regions is None else self.between_regions
         return {"zone": self.same_zone, "zones": zones, "regions": regions}[reach_of(origin, destination)]
 
 
-def reach_of(origin: Place, destination: Place) -> Reach:
-    """The distance between two places."""
-    if origin[0] != destination[0]:
+def reach_of(origin: Location, destination: Location) -> Reach:
+    """The distance between two locations."""
+    if origin.region != destination.region:
         return "regions"
-    return "zone" if origin[1] == destination[1] else "zones"
+    return "zone" if origin.zone == destination.zone else "zones"
 
 
 PRESETS: Mapping[str, PriceTable] = {

@@ -10,16 +10,16 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from controller.cluster.costs import SAME_ZONE_COST, CostTable
 from controller.cluster.graph import GREATEST_COST
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
-from controller.traffic.prices import Place
 from controller.traffic.workloads import Workloads
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
@@ -30,9 +30,6 @@ HUB_CALLERS = 0.6
 """A server that this share of a namespace's workloads calls joins no group: a log sink, a shared cache, a gateway."""
 MIN_HUB_CALLERS = 6
 """A server with fewer callers is no hub."""
-
-CostOf = Callable[[Place, Place], int | None]
-"""Cost between two places, as in the scheduler; None if unknown."""
 
 
 class ProposedDependency(msgspec.Struct, frozen=True):
@@ -68,7 +65,7 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 def propose(
-    graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, cost_of: CostOf
+    graph: TrafficGraph, workloads: Workloads, groups: Sequence[AppGroup], namespace: str, costs: CostTable
 ) -> list[Proposal]:
     """AppGroups for one namespace, greatest traffic first."""
     internal: list[ObservedDependency] = []
@@ -102,7 +99,7 @@ def propose(
         name = owners[index] or _new_name(edges[index], members, namespace, taken)
         taken.add(name)
         component = _Component(namespace, name, members, edges[index], tuple(sorted(external_peers[index])))
-        proposals.append(_proposal(component, workloads, existing, cost_of))
+        proposals.append(_proposal(component, workloads, existing, costs))
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
@@ -229,11 +226,11 @@ def _new_name(
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGroups, cost_of: CostOf) -> Proposal:
+def _proposal(component: _Component, workloads: Workloads, existing: _ExistingGroups, costs: CostTable) -> Proposal:
     name, group = component.name, existing.groups.get(component.name)
     selectors = _selectors(component, workloads, existing)
     dependencies = tuple(
-        _dependency(d, workloads, cost_of, existing.has_edge(name, d.client, d.server, selectors[d.server]))
+        _dependency(d, workloads, costs, existing.has_edge(name, d.client, d.server, selectors[d.server]))
         for d in component.edges
     )
     replicas = sum(workloads.replicas[w] for w in component.members)
@@ -318,13 +315,13 @@ def _patches(
 
 
 def _dependency(
-    found: ObservedDependency, workloads: Workloads, cost_of: CostOf, is_user_defined: bool
+    found: ObservedDependency, workloads: Workloads, costs: CostTable, is_user_defined: bool
 ) -> ProposedDependency:
     return ProposedDependency(
         found.client.key,
         found.server.key,
         round_up(found.peak_bytes_per_s * 8),
-        _observed_max_cost(found, workloads, cost_of),
+        _observed_max_cost(found, workloads, costs),
         found.bytes_per_s,
         is_user_defined,
     )
@@ -338,12 +335,10 @@ def round_up(rate_bps: float) -> int:
     return math.ceil(rate_bps / unit) * unit
 
 
-def _observed_max_cost(found: ObservedDependency, workloads: Workloads, cost_of: CostOf) -> int:
-    """The highest cost between zones that exchange traffic today; at least 1, the cost within a zone."""
-    zones = found.zones or {
-        (client[1], server[1]): 1.0
-        for client in workloads.places.get(found.client, ())
-        for server in workloads.places.get(found.server, ())
-    }
-    costs = [cost_of(workloads.place_of(a), workloads.place_of(b)) for a, b in zones]
-    return min(max([1, *(cost for cost in costs if cost is not None)]), GREATEST_COST)
+def _observed_max_cost(found: ObservedDependency, workloads: Workloads, costs: CostTable) -> int:
+    """The highest cost between zones that exchange traffic today; at least that within a zone."""
+    pairs = [(workloads.location_of(a), workloads.location_of(b)) for a, b in found.zones] or itertools.product(
+        workloads.locations.get(found.client, ()), workloads.locations.get(found.server, ())
+    )
+    known = (costs.cost(client, server) for client, server in pairs if client != server)
+    return min(max([SAME_ZONE_COST, *(cost for cost in known if cost is not None)]), GREATEST_COST)

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controller.cluster.caches import Caches
+from controller.cluster.costs import locations_of
 from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
-from controller.cluster.zones import build_zone_map
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.drift import Drift, DriftKind, drift_of, groups_of_workloads, measured_weights, members_of
@@ -149,10 +149,10 @@ class TrafficController:
     async def _update(self, prometheus: PrometheusClient) -> None:
         try:
             reading = await read_flows(prometheus, self._config.source, self._config.window_s)
-            places = build_zone_map(self._caches.nodes).locations
+            locations = locations_of(self._caches.nodes)
             pods = list(self._caches.pods)
             # In threads, because at 10,000 workloads this takes seconds, while the leader must renew its lease.
-            workloads = await asyncio.to_thread(Workloads.from_objects, pods, places)
+            workloads = await asyncio.to_thread(Workloads.from_objects, pods, locations)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)
             self._note_failure()

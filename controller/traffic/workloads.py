@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
 from controller.traffic.flows import Flow, WorkloadId
-from controller.traffic.prices import Place
 
 
 def _workload_id(pod: PodInfo) -> WorkloadId:
@@ -25,33 +25,33 @@ class Workloads:
 
     Attributes:
         replicas: workload -> pods that have not finished.
-        places: workload -> place -> pods there.
+        locations: workload -> location -> pods there.
         labels: workload -> labels of one of its pods, which its template gave it.
         regions: zone -> its region.
     """
 
     replicas: Counter[WorkloadId] = field(default_factory=Counter)
-    places: dict[WorkloadId, Counter[Place]] = field(default_factory=lambda: defaultdict(Counter))
+    locations: dict[WorkloadId, Counter[Location]] = field(default_factory=lambda: defaultdict(Counter))
     labels: dict[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_objects(cls, pods: Iterable[PodInfo], places: Mapping[str, Place]) -> Workloads:
-        """Build from pods, and node name -> place."""
-        found = cls(regions={zone: region for region, zone in places.values()})
+    def from_objects(cls, pods: Iterable[PodInfo], locations: Mapping[str, Location]) -> Workloads:
+        """Build from pods, and node name -> location."""
+        found = cls(regions={zone: region for region, zone in locations.values()})
         for pod in pods:
             if not pod.is_active:
                 continue
             workload = _workload_id(pod)
             found.replicas[workload] += 1
             found.labels.setdefault(workload, pod.labels)
-            if pod.node in places:
-                found.places[workload][places[pod.node]] += 1
+            if pod.node in locations:
+                found.locations[workload][locations[pod.node]] += 1
         return found
 
-    def place_of(self, zone: str) -> Place:
+    def location_of(self, zone: str) -> Location:
         """A zone with its region, as the nodes have it; also of a zone that no workload has a pod in any more."""
-        return self.regions.get(zone, ""), zone
+        return Location(self.regions.get(zone, ""), zone)
 
     def resolve(self, flows: Iterable[Flow]) -> tuple[list[Flow], dict[str, float]]:
         """Flows with the kinds of their ends, which meshes lack; and ends that do not exist (any more) -> their bytes per second."""

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather
-from controller.cluster.costs import NOWHERE, CostTable, Location, count_by_location
+from controller.cluster.costs import NOWHERE, CostTable, Location, count_by_location, locations_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
-from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair
@@ -21,7 +20,7 @@ from netperf.latencies import ZonePair
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
     """All groups, sorted by namespace and name, with the costs that the scheduler uses for each and the network's latencies."""
-    pairs, locations = by_pair(network.pairs), build_zone_map(snapshot.nodes).locations
+    pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:

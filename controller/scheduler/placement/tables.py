@@ -40,7 +40,7 @@ def price_table(locations: tuple[Location, ...], costs: CostTable, *, measured: 
 
 def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
     """[zone, zone] price of a GB of calls made that way, answers included."""
-    flat = [prices.per_gb((a.region, a.zone), (b.region, b.zone)) for a in locations for b in locations]
+    flat = [prices.per_gb(a, b) for a in locations for b in locations]
     return np.array(flat, np.float64).reshape(len(locations), len(locations))
 
 

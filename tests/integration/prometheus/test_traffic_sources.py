@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from controller.cluster.costs import CostTable, Location
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
@@ -90,7 +91,7 @@ def cluster(*names: str) -> Workloads:
         end = WorkloadId("shop", name, "Deployment")
         found.replicas[end] = 1
         found.labels[end] = {"app": name}
-        found.places[end]["r1", "z1"] = 1
+        found.locations[end][Location("r1", "z1")] = 1
     return found
 
 
@@ -159,7 +160,7 @@ async def test_bad_series_are_reported_and_the_others_are_read(
         assert {(a, b) for a, b, *_ in CALLS} | {("redis", "cart")} <= edges
         assert {"shop/gone", 'shop/no name\n"of" anything/é'} == set(unknown)
         assert {"self", "external"} <= {item.reason for item in graph.left_out}
-        (proposal,) = propose(graph, workloads, [], "shop", lambda _, __: None)
+        (proposal,) = propose(graph, workloads, [], "shop", CostTable())
         assert {d.server for d in proposal.dependencies} >= {"shop/cart", "shop/logs"}
         with pytest.raises(NoTrafficError, match="netaware_traffic_bytes_total"):
             await read_flows(client, "conntrack", WINDOW_S)

@@ -24,8 +24,8 @@ from controller.cli.parser import FORMATS
 from controller.cli.run import run
 from controller.cli.session import Session
 from controller.cli.traffic_reading import Traffic
+from controller.cluster.costs import CostTable, Location, locations_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.cluster.zones import build_zone_map
 from controller.diagnosis.events import ReportedFindings
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import diagnose_pod
@@ -301,12 +301,12 @@ async def traffic_of(session: Session, *_: object) -> Traffic:
     left = tuple(LeftOut("external", text("name a", n), text("out", n), 1.0) for n in NUMBERS)
     ends = [end for pair in found for end in pair]
     workloads = Workloads(
-        places={end: Counter({("r", "z1"): 1}) for end in ends},
+        locations={end: Counter({Location("r", "z1"): 1}) for end in ends},
         replicas=Counter(ends),
         labels={end: {text("label", 1): text("value", 1)} for end in ends},
     )
     snapshot = await session.snapshot(groups=True)
-    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, lambda *_: 5, snapshot)
+    return Traffic(TrafficGraph(calls, left), workloads, SOURCES[0], 60, CostTable(), snapshot)
 
 
 def check(shown: str, form: str = "table") -> None:
@@ -359,7 +359,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     found_ = diagnose(facts_)
     reported.update(found_, facts_)
     notes = [event.note for event in reported.update(found_, facts_)]
-    costs, locations = snapshot.costs().of("").table, build_zone_map(snapshot.nodes).locations
+    costs, locations = snapshot.costs().of("").table, locations_of(snapshot.nodes)
     for group_ in snapshot.groups:
         facts = gather(group_, (), locations, costs, snapshot.membership)
         refused = admission_condition(group_, snapshot.membership.refused_by(group_.metadata.key))

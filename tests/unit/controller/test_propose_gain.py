@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from controller.cli.propose import Gain, gain_of
+from controller.cluster.costs import CostTable, Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
@@ -16,7 +17,7 @@ from tests.unit.controller.test_one_answer import HEAD, node, session_of
 
 Json = dict[str, Any]
 WORKLOADS = [f"w{number}" for number in range(8)]
-PLACES = {f"n{number}": ("west", f"z{number}") for number in range(3)}
+LOCATIONS = {f"n{number}": Location("west", f"z{number}") for number in range(3)}
 SMALL = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "100m"}}}]}
 
 
@@ -44,7 +45,7 @@ def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
 async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, Gain]:
     """The gain of w0, which calls the seven others, on three nodes of three zones."""
     room = {"status": {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}}
-    nodes = [{**node(name, zone), **room} for name, (_, zone) in PLACES.items()]
+    nodes = [{**node(name, zone), **room} for name, (_, zone) in LOCATIONS.items()]
     objects = [each for i, name in enumerate(WORKLOADS) for each in workload(name, i, labelled=labelled)]
     ends = [WorkloadId("shop", name, "Deployment") for name in WORKLOADS]
     calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
@@ -52,9 +53,9 @@ async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposa
     spread = {"annotations": {"netaware.io/spread": "zone"}}
     group = manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
     session = session_of(HEAD, *nodes, *more, *objects, group)
-    workloads = Workloads.from_objects(await session.unfinished_pods(), PLACES)
+    workloads = Workloads.from_objects(await session.unfinished_pods(), LOCATIONS)
     snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
-    (proposal,) = propose(graph, workloads, snapshot.groups, "shop", lambda *_: None)
+    (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())
     return proposal, await gain_of(session, proposal, snapshot)
 
 

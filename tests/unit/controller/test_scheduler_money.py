@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from controller.cluster.costs import Location
 from controller.scheduler.placement.planner import Plan
 from controller.traffic.prices import PriceTable
 from tests.unit.controller import groups
@@ -25,8 +26,8 @@ class PairPrices(PriceTable, frozen=True):
 
     pairs: Mapping[tuple[str, str], float] = {}
 
-    def per_gb(self, origin: tuple[str, str], destination: tuple[str, str]) -> float:
-        return self.pairs.get((origin[1], destination[1]), 0.0)
+    def per_gb(self, origin: Location, destination: Location) -> float:
+        return self.pairs.get((origin.zone, destination.zone), 0.0)
 
 
 class Case:

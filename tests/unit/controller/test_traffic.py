@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.costs import CostTable, Location
 from controller.cluster.graph import build_graph
 from controller.cluster.pod_info import PodReader
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -25,10 +26,10 @@ from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
-from tests.unit.controller.objects import AppGroup, GroupPod
+from tests.unit.controller.objects import ZONE, AppGroup, GroupPod, weight_info
 
-Place = tuple[str, str]
-A, B = ("r1", "z1"), ("r1", "z2")
+A, B = Location("r1", "z1"), Location("r1", "z2")
+COSTS = CostTable(weight_info("UserDefined", {ZONE: [("z1", "z2", {"networkCost": 7})]}))
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
 MONTH_S = 730 * 3600
 
@@ -41,20 +42,20 @@ def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
     return Flow(of(client), of(server), rate, fields.pop("peak", rate), **fields)
 
 
-def world(names: Iterable[str], places: dict[Place, int] | None = None) -> Workloads:
+def world(names: Iterable[str], locations: dict[Location, int] | None = None) -> Workloads:
     found = Workloads()
     for name in names:
-        found.replicas[of(name)] = sum((places or {A: 1}).values())
-        found.places[of(name)] = Counter(places or {A: 1})
+        found.replicas[of(name)] = sum((locations or {A: 1}).values())
+        found.locations[of(name)] = Counter(locations or {A: 1})
         found.labels[of(name)] = {"app": name}
     return found
 
 
-def proposed(flows: Iterable[Flow], *groups: AppGroup, cost: int | None = None) -> list[Proposal]:
+def proposed(flows: Iterable[Flow], *groups: AppGroup) -> list[Proposal]:
     """AppGroups of namespace shop, whose workloads are those of the flows."""
     flows = list(flows)
     names = {end.name for f in flows for end in (f.client, f.server) if end.kind == "Deployment"}
-    return propose(build_traffic_graph(flows), world(names), groups, "shop", lambda *_: cost)
+    return propose(build_traffic_graph(flows), world(names), groups, "shop", COSTS)
 
 
 def compared(
@@ -70,7 +71,7 @@ def compared(
     if workloads is None:
         workloads = world(end.name for end in ends)
         workloads.replicas.update(ends)
-        workloads.places.update({end: Counter({A: 1, B: 1}) for end in ends})
+        workloads.locations.update({end: Counter({A: 1, B: 1}) for end in ends})
         workloads.regions.update({"z1": "r1", "z2": "r1"})
     labels = {name: {"netaware.io/appgroups-from": others} for name, others in (admitted or {}).items()}
     namespaces = tuple(Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other"))
@@ -207,7 +208,7 @@ def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> 
 
 
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
-    (found,) = proposed((flow(*edge, peak=edge[2] * 1.1) for edge in SHOP), cost=7)
+    (found,) = proposed(flow(*edge, peak=edge[2] * 1.1, client_zone="z1", server_zone="z2") for edge in SHOP)
     spec = boutique(found.manifest["spec"]).spec
     read = build_graph(spec)
     assert read.faults == ()
@@ -353,7 +354,7 @@ def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
 
 
 def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
-    far = ("r2", "z9")
+    far = Location("r2", "z9")
     assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
     assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
     assert PriceTable(between_zones=0.02, between_regions=0.0).per_gb(A, far) == 0
