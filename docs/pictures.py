@@ -26,7 +26,6 @@ from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
-from lab.debian import Missing  # noqa: E402
 from lab.demo import COMPONENTS, POD_CPU  # noqa: E402
 from lab.installation import install  # noqa: E402
 from lab.topology import load  # noqa: E402
@@ -66,8 +65,6 @@ def main(arguments: Sequence[str]) -> int:
 
 async def _page(folder: Path, *, every: bool) -> None:
     chromium = await asyncio.to_thread(find_or_fetch)
-    if isinstance(chromium, Missing):
-        raise SystemExit(chromium.reason)
     with tempfile.TemporaryDirectory() as state:
         async with Lab.start(load("four-zones"), name="pictures", components=COMPONENTS, folder=Path(state)) as lab:
             installed = await install(lab)

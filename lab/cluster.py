@@ -157,7 +157,7 @@ class Lab:
         Args:
             node: name of the node, ``None`` for the host.
             argv: the command; ``sys.executable`` runs this project's packages from anywhere.
-            log_name: its name in logs, pid records and status.
+            log_name: its name in logs and status.
             env: more variables.
             essential: its unexpected end is the end of the lab.
         """

@@ -51,7 +51,7 @@ class ControlPlane:
     """A running control plane; use ``async with ControlPlane.start(...) as control_plane``.
 
     Attributes:
-        state_dir: certificates, etcd's data, logs, pid records and kubeconfigs.
+        state_dir: certificates, etcd's data, logs and kubeconfigs.
         address: where the API server listens; ``server`` is its URL.
         server: ``https://address:port``.
         etcd: URL of etcd, which asks for a certificate (``pki/etcd.crt``).

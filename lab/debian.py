@@ -1,37 +1,27 @@
 """Debian packages unpacked into the user's cache: what a lab needs and a machine does not have, without touching the system.
 
-The machine's own mirror and keyring are used, in private directories (lab.apt); neither root nor an installation is needed.
+apt uses the machine's own mirror and keys, and private directories; neither root nor an installation is needed.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from lab import apt
 from lab.errors import UnsupportedError
 from lab.paths import cache_dir
 from lab.progress import Progress
 
-T = TypeVar("T")
-
-DOWNLOAD_TIMEOUT_S = 600.0
+_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S = 120.0, 600.0
 _TOOLS = ("apt-get", "dpkg", "ldd")
 _PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A package that cannot be had here; ``reason`` explains why."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -57,91 +47,112 @@ class Unpacked:
         search = os.pathsep.join([os.environ.get("PATH", os.defpath), *programs])
         return {"PATH": search, **self.libraries}
 
-    def runs(self, *programs: Path) -> bool:
-        """Whether these of its programs are there and find every library that they need."""
-        if not all(program.exists() for program in programs):
+    def runs(self, programs: Sequence[str]) -> bool:
+        """Whether these files are there and find every library that they need."""
+        paths = [self.root / program for program in programs]
+        if not all(path.exists() for path in paths):
             return False
-        argv = ["ldd", *map(str, programs)]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, **self.libraries})
+        argv, environment = ["ldd", *map(str, paths)], {**os.environ, **self.libraries}
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, env=environment)
         return "not found" not in done.stdout
 
 
-def missing_tool() -> str | None:
-    """The first missing command that fetching packages needs."""
-    return next((tool for tool in _TOOLS if shutil.which(tool) is None), None)
-
-
-def find_or_unpack(name: str, packages: Sequence[str], *, progress: Progress | None = None) -> Unpacked:
+def find_or_unpack(
+    name: str,
+    packages: Sequence[str],
+    *,
+    programs: Sequence[str] = (),
+    components: Sequence[str] = ("main",),
+    progress: Progress | None = None,
+) -> Unpacked:
     """The packages and those that they need, from the cache or from the distribution's mirror.
 
     Args:
         name: of the folder in the cache.
         packages: of Debian or Ubuntu.
+        programs: files of the packages that must run here, relative to ``/``.
+        components: of the archive.
         progress: told that something is fetched.
 
     Raises:
         UnsupportedError: they cannot be had here; says what to install.
     """
-    root = cache_dir() / "debian" / name
+    root, wanted = cache_dir() / "debian" / name, ", ".join(packages)
     complete = root / ".complete"
     if complete.exists() and complete.read_text().split() == list(packages):
         return Unpacked(root)
-    hint = f"install {', '.join(packages)} (names of Debian's packages)"
-    if tool := missing_tool():
-        raise UnsupportedError(f"{tool} is not here to fetch {', '.join(packages)}: {hint}")
-    sources = apt.archives()
-    if not sources:
-        raise UnsupportedError(f"{apt.SETTINGS} names no archive of this distribution to fetch from: {hint}")
+    hint = f"install {wanted} (names of Debian's packages)"
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        raise UnsupportedError(f"{missing[0]} is not here to fetch {wanted}: {hint}")
     if progress is not None:
-        progress.note(f"fetching {', '.join(packages)} from the distribution's mirror into {root}")
-
-    def mark(tree: Path) -> bool:
-        (tree / ".complete").write_text("\n".join(packages))
-        return True
-
-    try:
-        _fetch(root, packages, sources, mark)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UnsupportedError(f"{', '.join(packages)} could not be fetched ({apt.reason(error)}): {hint}") from error
+        progress.note(f"fetching {wanted} from the distribution's mirror into {root}")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
+        try:
+            unpacked = _fetch(Path(scratch), packages, components)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UnsupportedError(f"{wanted} could not be fetched ({_reason(error)}): {hint}") from error
+        if programs and not unpacked.runs(programs):
+            raise UnsupportedError(f"{wanted} was fetched but does not run here: {hint}")
+        (unpacked.root / ".complete").write_text("\n".join(packages))
+        shutil.rmtree(root, ignore_errors=True)
+        unpacked.root.rename(root)
     return Unpacked(root)
 
 
-def fetch_program(
-    name: str, root: Path, packages: Sequence[str], sources: list[apt.Source], find: Callable[[Path], T | None]
-) -> T | Missing:
-    """Fetch a program that is not on PATH.
+def archives() -> list[tuple[str, str]]:
+    """Mirrors and suites of the distribution's own archive: those with `main` and the release's code name, as apt reads its settings.
 
-    Args:
-        name: how people call it.
-        root: where its packages are unpacked.
-        packages: that it is in.
-        sources: where they come from.
-        find: the program below a folder, ``None`` when it is not there or does not run.
+    Raises:
+        OSError: there is no apt, or nothing that says which distribution this is.
+        subprocess.SubprocessError: apt failed.
     """
-    try:
-        if not _fetch(root, packages, sources, lambda tree: find(tree) is not None):
-            return Missing(f"{name} was fetched but does not run here: a library it needs is missing")
-    except (OSError, subprocess.SubprocessError) as error:
-        return Missing(f"{name} is not on PATH and could not be fetched: {apt.reason(error)}")
-    return find(root) or Missing(f"{name} was unpacked into {root} and is gone again")
+    codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    listed = _run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], Path("/"))
+    rows = {tuple(line.split()) for line in listed.splitlines()}
+    suites = (codename, f"{codename}-updates")
+    return sorted((row[0], row[1]) for row in rows if row[1:] in {(suite, "main") for suite in suites})
 
 
-def _fetch(root: Path, packages: Sequence[str], sources: list[apt.Source], accept: Callable[[Path], bool]) -> bool:
-    """Unpack packages, and those that they need, into ``root``, unless ``accept`` refuses what has been unpacked."""
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
-        home = Path(scratch)
-        options = apt.private_apt(home, sources)
-        apt.run(["apt-get", *options, "update"], home)
-        simulate = ["install", "--simulate", "--reinstall", "--no-install-recommends", *packages]
-        wanted = apt.run(["apt-get", *options, *simulate], home)
-        names = re.findall(r"^Inst (\S+)", wanted, re.MULTILINE)
-        apt.run(["apt-get", *options, "download", *names], home, DOWNLOAD_TIMEOUT_S)
-        unpacked = home / "root"
-        for package in sorted(home.glob("*.deb")):
-            apt.run(["dpkg", "-x", str(package), str(unpacked)], home)
-        if not accept(unpacked):
-            return False
-        shutil.rmtree(root, ignore_errors=True)
-        unpacked.rename(root)
-    return True
+def _fetch(home: Path, packages: Sequence[str], components: Sequence[str]) -> Unpacked:
+    """Unpack packages, and those that they need, below a folder."""
+    for folder in ("state/lists/partial", "cache/archives/partial"):
+        (home / folder).mkdir(parents=True)
+    listing = home / "private.list"
+    listing.write_text("".join(f"deb {uri} {suite} {' '.join(components)}\n" for uri, suite in archives()))
+    settings = {
+        "Dir::State": home / "state",
+        "Dir::State::status": "/var/lib/dpkg/status",
+        "Dir::Cache": home / "cache",
+        "Dir::Etc::SourceList": listing,
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Acquire::Languages": "none",
+        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+        "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
+        "Acquire::Retries": "2",
+        # apt drops to the user _apt, which cannot enter a private cache directory; signatures are checked either way.
+        "APT::Sandbox::User": "root",
+    }
+    apt = ["apt-get", *(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))]
+    _run([*apt, "update"], home)
+    simulated = _run([*apt, "install", "--simulate", "--reinstall", "--no-install-recommends", *packages], home)
+    names = re.findall(r"^Inst (\S+)", simulated, re.MULTILINE)
+    _run([*apt, "download", *names], home, _DOWNLOAD_TIMEOUT_S)
+    for package in sorted(home.glob("*.deb")):
+        _run(["dpkg", "-x", str(package), str(home / "root")], home)
+    return Unpacked(home / "root")
+
+
+def _run(argv: list[str], folder: Path, timeout_s: float = _TIMEOUT_S) -> str:
+    env = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, cwd=folder, env=env, timeout=timeout_s)
+    return done.stdout
+
+
+def _reason(error: Exception) -> str:
+    """The failure, in apt's own words if it printed any."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = [line for line in str(error.stderr).splitlines() if line.startswith("E:")] or [str(error)]
+        return f"{error.cmd[0]} says {said[0]!r}"
+    return str(error)

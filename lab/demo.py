@@ -43,7 +43,7 @@ from lab.controlplane import is_there
 from lab.edges import measure_pairs
 from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
-from lab.netperf_install import find_or_fetch
+from lab.netperf_install import find_if_available
 from lab.programs import run_to_end
 from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE
@@ -264,7 +264,7 @@ async def run_demo(
     async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
         say(f"control plane {lab.control_plane.version} and {len(lab.nodes)} nodes up after {lab.boot_s:.1f} s")
         if images:
-            installation = Installation(lab, await asyncio.to_thread(find_or_fetch), secrets.token_hex(16))
+            installation = Installation(lab, await asyncio.to_thread(find_if_available), secrets.token_hex(16))
             await install_as_shipped(lab, images, overlay=OVERLAYS[placement])
             say(f"the shipped overlay's pods are ready after {time.monotonic() - started:.0f} s")
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import apt
 from lab.build import locked, run_step
-from lab.debian import Unpacked, find_or_unpack
+from lab.debian import Unpacked, archives, find_or_unpack
 from lab.errors import UnsupportedError
 from lab.network import missing_privileges
 from lab.paths import cache_dir
@@ -198,8 +198,8 @@ class _Builder:
 
 def _mirror() -> list[str]:
     """The machine's own mirror where it is Debian's; otherwise nothing, and debootstrap takes its own default."""
-    archives = [source.uri for source in apt.archives()]
-    return archives[:1] if apt.os_release().get("ID") == "debian" else []
+    is_debian = platform.freedesktop_os_release().get("ID") == "debian"
+    return [uri for uri, _ in archives()][:1] if is_debian else []
 
 
 def _take_over_settings(tree: Path) -> None:

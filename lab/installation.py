@@ -26,9 +26,8 @@ from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, free_ports, is_there
-from lab.debian import Missing
 from lab.errors import BootError
-from lab.netperf_install import Netperf, find_or_fetch
+from lab.netperf_install import Netperf, find_if_available
 from lab.programs import Program, Programs, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 
@@ -53,14 +52,14 @@ class Installation:
 
     Attributes:
         prober: ``netperf``, or ``datagrams`` where netperf cannot be had.
-        netperf: where netperf is, or why it is not.
+        netperf: where netperf is, ``None`` where it cannot be had.
         extender_url: base URL of the extender.
         controller_url: where the controller serves metrics, health and the page.
         agent_urls: likewise for each agent, by node.
     """
 
     lab: Lab
-    netperf: Netperf | Missing
+    netperf: Netperf | None
     secret: str
     extender_url: str = ""
     controller_url: str = ""
@@ -82,12 +81,12 @@ class Installation:
     @property
     def prober(self) -> str:
         """Name of the prober that the agents use."""
-        return "datagrams" if isinstance(self.netperf, Missing) else "netperf"
+        return "datagrams" if self.netperf is None else "netperf"
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables by which our programs find netperf."""
-        if isinstance(self.netperf, Missing):
+        if self.netperf is None:
             return {}
         search = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
         return {**self.netperf.env, "PATH": search}
@@ -109,7 +108,7 @@ async def install(
     Raises:
         BootError: something did not start; the text holds the end of its log.
     """
-    netperf = await asyncio.to_thread(find_or_fetch)
+    netperf = await asyncio.to_thread(find_if_available)
     installation = Installation(lab, netperf, secrets.token_hex(16))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-k", overlay)
     manager_port, extender_port = free_ports(2)

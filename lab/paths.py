@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-LOGS, PIDS = "logs", "pids"
-"""Below a lab's state directory: its programs' logs, and their records (lab.pids)."""
+LOGS = "logs"
+"""Folder of the programs' logs below a lab's state directory."""
 
 
 def write_whole(path: Path, data: bytes) -> None:

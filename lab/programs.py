@@ -1,7 +1,7 @@
 """Starts, watches and stops the programs of a lab, on the host or inside a node's network namespace.
 
-Each program has a log file, a pid record, and the kernel's promise to be killed when the lab dies (PR_SET_PDEATHSIG, by
-way of setpriv): a lab that gets SIGKILL leaves as little behind as possible, and the records find the rest.
+Each program has a log file, and the kernel kills it when the lab dies (PR_SET_PDEATHSIG, by way of setpriv). What a lab that gets
+SIGKILL leaves behind all the same, lab.processes finds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import psutil
 
 from lab import namespaces
 from lab.errors import BootError
-from lab.paths import LOGS, PIDS
-from lab.pids import LAB_VARIABLE, record_of
+from lab.paths import LOGS
+from lab.processes import LAB_VARIABLE
 
 STOP_PATIENCE_S = 15.0
 _POLL_S = 0.02
@@ -65,7 +65,6 @@ class Program:
     patience_s: float
     again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
-    _pid_file: Path | None
     _stopping: bool = False
 
     @property
@@ -125,15 +124,13 @@ class Program:
         except ProcessLookupError:
             pass
         await self.wait()
-        if self._pid_file is not None:
-            self._pid_file.unlink(missing_ok=True)
 
 
 class Programs:
     """The programs of one lab, stopped in the reverse of the order in which they were started.
 
     Args:
-        state_dir: where ``logs/`` and ``pids/`` go.
+        state_dir: where ``logs/`` goes.
         env: variables for every program, on top of this process's own.
     """
 
@@ -158,7 +155,7 @@ class Programs:
         """Start a program in the lab's state directory; call from the main thread, since the kernel ties its life to the thread that forks.
 
         Args:
-            name: stem of its log and pid files.
+            name: stem of its log file.
             argv: the command.
             netns: name of the network namespace to run in, as under /run/netns; ``None`` for the host's.
             env: more variables.
@@ -185,8 +182,6 @@ class Programs:
             except OSError as error:
                 msg = f"{name}: {full[0]}: {error.strerror}"
                 raise BootError(msg) from error
-        record = record_of(name, process.pid)
-        pid_file = record.write(self._state_dir / PIDS) if record else None
         again = partial(
             self.start,
             name,
@@ -196,7 +191,7 @@ class Programs:
             essential=essential,
             patience_s=patience_s,
         )
-        program = Program(name, log, essential, patience_s, again, process, pid_file)
+        program = Program(name, log, essential, patience_s, again, process)
         self._running.append(program)
         return program
 

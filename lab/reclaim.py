@@ -19,8 +19,8 @@ from pathlib import Path
 from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.network import remove_network
-from lab.paths import LOGS, PIDS, labs_dir
-from lab.pids import find_marked, kill_all, read_records
+from lab.paths import LOGS, labs_dir
+from lab.processes import kill_processes
 
 _LOCK_PATIENCE_S = 0.3
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
@@ -32,7 +32,7 @@ class LabPlace:
 
     Attributes:
         name: of the lab.
-        state_dir: certificates, data, logs, pids; exists while the lab lives, or after it was killed.
+        state_dir: certificates, data, logs; exists while the lab lives, or after it was killed.
     """
 
     name: str
@@ -52,11 +52,6 @@ class LabPlace:
     def logs(self) -> Path:
         """Folder of its programs' logs, each ``NAME.log``."""
         return self.state_dir / LOGS
-
-    @property
-    def pids(self) -> Path:
-        """Records of its programs."""
-        return self.state_dir / PIDS
 
     @property
     def wan_socket(self) -> Path:
@@ -149,9 +144,7 @@ def reclaim(place: LabPlace) -> int:
     """
     if not place.state_dir.exists():
         return 0
-    records = {record.pid: record for record in find_marked(place.state_dir)}
-    records |= {record.pid: record for record in read_records(place.pids)}
-    killed = kill_all(records.values())
+    killed = kill_processes(place.state_dir)
     remove_network(place.state_dir)
     shutil.rmtree(place.state_dir)
     return killed

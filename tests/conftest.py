@@ -19,7 +19,6 @@ from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
 from lab.build import find_or_build
-from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Netperf
 from lab.netperf_install import find_or_fetch as find_or_fetch_netperf
@@ -31,6 +30,7 @@ from tests.support.chromium import Chromium
 from tests.support.chromium import find_or_fetch as find_or_fetch_chromium
 from tests.support.syntax import nothing_collected
 from tests.support.tools.builds import HELM, OLDEST_CONTROL_PLANE, PROMETHEUS, find_or_build_tool, find_or_build_tools
+from tests.support.unsupported import skip_if_unsupported
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -126,25 +126,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         try:
             find_or_build()
             for get in wanted.values():
-                get()
+                # The fixture says so, test by test.
+                with suppress(UnsupportedError):
+                    get()
         except BuildError as error:
             pytest.exit(f"no programs to test with: {error}", returncode=1)
 
 
-def _build_node_programs() -> None:
-    # The fixture says so, test by test.
-    with suppress(UnsupportedError):
-        find_or_build_node_programs()
-
-
-def _build_images() -> None:
-    with suppress(UnsupportedError):
-        build_images()
-
-
 PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
-    "node_programs": _build_node_programs,
-    "images": _build_images,
+    "node_programs": find_or_build_node_programs,
+    "images": build_images,
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
     "oldest": lambda: find_or_build(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),
@@ -169,28 +160,19 @@ def helm_program() -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Chromium:
     """A real browser: from PATH, or the distribution's package in the user's cache."""
-    found = find_or_fetch_chromium()
-    if isinstance(found, Missing):
-        pytest.skip(found.reason)
-    return found
+    return skip_if_unsupported(find_or_fetch_chromium)
 
 
 @pytest.fixture(scope="session")
 def axe() -> str:
     """The script of axe-core: from the user's cache, or by npm."""
-    found = find_or_fetch_axe()
-    if isinstance(found, Missing):
-        pytest.skip(found.reason)
-    return found.read_text()
+    return skip_if_unsupported(find_or_fetch_axe).read_text()
 
 
 @pytest.fixture(scope="session")
 def netperf_programs() -> Netperf:
     """Real netperf and netserver: from PATH, or the distribution's package in the user's cache."""
-    found = find_or_fetch_netperf()
-    if isinstance(found, Missing):
-        pytest.skip(found.reason)
-    return found
+    return skip_if_unsupported(find_or_fetch_netperf)
 
 
 @pytest.fixture(autouse=True)

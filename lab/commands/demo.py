@@ -16,7 +16,7 @@ from lab.build import find_or_build
 from lab.cluster import find_node_programs
 from lab.commands import arguments
 from lab.demo import OVERLAYS, run_demo
-from lab.netperf_install import find_or_fetch
+from lab.netperf_install import find_if_available
 from lab.shipped import build_images
 from lab.topology import Topology
 from lab.unprivileged import plan_this_command
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
     launch = plan_this_command()
     find_or_build()
-    find_or_fetch()
+    find_if_available()
     find_node_programs(topology)
     images = build_images() if topology.real_nodes else None
     launch.enter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -11,7 +12,7 @@ from lab.commands import arguments
 from lab.commands.up import read_description
 from lab.commands.wan import rows, table_of
 from lab.errors import WanError
-from lab.pids import is_alive, read_records
+from lab.processes import find_processes
 from lab.reclaim import LabPlace, holder, place_of
 from lab.wan.control import WanControl
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {"name": args.name, "state": state}
     if state == "running":
         report |= read_description(place)
-        report["programs"] = _programs(place)
+        report["programs"] = _programs(place, report["programs"])
         report["wan"] = _wan(place) if report["nodes"] else None
     if args.json:
         arguments.print_json(report)
@@ -50,20 +51,22 @@ def _state(place: LabPlace) -> str:
     return "killed" if place.state_dir.exists() else "absent"
 
 
-def _programs(place: LabPlace) -> list[dict[str, Any]]:
-    """Every recorded program with its resident memory in bytes."""
-    found = []
-    for record in read_records(place.pids):
-        memory = 0
-        alive = is_alive(record)
-        if alive:
-            try:
-                memory = psutil.Process(record.pid).memory_info().rss
-            except psutil.Error:
-                alive = False
-        log = str(place.logs / f"{record.name}.log")
-        found.append({"name": record.name, "pid": record.pid, "alive": alive, "rss_bytes": memory, "log": log})
-    return found
+def _programs(place: LabPlace, pids: dict[str, int]) -> list[dict[str, Any]]:
+    """Every program that the lab started, with its resident memory in bytes."""
+    rss_bytes = {}
+    for process in find_processes(place.state_dir):
+        with suppress(psutil.Error):
+            rss_bytes[process.pid] = process.memory_info().rss
+    return [
+        {
+            "name": name,
+            "pid": pid,
+            "alive": pid in rss_bytes,
+            "rss_bytes": rss_bytes.get(pid, 0),
+            "log": str(place.logs / f"{name}.log"),
+        }
+        for name, pid in pids.items()
+    ]
 
 
 def _wan(place: LabPlace) -> dict[str, Any]:

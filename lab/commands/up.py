@@ -22,7 +22,7 @@ from lab.cluster import ALL_COMPONENTS, Lab, find_node_programs
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
-from lab.netperf_install import find_or_fetch
+from lab.netperf_install import find_if_available
 from lab.programs import importable
 from lab.reclaim import LabPlace, holder, place_of
 from lab.shipped import build_images, install_as_shipped
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.programs and topology is not None and topology.real_nodes:
         build_images()
     elif args.programs:
-        find_or_fetch()
+        find_if_available()
     if args.foreground:
         launch.argv += ["--json"] if args.json else []
         launch.enter()

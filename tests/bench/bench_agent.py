@@ -21,7 +21,7 @@ from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
 from lab.controlplane import ControlPlane, credentials_of, free_ports
-from lab.netperf_install import Netperf, find_or_fetch
+from lab.netperf_install import find_if_available
 from tests.bench.figures import Figures, figure
 from tests.integration.agent.agents import Agent, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
@@ -98,8 +98,8 @@ async def _share(agent: Agent) -> float:
 
 
 def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
-    found = find_or_fetch()
-    env = {"NETAWARE_NETPERF": str(found.netperf), **found.env} if isinstance(found, Netperf) else {}
+    found = find_if_available()
+    env = {"NETAWARE_NETPERF": str(found.netperf), **found.env} if found else {}
     return running_agent(
         directory,
         free_ports(1)[0],

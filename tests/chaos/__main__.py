@@ -19,7 +19,7 @@ from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
 from lab.build import find_or_build
 from lab.commands import arguments
-from lab.netperf_install import find_or_fetch
+from lab.netperf_install import find_if_available
 from lab.reclaim import place_of
 from lab.unprivileged import plan_this_command
 from tests.chaos.run import ChaosReport, run_chaos
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     launch = plan_this_command("tests.chaos")
     find_or_build()
-    find_or_fetch()
+    find_if_available()
     launch.enter()
     found: list[ChaosReport] = []
 

@@ -18,6 +18,7 @@ from lab.network import require_privileges
 from lab.realnode.machine import require
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.shipped import build_images
+from tests.support.unsupported import skip_if_unsupported
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
@@ -71,10 +72,7 @@ def lab_command(tmp_path: Path) -> Iterator[LabCommand]:
 @pytest.fixture
 def privileges() -> None:
     """The right to make namespaces; without it the test is skipped and says what is missing."""
-    try:
-        require_privileges()
-    except UnsupportedError as error:
-        pytest.skip(str(error))
+    skip_if_unsupported(require_privileges)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +82,8 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
     waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
     """
-    try:
-        require_privileges()
-        programs = find_or_build_node_programs()
-    except UnsupportedError as error:
-        pytest.skip(str(error))
+    skip_if_unsupported(require_privileges)
+    programs = skip_if_unsupported(find_or_build_node_programs)
     await_room(programs, tmp_path_factory.mktemp("probe"))
     return programs
 
@@ -96,10 +91,7 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
 @pytest.fixture(scope="session")
 def images() -> Mapping[str, Path]:
     """OCI layouts of the agent's and the controller's image, by name with its tag."""
-    try:
-        return build_images()
-    except UnsupportedError as error:
-        pytest.skip(str(error))
+    return skip_if_unsupported(build_images)
 
 
 def await_room(programs: NodePrograms, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lab import namespaces
 from lab.network import bridge_name
-from lab.pids import find_marked
+from lab.processes import find_processes
 from lab.realnode import cgroups
 
 _DEVICES = Path("/sys/class/net")
@@ -30,7 +30,7 @@ def leftovers_of(lab: dict[str, Any]) -> list[str]:
             break
         assert time.monotonic() < deadline, f"slot {slot} changes hands all the time"
     found = named if owner in {None, lab["state_dir"][-255:]} else []
-    found += [f"process {record.pid}" for record in find_marked(Path(lab["state_dir"]))]
+    found += [f"process {process.pid}" for process in find_processes(Path(lab["state_dir"]))]
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]
     return found + [str(path) for path in Path(lab["state_dir"]).parent.glob(f"{lab['name']}*")]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab import namespaces
-from lab.pids import find_marked
+from lab.processes import find_processes
 from tests.e2e.leftovers import leftovers_of
 from tests.e2e.real_cluster import Cluster, wait_until
 
@@ -68,6 +68,7 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
     status = lab_command.json("status", "--name", "e2e-life")
     assert status["state"] == "running"
     assert all(program["alive"] and program["rss_bytes"] > 0 for program in status["programs"])
+    assert len(status["wan"]["links"]) == 10
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "ended"
     assert leftovers_of(lab) == []
     assert lab_command.json("status", "--name", "e2e-life", code=3)["state"] == "absent"
@@ -106,7 +107,7 @@ def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Co
         fresh = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
         assert fresh["pid"] != lab["pid"]
         assert len(Cluster(fresh).get("nodes")["items"]) == 2
-        assert all(record.pid not in lab["programs"].values() for record in find_marked(Path(lab["state_dir"])))
+        assert all(process.pid not in lab["programs"].values() for process in find_processes(Path(lab["state_dir"])))
     else:
         assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
         assert leftovers_of(lab) == []
@@ -140,11 +141,11 @@ def test_a_control_plane_without_nodes_outlives_its_programs_and_reports_which_e
 @pytest.mark.usefixtures("privileges")
 def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
-        wait_until((lab_command.labs / "e2e-ctrl-c" / "pids").exists, "its programs", every_s=0.05)
+        wait_until((lab_command.labs / "e2e-ctrl-c" / "logs").exists, "its programs", every_s=0.05)
         assert [name for name in namespaces.names() if name.endswith("-e2e-west")]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert not [name for name in namespaces.names() if name.endswith("-e2e-west")]
-    assert find_marked(lab_command.labs / "e2e-ctrl-c") == []
+    assert find_processes(lab_command.labs / "e2e-ctrl-c") == []
     assert not (lab_command.labs / "e2e-ctrl-c").exists()

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from lab.debian import Missing
+from lab.errors import UnsupportedError
 from lab.paths import cache_dir
 
 FETCH_TIMEOUT_S = 300.0
@@ -18,15 +18,15 @@ PINNED = Path(__file__).parent / "axe"
 _INSIDE = Path("node_modules/axe-core/axe.min.js")
 
 
-def find_or_fetch_axe() -> Path | Missing:
-    """The script, from the cache or by npm."""
+def find_or_fetch_axe() -> Path:
+    """The script, from the cache or by npm. Raises UnsupportedError where it cannot be had."""
     lock = PINNED / "package-lock.json"
     root = cache_dir() / f"axe-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     if (root / _INSIDE).exists():
         return root / _INSIDE
     npm = shutil.which("npm")
     if npm is None:
-        return Missing("npm is not on PATH, which fetches axe-core: install the package npm")
+        raise UnsupportedError("npm is not on PATH, which fetches axe-core: install the package npm")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         home = Path(scratch) / "axe"
@@ -35,12 +35,8 @@ def find_or_fetch_axe() -> Path | Missing:
         try:
             subprocess.run(argv, cwd=home, check=True, capture_output=True, timeout=FETCH_TIMEOUT_S)
         except subprocess.CalledProcessError as error:
-            said = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            return Missing(f"axe-core could not be fetched: npm {': '.join(said) or f'ended with {error.returncode}'}")
-        except (OSError, subprocess.SubprocessError) as error:
-            return Missing(f"axe-core could not be fetched: {error}")
+            raise UnsupportedError(f"axe-core could not be fetched: {error}: {error.stderr.decode()[-300:]}") from error
         # Another run may have been faster; then its copy is there.
         with suppress(OSError):
             home.rename(root)
-    found = root / _INSIDE
-    return found if found.exists() else Missing(f"axe-core was unpacked into {root} and is gone again")
+    return root / _INSIDE

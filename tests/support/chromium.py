@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import apt, debian
-from lab.debian import Missing, Unpacked
-from lab.paths import cache_dir
+from lab.debian import find_or_unpack
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A font with the signs that the page uses; without any font Chromium draws nothing at all.
 _PACKAGES = ("chromium", "fonts-dejavu-core", "fontconfig-config")
-_INSIDE = Path("usr/lib/chromium/chromium")
+_INSIDE = "usr/lib/chromium/chromium"
 
 
 @dataclass(frozen=True)
@@ -29,32 +27,17 @@ class Chromium:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_or_fetch() -> Chromium | Missing:
-    """Return Chromium from PATH, from the cache, or from the distribution's mirror, in this order."""
+def find_or_fetch() -> Chromium:
+    """Return Chromium from PATH, from the cache, or from the distribution's mirror, in this order.
+
+    Raises:
+        UnsupportedError: it cannot be had here; says why.
+    """
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is not None:
         return Chromium(Path(found))
-    root = cache_dir() / "chromium"
-    cached = _unpacked(root)
-    if cached is not None:
-        return cached
-    if tool := debian.missing_tool():
-        return Missing(f"Chromium is not on PATH and {tool} is not here to fetch it: install the package chromium")
-    if apt.os_release().get("ID") != "debian":
-        # Ubuntu's package only installs a snap.
-        return Missing("Chromium is not on PATH and only Debian has it as a package: install a Chromium or Chrome")
-    sources = apt.archives()
-    if not sources:
-        return Missing(f"Chromium is not on PATH and {apt.SETTINGS} names no Debian archive to fetch it from")
-    return debian.fetch_program("Chromium", root, _PACKAGES, sources, _unpacked)
-
-
-def _unpacked(root: Path) -> Chromium | None:
-    """What a fetch left in a folder, if it runs here."""
-    tree, binary = Unpacked(root), root / _INSIDE
-    if not tree.runs(binary):
-        return None
-    return Chromium(binary, {**tree.libraries, "FONTCONFIG_FILE": str(_font_settings(root))})
+    tree = find_or_unpack("chromium", _PACKAGES, programs=[_INSIDE])
+    return Chromium(tree.root / _INSIDE, {**tree.libraries, "FONTCONFIG_FILE": str(_font_settings(tree.root))})
 
 
 def _font_settings(root: Path) -> Path:

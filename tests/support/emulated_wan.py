@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from lab.errors import UnsupportedError
 from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
 from lab.topology import LabNode, Link
 from lab.wan.control import WanControl
 from lab.wan.plan import WanNode, WanPlan, to_wan_link
+from tests.support.unsupported import skip_if_unsupported
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,10 +32,7 @@ def emulated_wan(
         links: two zones, or one twice, and the round trip in µs.
     """
     nodes = [LabNode(name, "r", zone, "1", "1Gi", "10", 10**9) for name, zone in zones.items()]
-    try:
-        network = create_network(nodes, folder)
-    except UnsupportedError as error:
-        pytest.skip(str(error))
+    network = skip_if_unsupported(lambda: create_network(nodes, folder))
     members = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
     plan = WanPlan(WAN_DEVICE, 1, members, [to_wan_link(a, b, Link(rtt_us)) for a, b, rtt_us in links])
     (folder / "wan.json").write_bytes(msgspec.json.encode(plan))

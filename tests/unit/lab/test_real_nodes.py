@@ -13,12 +13,8 @@ from lab.image_build import Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
 from lab.realnode import cgroups
 from lab.realnode.images import ImageReference, ImageStore
-from lab.realnode.machine import _missing_inotify
-from lab.realnode.node import reserved
 from lab.realnode.registry import Registry
-from lab.realnode.registry import main as registry_main
 from lab.topology import MAX_NODES, parse
-from lab.wan.forwarder import Routes
 
 MIXED = """\
 name: mixed
@@ -39,19 +35,6 @@ def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
     assert len(set(ranges)) == 3 * MAX_NODES
     whole = ipaddress.IPv4Network(pod_ranges(1)[0])
     assert [whole.supernet_of(one) for one in ranges] == [MAX_NODES <= i < 2 * MAX_NODES for i in range(len(ranges))]
-
-
-def packet(*destination: int, version: int = 4) -> bytes:
-    return bytes([version << 4]) + bytes(15) + bytes(destination) + bytes(40)
-
-
-def test_packets_go_to_the_node_or_to_the_node_of_the_pod() -> None:
-    routes = Routes([("198.19.0.10", "100.64.2.128/26"), ("198.19.0.11", "100.64.2.192/26")])
-    found = [
-        routes.find(packet(*to)) for to in ((198, 19, 0, 10), (100, 64, 2, 191), (100, 64, 2, 192), (100, 64, 3, 0))
-    ]
-    assert found == [0, 0, 1, None]
-    assert routes.find(packet(198, 19, 0, 10, version=6)) is None
 
 
 def hierarchies_of_version_1(root: Path) -> Path:
@@ -136,12 +119,6 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
         assert "MANIFEST_UNKNOWN" in await refused.text()
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:nonsense", "127.0.0.1"])
-def test_the_registry_says_how_it_is_called(listen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert registry_main([str(tmp_path), listen]) == 2
-    assert "usage" in capsys.readouterr().err
-
-
 def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copies(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM a AS b\nCOPY one two/ ./\nFROM c\nCOPY --from=b /x /x\n")
     (tmp_path / "two" / "__pycache__").mkdir(parents=True)
@@ -155,22 +132,3 @@ def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copie
     assert fingerprint(recipe) == before
     (tmp_path / "two" / "code.py").write_text("changed")
     assert fingerprint(recipe) != before
-
-
-def test_watchers_of_files_that_other_programs_hold_leave_too_few_for_nodes(tmp_path: Path) -> None:
-    (tmp_path / "sys/fs/inotify").mkdir(parents=True)
-    (tmp_path / "sys/fs/inotify/max_user_instances").write_text("41\n")
-    (tmp_path / "7/fd").mkdir(parents=True)
-    (tmp_path / "7/fd/3").symlink_to("anon_inode:inotify")
-    (tmp_path / "7/fd/4").symlink_to("socket:[1]")
-    assert _missing_inotify(4, tmp_path) == []
-    (missing,) = _missing_inotify(5, tmp_path)
-    assert "1 of 41 are in use" in missing
-    assert "sysctl -w fs.inotify.max_user_instances=1024" in missing
-
-
-def test_a_node_offers_what_the_topology_says_and_never_more_than_the_machine() -> None:
-    assert reserved("10000", "100Ti") == {}
-    spare = reserved("1m", "1Mi")
-    assert spare["cpu"].endswith("m")
-    assert int(spare["memory"]) > 0

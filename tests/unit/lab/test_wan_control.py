@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from lab.commands import status
 from lab.errors import WanError
 from lab.topology import Link
 from lab.wan.control import WanControl
@@ -74,31 +71,3 @@ def test_a_refused_change_changes_nothing(wan: WanControl) -> None:
     with pytest.raises(WanError, match="the kernel refuses"):
         wan.set_link("z1", "z2", Link(-1.0))
     assert wan.links()["z1", "z2"] == Link(5000.0, 20.0)
-
-
-def status_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    place = SimpleNamespace(
-        description=tmp_path, pids=tmp_path / "pids", wan_socket=tmp_path / "wan.sock", logs=tmp_path
-    )
-    described = {"nodes": ["n1"], "server": "s", "kubeconfig": "k", "addresses": {}}
-    monkeypatch.setattr(status, "place_of", lambda _: place)
-    monkeypatch.setattr(status, "holder", lambda _: 1)
-    monkeypatch.setattr(status, "read_description", lambda _: described)
-    assert status.run(argparse.Namespace(name="lab", json=False)) == 0
-    return capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("wan")
-def test_status_shows_counters_and_links_also_inside_zones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = status_text(tmp_path, monkeypatch, capsys)
-    assert "3 packets forwarded" in text
-    assert "0.1 ms" in text
-    assert "5 ms" in text
-
-
-def test_status_says_that_the_emulated_network_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "emulated network: " in status_text(tmp_path, monkeypatch, capsys)

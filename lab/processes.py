@@ -1,0 +1,45 @@
+"""Finds the processes of a lab, also after the lab itself has ended: each has the lab's state directory in its environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+LAB_VARIABLE = "NETAWARE_LAB"
+_POLL_S, _KILL_TIMEOUT_S = 0.02, 5.0
+
+
+def find_processes(state_dir: Path) -> list[psutil.Process]:
+    """Running processes of the lab at ``state_dir``, except this one."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get(LAB_VARIABLE) == str(state_dir) and process.pid != os.getpid()
+    ]
+
+
+def kill_processes(state_dir: Path) -> int:
+    """SIGKILL all processes of a lab, wait for up to 5 s until they are gone, and return how many there were."""
+    killed: set[psutil.Process] = set()
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    # A process that is replacing its program has no environment for a moment: the next round finds it.
+    while (found := find_processes(state_dir)) or any(map(_is_running, killed)):
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        killed |= set(found)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    return len(killed)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
