@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lab.build import Module
 from tests.integration.manifests.kubectl import MANIFESTS
+from tests.support.tools import builds
 
 ROOT = MANIFESTS.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
@@ -38,6 +40,12 @@ def test_workflows_run_make_targets_that_exist() -> None:
     ]
     assert len(used) > 8
     assert set(used) <= targets
+
+
+def test_tools_of_a_release_are_defined() -> None:
+    named = set(re.findall(r"\$\(TOOL\) (\w+)", (ROOT / "release.mk").read_text()))
+    assert named
+    assert {name for name in named if not isinstance(getattr(builds, name, None), Module)} == set()
 
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
