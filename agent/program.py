@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import sslproto
 from collections.abc import Coroutine
 from typing import Any
 
@@ -35,6 +36,8 @@ log = logs.get("agent")
 
 Tasks = dict[str, Coroutine[Any, Any, None]]
 """Tasks to run, by name."""
+TLS_BUFFER_BYTES = 32 << 10
+"""Read buffer of a TLS connection, of which each watch has one; asyncio's own takes 256 KiB, and a TLS record has 16 KiB."""
 
 
 async def run_agent(config: AgentConfig) -> None:
@@ -45,6 +48,7 @@ async def run_agent(config: AgentConfig) -> None:
         BaseExceptionGroup: a task ended that should not.
     """
     cluster = load_cluster(config.credentials)
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
     disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which is not used
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -73,11 +73,11 @@ def spec_of(pod: Pod) -> PodBandwidthSpec:
         has_address=bool(pod.status.pod_ip),
         limits=limits,
         created=pod.metadata.creation_timestamp or "",
-        mismatch=_mismatch(limits, scheduled_bps(pod)),
+        mismatch=_mismatch(limits, _scheduled_bps(pod)),
     )
 
 
-def scheduled_bps(pod: Pod) -> int | None:
+def _scheduled_bps(pod: Pod) -> int | None:
     """Sum of the containers' limits of the extended resource, in bits per second; None without any.
 
     Sidecars (restartable init containers) count, as in the scheduler.

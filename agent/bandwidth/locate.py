@@ -35,7 +35,7 @@ def find_processes(proc: Path, uids: Collection[str]) -> dict[str, Location]:
     """The oldest process of each pod, and its container, by the uid as given. Reads all of ``/proc`` once."""
     wanted = {_plain(uid): uid for uid in uids}
     oldest: dict[str, tuple[int, Location]] = {}
-    for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()) if wanted else ():
+    for directory in (entry for entry in proc.iterdir() if entry.name.isdigit()):
         try:
             owner = parse_cgroup((directory / "cgroup").read_text())
         except (OSError, UnicodeDecodeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 import msgspec
 
@@ -38,8 +38,7 @@ _decode_clouds = msgspec.json.Decoder(list[_Cloud]).decode
 @lru_cache(maxsize=4)
 def find_instance(type_: str) -> Instance | None:
     """An instance type's bandwidth; None if the table lacks it. Only results are cached, not the table."""
-    data = resources.files("agent.capacity").joinpath("instances.json").read_bytes()
-    for cloud in _decode_clouds(data):
+    for cloud in _decode_clouds(Path(__file__).with_name("instances.json").read_bytes()):
         mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))
         if mbps is not None:
             return Instance(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")

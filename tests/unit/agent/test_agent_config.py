@@ -19,18 +19,11 @@ def parse(*flags: str, **environ: str) -> AgentConfig:
     return read_config(parser.parse_args(flags))
 
 
-def test_defaults_work_with_nothing_but_a_node_name() -> None:
-    config = parse(NODE_NAME="n1")
-    assert (config.node, config.namespace, config.bandwidth) == ("n1", "netaware-system", "observe")
-    assert config.capacity_bps is None
-    assert config.probing
-
-
 def test_flags_win_over_the_environment() -> None:
     environ = {"NODE_NAME": "n1", "NETAWARE_CAPACITY": "1G", "POD_NAMESPACE": "other", "NETAWARE_BANDWIDTH": "enforce"}
     config = parse("--capacity=2G", "--repair-burst", **environ)
-    assert (config.capacity_bps, config.namespace, config.bandwidth) == (2 * 10**9, "other", "enforce")
-    assert config.repair_burst
+    assert (config.node, config.namespace, config.bandwidth) == ("n1", "other", "enforce")
+    assert (config.capacity_bps, config.repair_burst, config.probing) == (2 * 10**9, True, True)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +84,29 @@ def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem
         read_capacities(write(tmp_path, body + "\n"))
 
 
-def test_an_agent_loads_nothing_large_that_it_does_not_use() -> None:
-    """Each of these is a megabyte or more of every node; psutil is there when somebody asks for it."""
+def test_an_agent_runs_with_a_part_of_pyroute2_and_loads_no_large_package_that_it_does_not_use() -> None:
+    """Each of these packages takes a megabyte or more. On a node, psutil is imported only if sysfs is missing."""
     program = """
-import sys
+import asyncio, sys
 from agent import __main__ as agent
-agent.run_program = lambda start: print(*sys.modules) or 0
-agent.main(["capacity"])
+assert agent.main(["capacity", "--json"]) == 0  # reads links, qdiscs and routes
+print(*sys.modules, file=sys.stderr)
+from agent.bandwidth.kernel import execute
+from agent.bandwidth.state import LimitIngress, RemoveDevice
+from agent.bandwidth.tbf import bounded_params
+from agent.bandwidth.traffic_control import read_kernel
 from agent.capacity.sysfs import psutil_speeds
+from agent.netlink import KernelError
+asyncio.run(read_kernel({"uid": 1}))
+asyncio.run(execute(RemoveDevice(device=0, name="no such device")))
+try:
+    asyncio.run(execute(LimitIngress(device=2**31 - 1, name="no such device", params=bounded_params(10**7, 1500))))
+except KernelError as error:
+    assert error.code, error
 assert "lo" in psutil_speeds()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
+    loaded = set(done.stderr.split())
     assert "pyroute2.iproute" in loaded
-    assert not loaded & {"psutil", "sqlite3", "pyroute2.ndb", "pyroute2.plan9", "yaml"}
+    assert not loaded & {"psutil", "sqlite3", "pyroute2.ndb", "pyroute2.plan9", "unittest", "yaml"}

@@ -1,59 +1,43 @@
-"""What pods ask for, in good and bad input."""
+"""Bandwidth annotations and reservations of pods."""
 
 from __future__ import annotations
 
 import pytest
 
-from agent.bandwidth.annotations import read_annotation, scheduled_bps, spec_of
+from agent.bandwidth.annotations import LimitSpec, read_annotation, spec_of
 from kubekit.wire import Container, ObjectMeta, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
-TOO_SMALL = "resource is unreasonably small (< 1kbit)"
-TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
+TOO_SMALL = LimitSpec(None, "resource is unreasonably small (< 1kbit)")
+TOO_LARGE = LimitSpec(None, "resource is unreasonably large (> 1Pbit)")
 
 
 @pytest.mark.parametrize(
-    ("text", "rate_bps"),
+    ("text", "expected"),
     [
-        ("10M", 10**7),
-        ("1k", 1000),
-        ("1P", 10**15),
-        ("1Gi", 2**30),
-        ("10000000", 10**7),
-        ("1e6", 10**6),
-        # Value() rounds up, before the bounds are asked.
-        ("999500m", 1000),
-        ("1500500m", 1501),
-    ],
-)
-def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
-    assert read_annotation(text).rate_bps == rate_bps
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+        ("10M", LimitSpec(10**7)),
+        ("1k", LimitSpec(1000)),
+        ("1P", LimitSpec(10**15)),
+        ("1Gi", LimitSpec(2**30)),
+        ("1e6", LimitSpec(10**6)),
+        # Fractions are rounded up before the bounds are checked.
+        ("999500m", LimitSpec(1000)),
+        ("1500500m", LimitSpec(1501)),
         ("10m", TOO_SMALL),
         ("0", TOO_SMALL),
         ("-5M", TOO_SMALL),
-        ("1e30", TOO_LARGE),
-        ("1001T", TOO_LARGE),
         ("999", TOO_SMALL),
         ("998500m", TOO_SMALL),
+        ("1e30", TOO_LARGE),
+        ("1001T", TOO_LARGE),
         ("10E", TOO_LARGE),
         ("1000000000000000500m", TOO_LARGE),
+        *((text, LimitSpec(None, f"{text!r} is not a quantity")) for text in ("ten", "10 M", "10Mbit", "١٠M")),
     ],
 )
-def test_what_is_out_of_range_is_refused_in_the_words_that_users_know(text: str, problem: str) -> None:
+def test_an_annotation_is_a_rate_or_the_error_that_users_know(text: str, expected: LimitSpec) -> None:
     spec = read_annotation(text)
-    assert (spec.rate_bps, spec.problem) == (None, problem)
-
-
-@pytest.mark.parametrize("text", ["ten", "", "10 M", "10Mbit", "١٠M"])
-def test_what_is_no_quantity_is_refused_and_shown(text: str) -> None:
-    spec = read_annotation(text)
-    assert spec.rate_bps is None
-    assert repr(text) in spec.problem
+    assert (spec.rate_bps, spec.problem[: len(expected.problem)]) == (expected.rate_bps, expected.problem)
 
 
 def container(amount: str | None = None, *, restart: str | None = None) -> Container:
@@ -71,18 +55,12 @@ def pod(*containers: Container, sidecars: tuple[Container, ...] = (), **annotati
     )
 
 
-def test_scheduled_bandwidth_is_the_sum_of_containers_and_sidecars() -> None:
+def test_a_reservation_that_differs_from_the_limit_is_reported() -> None:
+    mismatch = spec_of(pod(container("1000000"), ingress="10M", egress="10M")).mismatch
+    assert "scheduled for 1000000 bit/s" in mismatch
+    assert all(f"kubernetes.io/{name}-bandwidth is 10000000 bit/s" in mismatch for name in ("ingress", "egress"))
+    # Containers and sidecars add up, as in the scheduler; other init containers do not count.
     sidecars = container("1M", restart="Always"), container("100M")
-    assert scheduled_bps(pod(container("10M"), container(), container("5M"), sidecars=sidecars)) == 16_000_000
-    assert scheduled_bps(pod(container())) is None
-
-
-def test_a_pod_that_reserves_another_bandwidth_than_it_is_limited_to_is_reported() -> None:
-    sample = spec_of(pod(container("1000000"), ingress="10M", egress="10M"))
-    assert sample.mismatch == (
-        "scheduled for 1000000 bit/s of network.aware.com/bandwidth, but kubernetes.io/ingress-bandwidth is 10000000 bit/s"
-        " and kubernetes.io/egress-bandwidth is 10000000 bit/s"
-    )
-    assert spec_of(pod(container("10M"), ingress="10M", egress="10000k")).mismatch == ""
+    assert spec_of(pod(container("10M"), container(), container("5M"), sidecars=sidecars, egress="16M")).mismatch == ""
     assert spec_of(pod(container("10M"))).mismatch == ""
     assert spec_of(pod(container(), egress="10M")).mismatch == ""

@@ -1,4 +1,4 @@
-"""What the runtime's cache of CNI results says. The entries have libcni's form (libcni/api.go, ``cachedInfo``)."""
+"""The runtime's cache of CNI results. The entries have libcni's form (libcni/api.go, ``cachedInfo``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agent.bandwidth.cni import ResultCache, parse_cached
+from agent.bandwidth.cni import Attachment, ResultCache
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 
@@ -33,30 +33,28 @@ def write(directory: Path, name: str, content: dict[str, Any], mtime: int = 1000
     os.utime(directory / name, (mtime, mtime))
 
 
-def test_an_entry_names_container_network_devices_plugins_and_what_was_asked_for() -> None:
-    parsed = parse_cached(json.dumps(entry()).encode())
-    assert parsed is not None
-    uid, interface, attachment = parsed
-    assert (uid, interface, attachment.container, attachment.network) == (UID, "eth0", "a" * 64, "cbr0")
-    assert attachment.plugins == ("bridge", "bandwidth")
-    assert attachment.requested == {"ingressRate": 10000000, "ingressBurst": 2147483647}
-
-
-def test_of_several_entries_the_bandwidth_plugins_then_the_newest_counts(tmp_path: Path) -> None:
+def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) -> None:
     multus = base64.b64encode(json.dumps({"name": "multus", "type": "multus"}).encode()).decode()
     write(tmp_path, "multus-a", entry(networkName="multus", config=multus), mtime=3000)
     write(tmp_path, "cbr0-old", entry(containerId="old"), mtime=1000)
     write(tmp_path, "cbr0-new", entry(containerId="new"), mtime=2000)
     write(tmp_path, "extra-net1", entry(ifName="net1", networkName="extra"), mtime=4000)
     cache = ResultCache(tmp_path)
-    assert (cache.read("eth0")[UID].network, cache.read("eth0")[UID].container) == ("cbr0", "new")
+    assert cache.read("eth0") == {
+        UID: Attachment(
+            container="new",
+            network="cbr0",
+            plugins=("bridge", "bandwidth"),
+            requested={"ingressRate": 10000000, "ingressBurst": 2147483647},
+        )
+    }
     (tmp_path / "cbr0-new").unlink()
     assert cache.read("eth0")[UID].container == "old"
     write(tmp_path, "cbr0-old", entry(containerId="rewritten"), mtime=5000)
     assert cache.read("eth0")[UID].container == "rewritten"
 
 
-def test_files_that_are_something_else_are_left_out(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "rubbish").write_bytes(b"\xff{")
     write(tmp_path, "other-kind", entry(kind="cniCacheV9"))
     write(tmp_path, "no-uid", entry(cniArgs=None))

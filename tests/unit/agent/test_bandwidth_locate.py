@@ -1,4 +1,4 @@
-"""Processes of pods, from the cgroup layouts of the kubelets and runtimes there are."""
+"""Processes of pods in the cgroup layouts of kubelets and runtimes."""
 
 from __future__ import annotations
 
@@ -18,40 +18,28 @@ POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED}.slice"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{ID}.scope",
-        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope",
-        f"0::/kubepods/besteffort/pod{UID}/{ID}",
-        f"0::/../../{POD_SLICE}/cri-containerd-{ID}.scope",
-        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{ID}.scope",
-        f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n3:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n0::/",
-        f"9:memory:/kubepods.slice/kubepods-besteffort.slice/{POD_SLICE}/docker-{ID}.scope\n1:name=systemd:/x",
-        f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{ID}",
-        f"0::/kubepods.slice/kubepods-pod{PLAIN}.slice/cri-containerd-{ID}.scope",
+        (f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
+        (f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope", (PLAIN, ID)),
+        (f"0::/kubepods/besteffort/pod{UID}/{ID}", (PLAIN, ID)),
+        (f"0::/../../{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
+        (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{ID}.scope", (PLAIN, ID)),
+        (f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n3:cpu:/kubepods/burstable/pod{UID}/{ID}\n0::/", (PLAIN, ID)),
+        (f"9:memory:/kubepods.slice/{POD_SLICE}/docker-{ID}.scope\n1:name=systemd:/x", (PLAIN, ID)),
+        (f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{ID}", (PLAIN, ID)),
+        (f"0::/kubepods.slice/kubepods-pod{PLAIN}.slice/cri-containerd-{ID}.scope", (PLAIN, ID)),
+        (f"0::/kubepods/pod{UID}/init", (PLAIN, "")),
+        ("0::/", None),
+        ("0::/system.slice/kubelet.service", None),
+        ("12:pids:/user.slice\n0::/user.slice/user-0.slice", None),
+        (f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{ID}.scope", None),
+        ("0::/podman/libpod-0123", None),
+        ("", None),
     ],
 )
-def test_every_layout_gives_pod_and_container(text: str) -> None:
-    assert parse_cgroup(text) == (PLAIN, ID)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "0::/",
-        "0::/system.slice/kubelet.service",
-        "12:pids:/user.slice\n0::/user.slice/user-0.slice",
-        f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{ID}.scope",
-        "0::/podman/libpod-0123",
-        "",
-    ],
-)
-def test_what_is_no_pod_is_none(text: str) -> None:
-    assert parse_cgroup(text) is None
-
-
-def test_a_pod_without_a_container_id_is_still_a_pod() -> None:
-    assert parse_cgroup(f"0::/kubepods/pod{UID}/init") == (PLAIN, "")
+def test_a_cgroup_names_pod_and_container_in_every_layout(text: str, expected: tuple[str, str] | None) -> None:
+    assert parse_cgroup(text) == expected
 
 
 def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
@@ -61,7 +49,7 @@ def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "a
     (directory / "stat").write_text(f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n")
 
 
-def test_the_oldest_process_speaks_for_its_pod(tmp_path: Path) -> None:
+def test_the_oldest_process_of_a_pod_is_found(tmp_path: Path) -> None:
     pause = "f" * 64
     make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{ID}", 900)
     make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (b")
@@ -70,10 +58,6 @@ def test_the_oldest_process_speaks_for_its_pod(tmp_path: Path) -> None:
     (tmp_path / "88").mkdir()  # ended between listing and reading
     found = find_processes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
     assert {uid: (process.pid, process.sandbox) for uid, process in found.items()} == {UID: (40000, pause)}
-
-
-def test_without_pods_nothing_is_read(tmp_path: Path) -> None:
-    assert find_processes(tmp_path / "missing", []) == {}
 
 
 def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) -> None:
@@ -96,6 +80,6 @@ def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None
     assert read_network(tmp_path / "missing") == Network()
 
 
-def test_a_process_in_our_network_namespace_is_known_from_outside() -> None:
+def test_a_process_in_our_network_namespace_is_recognized() -> None:
     assert shares_our_network(Path("/proc"), os.getpid())
     assert not shares_our_network(Path("/proc"), 2**22 + 1)

@@ -1,12 +1,12 @@
-"""What the bandwidth manager tells, and how often."""
+"""Events of the bandwidth manager."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
@@ -43,29 +43,31 @@ class RecordedEvents(EventRecorder):
         self.reasons.append(str(what[1]))
 
 
-async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None, wanted_bps: Sequence[int] = ()) -> list[str]:
-    """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
+NEW = msgspec.structs.replace(POD, created=datetime.now(UTC).isoformat())
+
+
+@pytest.mark.parametrize(
+    ("pod", "verdicts", "rates_bps", "reasons"),
+    [
+        pytest.param(POD, ["missing", "missing"], [], [], id="no event about a pod from before the agent's start"),
+        pytest.param(NEW, ["missing", "missing"], [], ["BandwidthMissing", "BandwidthMismatch"], id="a new pod"),
+        pytest.param(
+            POD,
+            ["missing", "enforced", "enforced", None, "enforced", "exceeded", None, "exceeded"],
+            [],
+            ["BandwidthEnforced", "BandwidthExceeded"],
+            id="one event per change, also after a time without a verdict",
+        ),
+        pytest.param(POD, ["wrapped", "wrapped"], [10**7, 2 * 10**7], [], id="another limit with the same verdict"),
+    ],
+)
+async def test_a_changed_verdict_is_one_event(
+    pod: PodBandwidthSpec, verdicts: list[Verdict | None], rates_bps: list[int], reasons: list[str]
+) -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         events, pods = RecordedEvents(client), Reflector(client, PODS, Pod)
         manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods)
-        for verdict, wanted in zip_longest(verdicts, wanted_bps):
-            status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=wanted)
+        for verdict, rate_bps in zip_longest(verdicts, rates_bps):
+            status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
             manager.show(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
-        return events.reasons
-
-
-async def test_an_agent_that_was_restarted_says_nothing_of_pods_that_were_there_before() -> None:
-    assert await tell(POD, "missing", "missing") == []
-    new = msgspec.structs.replace(POD, created=datetime.now(UTC).isoformat())
-    assert await tell(new, "missing", "missing") == ["BandwidthMissing", "BandwidthMismatch"]
-
-
-async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_of_sight() -> None:
-    assert await tell(POD, "missing", "enforced", "enforced", None, "enforced", "exceeded", None, "exceeded") == [
-        "BandwidthEnforced",
-        "BandwidthExceeded",
-    ]
-
-
-async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
-    assert await tell(POD, "wrapped", "wrapped", wanted_bps=(10**7, 2 * 10**7)) == []
+        assert events.reasons == reasons

@@ -100,35 +100,33 @@ FAST = 100_000_000
 
 
 @pytest.mark.parametrize(
-    ("rate_bps", "qdisc", "verdict", "repair", "repair_burst"),
+    ("rate_bps", "qdisc", "verdict", "effective", "repair", "repair_burst"),
     [
-        (RATE, root("noqueue", handle=0), "missing", limit(), limit()),
-        (RATE, ours(VETH), "enforced", None, None),
-        (5 * RATE, ours(VETH), "wrong-rate", limit(5 * RATE), limit(5 * RATE)),  # the annotation was changed
-        (RATE, shape(), "wrapped", None, limit()),
-        (FAST, shape(FAST), "burst-too-large", None, limit(FAST)),
-        (RATE, TINY, "wrong-rate", limit(), limit()),
+        (RATE, root("noqueue", handle=0), "missing", None, limit(), limit()),
+        (RATE, ours(VETH), "enforced", RATE // 8, None, None),
+        # The annotation was changed.
+        (5 * RATE, ours(VETH), "wrong-rate", RATE // 8, limit(5 * RATE), limit(5 * RATE)),
+        (RATE, shape(), "wrapped", RATE // 8, None, limit()),
+        (FAST, shape(FAST), "burst-too-large", FAST // 8, None, limit(FAST)),
+        (RATE, TINY, "wrong-rate", 0, limit(), limit()),
     ],
 )
-def test_what_a_bucket_at_the_root_is_worth_and_how_it_is_repaired(
-    rate_bps: int, qdisc: tc.Qdisc, verdict: str, repair: tc.Action | None, repair_burst: tc.Action | None
+def test_verdict_and_repair_of_a_root_qdisc(
+    rate_bps: int,
+    qdisc: tc.Qdisc,
+    verdict: str,
+    effective: int | None,
+    repair: tc.Action | None,
+    repair_burst: tc.Action | None,
 ) -> None:
     for policy, action in ((rules.Policy(), None), (ENFORCE, repair), (REPAIR, repair_burst)):
         found = plan(pod(rate_bps), qdiscs=(qdisc,), policy=policy)
-        assert (only(found).verdict, only(found).device) == (verdict, "veth12ab")
+        status = only(found)
+        assert (status.verdict, status.device, status.rate_bytes_per_s) == (verdict, "veth12ab", effective)
         assert found.actions == ((action,) if action is not None else ())
 
 
-def test_the_effective_numbers_are_reported() -> None:
-    status = only(plan(pod(RATE), qdiscs=(ours(VETH),)))
-    assert (status.rate_bytes_per_s, status.queue_s) == (RATE // 8, 0.04)
-    status = only(plan(pod(RATE), qdiscs=(shape(),)))
-    assert status.burst_bytes == 193_273_526
-    assert status.queue_s == pytest.approx(429.5, abs=0.1)
-    assert only(plan(pod(RATE), qdiscs=(TINY,))).rate_bytes_per_s == 0
-
-
-def test_the_intermediate_device_has_the_name_that_the_plugins_del_looks_for() -> None:
+def test_the_intermediate_device_has_the_plugins_name() -> None:
     # bwp + sha512("mynet" + id), 15 characters, as utils.MustFormatHashWithPrefix of the CNI plugins gives it.
     assert rules.intermediate_name("mynet", "0123456789") == "bwpf7f4a9fe4273"
 
@@ -149,7 +147,7 @@ def test_the_intermediate_device_has_the_name_that_the_plugins_del_looks_for() -
         (redirected(), "missing", IFB, limit_out(add_filter=False)),
     ],
 )
-def test_what_the_way_out_of_a_pod_is_worth_and_how_it_is_repaired(
+def test_verdict_and_repair_of_egress(
     kernel: dict[str, Any], verdict: str, device: str, repair: tc.Action | None
 ) -> None:
     found = plan(pod(egress=RATE), **kernel)
@@ -169,8 +167,7 @@ def test_what_the_way_out_of_a_pod_is_worth_and_how_it_is_repaired(
         ("fq", "", "missing"),
     ],
 )
-def test_a_tree_that_somebody_built_is_not_replaced(kind: str, below: str, verdict: str) -> None:
-    """A bucket in one band of prio is a limit of somebody's; a replaced root would take it away."""
+def test_a_foreign_tree_of_qdiscs_is_not_replaced(kind: str, below: str, verdict: str) -> None:
     inner = (tc.Qdisc(device=VETH, kind=below, handle=0x60000, parent=0x50001),) if below else ()
     found = plan(pod(RATE), qdiscs=(root(kind), HOOK, *inner))
     assert only(found).verdict == verdict
@@ -182,7 +179,7 @@ LXC, CHAINED = changed(POD_DEVICE, name="lxc12ab34cd"), changed(POD_DEVICE, name
 
 
 @pytest.mark.parametrize("device", [LXC, CHAINED, changed(LXC, kind="netkit")])
-def test_nothing_is_set_on_devices_of_cilium_and_limits_there_are_judged_by_counters(device: tc.Device) -> None:
+def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device: tc.Device) -> None:
     found = plan(pod(RATE, RATE), device=device, devices=(HOST,))
     assert [(one.verdict, f"Cilium on {device.name}" in one.detail) for one in found.statuses] == [
         ("other-enforcer", True)
@@ -195,62 +192,65 @@ def test_nothing_is_set_on_devices_of_cilium_and_limits_there_are_judged_by_coun
 
 
 FELIX = tc.Device(index=PIPE, name="bwcali012345678", kind="ifb")
-WITHOUT_PLUGIN = ("calico", "portmap")
+FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
 
 
-def test_limits_of_a_data_plane_are_foreign_and_are_never_rewritten() -> None:
-    """Felix gives its buckets the plugin's handle; the CNI configuration tells that they are not the plugin's."""
-    params = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
-    kernel = redirected(bucket(VETH, params), bucket(PIPE, params), device=FELIX)
-    found = plan(pod(RATE, RATE), policy=REPAIR, network=WITHOUT_PLUGIN, **kernel)
-    into, out = found.statuses
-    assert (into.verdict, out.verdict, found.actions) == ("other-enforcer", "other-enforcer", ())
-    assert "tbf 1: on veth12ab" in into.detail
-    assert FELIX.name in out.detail
-    assert out.rate_bytes_per_s == RATE // 8
+@pytest.mark.parametrize(
+    ("qdiscs", "device", "plugins", "evidence"),
+    [
+        # Felix gives its buckets the plugin's handle, but the CNI configuration does not name the plugin.
+        (
+            [bucket(i, FELIX_PARAMS) for i in (VETH, PIPE)],
+            FELIX,
+            ("calico", "portmap"),
+            ("tbf 1: on veth12ab", FELIX.name),
+        ),
+        # Versions 1.5 of the plugin set HTB.
+        (
+            [root("htb", i, tc.PLUGIN_HANDLE) for i in (VETH, PIPE)],
+            PIPE_DEVICE,
+            (),
+            ("set htb on veth12ab", "set htb on"),
+        ),
+    ],
+)
+def test_limits_of_other_programs_are_never_changed(
+    qdiscs: list[tc.Qdisc], device: tc.Device, plugins: tuple[str, ...], evidence: tuple[str, str]
+) -> None:
+    found = plan(pod(RATE, RATE), policy=REPAIR, network=plugins, **redirected(*qdiscs, device=device))
+    assert ([status.verdict for status in found.statuses], found.actions) == (["other-enforcer"] * 2, ())
+    assert all(text in status.detail for text, status in zip(evidence, found.statuses, strict=True))
+    assert {status.rate_bytes_per_s for status in found.statuses} == {qdiscs[0].params and RATE // 8}
 
 
-def test_a_limit_that_is_stricter_than_the_annotation_and_not_ours_stays() -> None:
+def test_a_stricter_limit_of_another_program_stays() -> None:
     strict = shape(RATE // 2, 100_000)
     found = plan(pod(RATE), qdiscs=(strict,))
     assert (only(found).verdict, found.actions) == ("wrong-rate", ())
     assert "stricter" in only(found).detail
-    # A limit that the runtime asked for came from the annotation as it was, and follows it.
-    asked = Attachment(container=SANDBOX, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2})
-    assert len(plan(pod(RATE), qdiscs=(strict,), location=changed(LOCATION, attachment=asked)).actions) == 1
+    # A limit that the runtime requested came from the annotation as it was, and follows it.
+    requested = Attachment(
+        container=SANDBOX, network=NETWORK, plugins=("bandwidth",), requested={"ingressRate": RATE // 2}
+    )
+    assert len(plan(pod(RATE), qdiscs=(strict,), location=changed(LOCATION, attachment=requested)).actions) == 1
     assert len(plan(pod(RATE // 4), qdiscs=(strict,)).actions) == 1
 
 
-def test_a_limit_of_ours_is_known_by_its_handle_whatever_becomes_of_the_mtu() -> None:
-    smaller = changed(POD_DEVICE, mtu=1400)
-    assert only(plan(pod(RATE), device=smaller, qdiscs=(ours(VETH),))).verdict == "enforced"
-    assert plan(pod(), device=smaller, qdiscs=(ours(VETH),)).actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"),)
-
-
-def test_an_htb_of_the_plugins_versions_1_5_is_foreign_and_stays() -> None:
-    htb = [root("htb", device, tc.PLUGIN_HANDLE) for device in (VETH, PIPE)]
-    found = plan(pod(RATE, RATE), **redirected(*htb))
-    assert [(one.verdict, "another program set htb" in one.detail) for one in found.statuses] == [
-        ("other-enforcer", True)
-    ] * 2
-    assert found.actions == ()
-
-
-def test_the_runtimes_cache_names_container_and_network_where_cgroups_mislead() -> None:
+def test_container_and_network_come_from_the_runtimes_cache() -> None:
     attachment = Attachment(container="b" * 64, network="delegate-net")
     (action,) = plan(pod(egress=RATE), location=changed(LOCATION, sandbox="b" * 64, attachment=attachment)).actions
     assert isinstance(action, tc.LimitEgress)
     assert action.through == rules.intermediate_name("delegate-net", "b" * 64)
 
 
-def test_policing_filters_and_redirects_elsewhere_are_somebody_elses() -> None:
+def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
     for other in (changed(REDIRECT, redirects_to=None, polices=True), changed(REDIRECT, redirects_to=UPLINK)):
         found = plan(pod(egress=RATE), qdiscs=(HOOK,), filters=(other,))
         assert (only(found).verdict, found.actions) == ("other-enforcer", ())
 
 
 @pytest.mark.parametrize("hook", ["ingress", "egress"])
-def test_where_others_attached_a_filter_nothing_is_set_and_the_evidence_is_reported(hook: str) -> None:
+def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> None:
     found = plan(pod(RATE, RATE), qdiscs=(changed(HOOK, kind="clsact"),), filters=(changed(FOREIGN, hook=hook),))
     into, out = found.statuses
     theirs, free = (out, into) if hook == "ingress" else (into, out)
@@ -263,53 +263,49 @@ MINE = changed(PIPE_DEVICE, alias=f"netaware:{UID}")
 REMOVE_OUT = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
 
 
-def test_a_filter_that_comes_before_our_redirect_leaves_it_in_place_and_is_named() -> None:
+def test_a_foreign_filter_before_our_redirect_is_reported() -> None:
     late = changed(REDIRECT, priority=tc.LAST_PRIORITY)
     stays = plan(pod(egress=RATE), **redirected(ours(PIPE), device=MINE, filters=(late, FOREIGN)))
     assert (only(stays).verdict, stays.actions) == ("enforced", ())
     assert "tc_cls_egress" in only(stays).detail
 
 
+TOO_SMALL = "resource is unreasonably small (< 1kbit)"
+
+
 @pytest.mark.parametrize(
-    ("changes", "location"),
+    ("changes", "location", "verdict", "detail"),
     [
-        ({"host_network": True}, None),
-        ({}, tc.Location(pid=1)),  # macvlan
-        # With Multus the pod may have a veth pair that is not its eth0: limits there would be none of eth0.
-        ({}, changed(LOCATION, eth0_index=9)),
-        # Its oldest process is in the node's network: what the node sends is not held against it.
-        ({}, tc.Location(pid=1, host_network=True)),
+        ({"host_network": True}, None, "not-applicable", "the node's network"),
+        ({}, tc.Location(pid=1), "not-applicable", "macvlan"),
+        # With Multus, a pod may have a veth pair that is not its eth0.
+        ({}, changed(LOCATION, eth0_index=9), "not-applicable", "eth0 is not an end of a veth pair"),
+        # The node's own traffic does not count as the pod's.
+        ({}, tc.Location(pid=1, host_network=True), "not-applicable", "the node's network"),
+        ({"limits": {"ingress": LimitSpec(None, TOO_SMALL)}}, LOCATION, "invalid", TOO_SMALL),
+        ({"has_address": False}, LOCATION, "", "the pod has no address yet"),
+        ({}, None, "", "none of its processes was found"),
     ],
 )
-def test_pods_without_a_network_or_a_veth_are_not_applicable(
-    changes: dict[str, Any], location: tc.Location | None
+def test_pods_that_cannot_be_limited(
+    changes: dict[str, Any], location: tc.Location | None, verdict: str, detail: str
 ) -> None:
-    found = plan(pod(RATE, RATE, **changes), location=location)
-    assert ({status.verdict for status in found.statuses}, found.actions) == ({"not-applicable"}, ())
-    if location is not None and location.host_network:
-        assert {status.counter_source for status in found.statuses} == {None}
+    found = plan(pod(RATE, **changes), location=location, qdiscs=(ours(VETH),))
+    assert found.actions == ()
+    if not verdict:
+        assert found == tc.BandwidthPlan(unlocated={"default/p": detail})
+        return
+    assert (only(found).verdict, detail in only(found).detail) == (verdict, True)
+    assert location is None or not location.host_network or only(found).counter_source is None
 
 
-def test_an_annotation_that_cannot_be_read_is_invalid_whatever_is_set_up() -> None:
-    why = "resource is unreasonably small (< 1kbit)"
-    found = plan(pod(limits={"ingress": LimitSpec(None, why)}), qdiscs=(ours(VETH),))
-    assert (only(found).verdict, only(found).detail, found.actions) == ("invalid", why, ())
-
-
-def test_pods_that_are_not_there_yet_have_no_verdict() -> None:
-    early = plan(pod(RATE, has_address=False))
-    assert early == tc.BandwidthPlan(unlocated={"default/p": "the pod has no address yet"})
-    gone = plan(pod(RATE), location=None)
-    assert gone == tc.BandwidthPlan(unlocated={"default/p": "none of its processes was found"})
-
-
-def test_limits_of_ours_go_when_the_annotation_goes_and_those_of_the_plugin_stay() -> None:
+def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
     found = plan(pod(), **redirected(ours(PIPE), ours(VETH)))
     assert found.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_OUT)
     assert plan(pod(), **redirected(bucket(PIPE, plugin_shape(RATE, CONTAINERD_BURST)))).actions == ()
 
 
-def test_intermediate_devices_of_ours_go_with_their_pod_and_others_stay() -> None:
+def test_our_intermediate_devices_are_removed_with_their_pod_and_others_stay() -> None:
     gone = changed(PIPE_DEVICE, alias="netaware:gone")
     theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
     used = changed(PIPE_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
@@ -319,13 +315,13 @@ def test_intermediate_devices_of_ours_go_with_their_pod_and_others_stay() -> Non
     assert found.actions == (tc.RemoveDevice(PIPE, IFB), tc.RemoveDevice(33, "bwp0000000000bb"))
 
 
-def test_an_intermediate_device_that_the_next_repair_would_use_stays() -> None:
+def test_an_intermediate_device_that_the_next_repair_uses_stays() -> None:
     assert [type(action) for action in plan(pod(egress=RATE), devices=(MINE,)).actions] == [tc.LimitEgress]
-    # Nor is one removed of a pod whose sandbox is not known just now.
+    # The device of a pod without a known sandbox stays too.
     assert plan(pod(egress=RATE), devices=(MINE,), location=None).actions == ()
 
 
-def test_of_several_networks_the_one_with_eth0_counts() -> None:
+def test_the_device_of_eth0_counts_among_several_networks() -> None:
     first, second = (changed(POD_DEVICE, index=40 + i, peer=peer) for i, peer in enumerate((5, 3)))
     elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer=5)
     ends = devices_by_namespace((first, second, elsewhere, changed(PIPE_DEVICE, namespace_id=9)))

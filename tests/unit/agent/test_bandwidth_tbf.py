@@ -39,15 +39,6 @@ def test_the_plugins_buffer_wraps_as_the_kernel_was_seen_to_take_it(rate_bps: in
     assert plugin_shape(rate_bps, burst).buffer_ticks == ticks
 
 
-@pytest.mark.parametrize(
-    ("burst", "wraps_at_bps", "fits_at_bps"),
-    [(CONTAINERD_BURST, 15_600_000, 15_700_000), (CRIO_BURST, 124_000_000, 126_000_000)],
-)
-def test_wrapping_begins_where_the_burst_lasts_275_seconds(burst: int, wraps_at_bps: int, fits_at_bps: int) -> None:
-    assert wrapped_burst(plugin_shape(wraps_at_bps, burst)) == burst
-    assert wrapped_burst(plugin_shape(fits_at_bps, burst)) is None
-
-
 def test_a_saturated_buffer_is_recognised_as_well() -> None:
     wrapped = plugin_shape(10_000_000, CONTAINERD_BURST)
     _, saturated = plugin_buffers(wrapped.rate_bytes_per_s, CONTAINERD_BURST)

@@ -1,4 +1,4 @@
-"""What is written on the node: only what differs, only our own key, and never a zero."""
+"""Writes on the node: only differences, only our own key, and never a zero."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.capacity.node_bandwidth import NodeBandwidth
-from agent.capacity.publication import Writes, has_kubelet, plan_withdrawal, plan_writes
+from agent.capacity.publication import Writes, plan_withdrawal, plan_writes
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
 from netperf.contract import BANDWIDTH
@@ -15,6 +15,7 @@ NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
 OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
 UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
+MISCONFIGURED = msgspec.structs.replace(UNKNOWN, warnings=("--reserve: nothing is left of 1 bit/s",))
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
 
@@ -31,7 +32,7 @@ def node(
 
 
 def settled(**changes: object) -> OwnNode:
-    """A node that says all we want it to say."""
+    """A node on which the capacity is published."""
     condition = Condition("NetawareBandwidth", "True", "Hardware", OFFER.explanation, "2027-01-15T08:00:00Z")
     full: dict[str, object] = {
         "capacity": {"cpu": "8", BANDWIDTH: "10G"},
@@ -67,10 +68,11 @@ ZEROED = {"cpu": "8", BANDWIDTH: "0"}
         (settled(), UNKNOWN, [], "CapacityUnknown"),
         (settled(capacity={BANDWIDTH: "0"}), UNKNOWN, [REMOVE], "CapacityUnknown"),
         (node(capacity={"cpu": "8"}), UNKNOWN, [], "CapacityUnknown"),
-        # A value of another owner, or one that stood there before, is not taken over.
+        # A value of another owner, or from before, is not taken over.
         (node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team")), OFFER, [], "OwnedByOther"),
         (node(capacity={BANDWIDTH: "1G"}), OFFER, [], "OwnedByOther"),
         (node(capacity={BANDWIDTH: "1G"}, annotations=owner("netaware-agent")), OFFER, [ADD], "Hardware"),
+        (node(), MISCONFIGURED, [], "Misconfigured"),
     ],
 )
 def test_capacity_and_condition_are_written_where_they_differ_and_are_ours(
@@ -101,9 +103,9 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
     assert msgspec.json.encode(writes.condition).count(b"NetawareBandwidth") == 1
 
 
-def test_a_long_explanation_is_cut_to_what_the_policy_lets_an_agent_write() -> None:
+def test_a_long_explanation_is_cut_to_the_length_that_the_admission_policy_allows() -> None:
     long = msgspec.structs.replace(OFFER, explanation="bond0: " + "eno1 25G by sysfs; " * 50)
-    writes = plan_writes(node(info=KUBELET), long, NOW)
+    writes = plan_writes(node(), long, NOW)
     assert writes.metadata is not None
     assert len(msgspec.json.encode(writes.metadata)) < 700
 
@@ -122,16 +124,13 @@ def test_allocatable_is_written_only_where_no_kubelet_would_copy_it(info: NodeIn
     fresh = node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}, annotations=annotations, info=info)
     writes = plan_writes(fresh, OFFER, NOW)
     assert len(writes.status) == (2 if both else 1)
-    assert has_kubelet(fresh) == (not kwok and info == KUBELET)
 
 
-def test_cleanup_takes_back_what_we_wrote_and_leaves_what_others_wrote() -> None:
-    annotations = ("netaware.io/bandwidth-owner", "netaware.io/bandwidth-source", "netaware.io/agent")
+def test_cleanup_removes_only_our_own_writes() -> None:
+    annotations = ("netaware.io/bandwidth-owner", "netaware.io/agent")
     writes = plan_withdrawal(settled(), annotations=annotations)
     assert [op["path"] for op in writes.status] == [f"/status/{field}/{KEY}" for field in ("capacity", "allocatable")]
-    assert writes.metadata == {
-        "metadata": {"annotations": {"netaware.io/bandwidth-owner": None, "netaware.io/bandwidth-source": None}}
-    }
+    assert writes.metadata == {"metadata": {"annotations": {"netaware.io/bandwidth-owner": None}}}
     assert writes.condition is not None
     theirs = node(capacity={BANDWIDTH: "1G"}, annotations=owner("network-team"))
     assert plan_withdrawal(theirs, annotations=("netaware.io/agent",)) == Writes()
