@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admission_condition, gather, plan_status
-from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.caches import Caches
 from controller.cluster.costs import CostIndex, Location, has_same_costs, location_of
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
@@ -63,7 +63,6 @@ class AppGroupController:
         self._membership, self._costs, self._services, self._wall = membership, costs, services, wall
         self._pods_of, self._extra_conditions = pods_of, extra_conditions
         self._queue = WorkQueue()
-        self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
         caches.app_groups.subscribe(self._group_changed)
@@ -100,7 +99,6 @@ class AppGroupController:
 
     async def run(self) -> None:
         """Reconcile groups until cancelled."""
-        self._own.forget()
         self._queue.add(ALL)
         try:
             await self._queue.work(self._reconcile, name="appgroup")
@@ -112,7 +110,7 @@ class AppGroupController:
             for group_key in self._caches.app_groups.items:
                 self._queue.add(group_key)
             return None
-        group = self._own.newest(key)
+        group = self._caches.app_groups.get(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.drop(key)
             return None
@@ -140,7 +138,6 @@ class AppGroupController:
         wanted = plan_status(group, facts, self._wall(), extra_conditions=extra_conditions)
         written = await write_status(self._client, APPGROUPS, group, wanted, count_field="runningWorkloads")
         if written is not None:
-            self._own.note(key, group, written)
             self._metrics.writes.inc()
         about = reference(APPGROUPS, group.metadata)
         report_conditions(

@@ -7,9 +7,8 @@ namespace. Packages read these stores and never the API server.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
@@ -23,18 +22,13 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
-from kubekit.reflector import HasMetadata, Reflector
+from kubekit.reflector import Reflector
 from kubekit.selectors import parse
 from kubekit.stores import FilteredStore, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
 AGENT_PODS = parse(AGENT_POD_SELECTOR)
-
-LONGEST_LAG_S = 10.0
-"""A store that is further behind has lost its watch, and will list again."""
-
-T = TypeVar("T", bound=HasMetadata)
 
 
 class Caches:
@@ -113,49 +107,3 @@ class Caches:
     def _known(self) -> dict[str, asyncio.Event]:
         optional = {"app-groups": self.app_groups.ready, "network-topologies": self.topologies.ready}
         return {name: store.synced for name, store in self.by_name.items()} | optional
-
-
-class OwnWrites(Generic[T]):
-    """Our writes that the watch has not yet shown.
-
-    A store lags behind our writes. A rule that ran on the store's copy meanwhile would decide the same again, and restore old
-    values of other fields.
-    """
-
-    def __init__(self, store: Store[T], clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._clock = store, clock
-        self._written: dict[str, tuple[float, set[str], T]] = {}
-
-    def note(self, key: str, before: T | None, after: T) -> None:
-        """Record that our write changed ``before`` to ``after``, unless the store shows it already."""
-        superseded = {*self._superseded(key), _version(before)}
-        if _version(self._store.get(key)) in superseded:
-            self._written[key] = (self._clock(), superseded, after)
-        else:
-            self._written.pop(key, None)
-
-    def newest(self, key: str) -> T | None:
-        """The store's copy, or ours while the store still has one that we replaced.
-
-        Call it for every change of the store too; otherwise an object of ours that was deleted would look like one that the store
-        has not received yet.
-        """
-        stored = self._store.get(key)
-        if key not in self._written:
-            return stored
-        written_at, superseded, after = self._written[key]
-        if _version(stored) in superseded and self._clock() - written_at < LONGEST_LAG_S:
-            return after
-        del self._written[key]
-        return stored
-
-    def _superseded(self, key: str) -> set[str]:
-        return self._written[key][1] if key in self._written else set()
-
-    def forget(self) -> None:
-        """Forget everything when a leadership begins, because others may have written meanwhile."""
-        self._written.clear()
-
-
-def _version(found: HasMetadata | None) -> str:
-    return found.metadata.resource_version if found is not None else ""

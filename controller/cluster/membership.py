@@ -7,12 +7,11 @@ with the consent of the pod's namespace; otherwise any writer of an AppGroup cou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import Graph, build_graph, namespaces_of
 from controller.cluster.index import Index
-from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
 
@@ -137,35 +136,3 @@ class Membership(Index):
         if home in self._rules.namespaces:
             return []
         return sorted(n for n in self._namespaces_of(key) if n != home and home not in self._admitted.get(n, ()))
-
-
-class NamedPods:
-    """Pods by the name of their AppGroup and by namespace, kept up to date by watch events."""
-
-    def __init__(self) -> None:
-        self._pods: dict[str, dict[str, dict[str, GroupPod]]] = {}
-
-    def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
-        """Update a pod; its label may name another group than before."""
-        if old is not None and (new is None or old.group != new.group):
-            by_namespace = self._pods.get(old.group, {})
-            pods = by_namespace.get(old.metadata.namespace, {})
-            pods.pop(key, None)
-            if not pods:
-                by_namespace.pop(old.metadata.namespace, None)
-            if not by_namespace:
-                self._pods.pop(old.group, None)
-        if new is not None:
-            self._pods.setdefault(new.group, {}).setdefault(new.metadata.namespace, {})[key] = new
-
-    def of(self, group: str, group_of: Callable[[str, str], str]) -> Iterator[tuple[str, GroupPod]]:
-        """Pods of a group with their keys.
-
-        Args:
-            group: its key.
-            group_of: namespace of pods, and name in their label -> key of the group that they belong to.
-        """
-        name = group.partition("/")[2]
-        for namespace, pods in self._pods.get(name, {}).items():
-            if group_of(namespace, name) == group:
-                yield from pods.items()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.caches import Caches
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
 from controller.cluster.zones import agent_pods_by_node, facts_of, same_facts
@@ -56,7 +56,6 @@ class ProbePlanner:
         self._clock, self._wall = clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()
-        self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
         self._expected: dict[str, float] | None = None
@@ -77,8 +76,8 @@ class ProbePlanner:
             registry=registry,
         )
         caches.nodes.subscribe(self._node_changed)
-        caches.agent_pods.subscribe(self._agent_pod_changed)
-        caches.plans.subscribe(self._plan_changed)
+        caches.agent_pods.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
+        caches.plans.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
 
     @property
     def result_objects(self) -> list[ObjectName]:
@@ -89,16 +88,8 @@ class ProbePlanner:
         if not same_facts(old, new):
             self._queue.add_after(PLAN, DEBOUNCE_S)
 
-    def _agent_pod_changed(self, _key: str, _old: PodInfo | None, _new: PodInfo | None) -> None:
-        self._queue.add_after(PLAN, DEBOUNCE_S)
-
-    def _plan_changed(self, key: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
-        self._own.newest(key)
-        self._queue.add_after(PLAN, DEBOUNCE_S)
-
     async def run(self) -> None:
         """Keep the plan until cancelled."""
-        self._own.forget()
         self._expected = None
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
@@ -109,7 +100,7 @@ class ProbePlanner:
         return self._expected.keys() if self._expected is not None else None
 
     async def _reconcile(self, _: str) -> float:
-        objects = self._plan_objects()
+        objects = {found.metadata.name: found for found in self._caches.plans}
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
         # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
         previous, plan, keys, self.zone_count = await asyncio.to_thread(
@@ -170,11 +161,6 @@ class ProbePlanner:
         unexpired = {key: until for key, until in (self._expected or {}).items() if until > now_s}
         self._expected = unexpired | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
 
-    def _plan_objects(self) -> dict[str, ConfigMap]:
-        names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}
-        newest = {key: self._own.newest(key) for key in names}
-        return {found.metadata.name: found for found in newest.values() if found is not None}
-
     async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
         body = {
             **CONFIGMAPS.type_meta,
@@ -187,10 +173,7 @@ class ProbePlanner:
             },
             "data": encode_plan(plan),
         }
-        after = await self._client.apply(
-            CONFIGMAPS, name, body, ConfigMap, field_manager=FIELD_MANAGER, namespace=self._namespace
-        )
-        self._own.note(f"{self._namespace}/{name}", before, after)
+        await self._client.apply(CONFIGMAPS, name, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
         self._writes.labels("plan-written").inc()
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 

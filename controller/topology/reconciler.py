@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.caches import Caches
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
@@ -71,7 +71,6 @@ class TopologyController:
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._earlier: dict[str, CostState] = {}
-        self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
         self._unwritten_change: set[str] = set()
         self._status_at: dict[str, float] = {}
         self._map: ZoneMap | None = None
@@ -114,7 +113,6 @@ class TopologyController:
         """Reconcile topologies and the plan until cancelled; keeps only the age of costs from an earlier leadership."""
         self._earlier |= self._states
         self._states.clear()
-        self._own.forget()
         self._unwritten_change.clear()
         self._metrics.clear()
         self._queue.add(ALL)
@@ -133,7 +131,7 @@ class TopologyController:
             for topology_key in self._caches.topologies.items:
                 self._queue.add(topology_key)
             return None
-        topology = self._own.newest(key)
+        topology = self._caches.topologies.get(key)
         if topology is None or not self._is_ours(topology):
             self._forget(key)
             return None
@@ -246,7 +244,6 @@ class TopologyController:
                 namespace=topology.metadata.namespace,
                 field_manager=FIELD_MANAGER,
             )
-            self._own.note(key, topology, patched)
             self._unwritten_change.add(key)
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
@@ -272,7 +269,6 @@ class TopologyController:
             return
         written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, wanted, count_field="nodeCount")
         if written is not None:
-            self._own.note(key, topology, written)
             self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)

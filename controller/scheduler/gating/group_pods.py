@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from controller.cluster.caches import OwnWrites
-from controller.cluster.membership import NamedPods
 from controller.cluster.pods import GroupPod
 from controller.scheduler.state import State
 from kubekit.stores import Store
 
+LONGEST_LAG_S = 10.0
+"""A store that is further behind has lost its watch, and will list again."""
+
+
+class _Write(NamedTuple):
+    """A pod that we wrote, when, and the versions that it replaces."""
+
+    at: float
+    replaced_versions: frozenset[str]
+    pod: GroupPod
+
 
 class GroupPods:
     """The pods of AppGroups by group, with our own writes that the watch has not shown yet.
+
+    Without them, a rule that ran on the store's copy would decide the same again.
 
     Attributes:
         seen_at: pod key -> when it was first seen, on the clock given.
@@ -22,8 +35,8 @@ class GroupPods:
 
     def __init__(self, store: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
         self._store, self._state, self._clock = store, state, clock
-        self._written: OwnWrites[GroupPod] = OwnWrites(store)
-        self._named = NamedPods()
+        self._writes: dict[str, _Write] = {}
+        self._keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
         self.seen_at: dict[str, float] = {}
         self.others_opened_at: dict[str, float] = {}
         self.waiting: set[str] = set()
@@ -33,13 +46,15 @@ class GroupPods:
         pod = new or old
         if pod is None:
             return ""
-        self._written.newest(key)
-        self._named.on_change(key, old, new)
+        self._newest(key)
+        if old is not None and (new is None or old.group != new.group):
+            self._remove(key, old)
         if new is None:
             self.waiting.discard(key)
             self.seen_at.pop(key, None)
             self.others_opened_at.pop(key, None)
         else:
+            self._keys[new.group][new.metadata.namespace][key] = None
             self.seen_at.setdefault(key, self._clock())
             if new.waiting:
                 self.waiting.add(key)
@@ -49,9 +64,23 @@ class GroupPods:
                 self.others_opened_at[key] = self._clock()
         return self._state.key_of(pod.metadata.namespace, pod.group)
 
+    def _remove(self, key: str, pod: GroupPod) -> None:
+        by_namespace = self._keys[pod.group]
+        by_namespace[pod.metadata.namespace].pop(key, None)
+        if not by_namespace[pod.metadata.namespace]:
+            del by_namespace[pod.metadata.namespace]
+        if not by_namespace:
+            del self._keys[pod.group]
+
     def of(self, group: str) -> list[GroupPod]:
         """A group's pods."""
-        newest = (self._written.newest(key) for key, _ in self._named.of(group, self._state.key_of))
+        name = group.partition("/")[2]
+        newest = (
+            self._newest(key)
+            for namespace, keys in self._keys.get(name, {}).items()
+            if self._state.key_of(namespace, name) == group
+            for key in keys
+        )
         return [pod for pod in newest if pod is not None]
 
     def waiting_groups(self) -> Iterator[str]:
@@ -64,9 +93,24 @@ class GroupPods:
         return sum(pod.gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
-        """A pod was patched, which its store may not know for a moment."""
-        self._written.note(key, before, after)
+        """Records a patch of a pod, unless the store shows it already."""
+        earlier = self._writes.pop(key, None)
+        replaced = {before.metadata.resource_version, *(earlier.replaced_versions if earlier is not None else ())}
+        stored = self._store.get(key)
+        if stored is not None and stored.metadata.resource_version in replaced:
+            self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
+
+    def _newest(self, key: str) -> GroupPod | None:
+        """The store's pod, or the one that we wrote while the store still has a version that it replaces."""
+        stored, write = self._store.get(key), self._writes.get(key)
+        if write is None:
+            return stored
+        is_behind = stored is not None and stored.metadata.resource_version in write.replaced_versions
+        if is_behind and self._clock() - write.at < LONGEST_LAG_S:
+            return write.pod
+        del self._writes[key]
+        return stored
 
     def forget_writes(self) -> None:
-        """Forgets our writes when a leadership begins."""
-        self._written.forget()
+        """Forgets our writes when a leadership begins, because others may have written meanwhile."""
+        self._writes.clear()

@@ -13,7 +13,7 @@ from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.group_pods import GroupPods
+from controller.scheduler.gating.group_pods import LONGEST_LAG_S, GroupPods
 from controller.scheduler.state import State
 from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
@@ -77,27 +77,53 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
     assert named > 100
 
 
-class Held:
-    """In the place of a store: what it holds."""
+class Watched:
+    """In the place of a store that shows the group's one pod as the test says."""
 
-    def __init__(self) -> None:
-        self.items: dict[str, GroupPod] = {}
+    pod: GroupPod | None = None
 
-    def get(self, key: str) -> GroupPod | None:
-        return self.items.get(key)
+    def get(self, _: str) -> GroupPod | None:
+        return self.pod
 
 
-def test_a_pod_whose_label_names_another_group_now_is_of_that_one_alone() -> None:
-    held = Held()
-    pods = GroupPods(cast("Store[GroupPod]", held), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
-    old: GroupPod | None = None
-    for label in ("shop", "bank"):
-        labels = {"appgroup.diktyo.x-k8s.io": label}
-        new = GroupPod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=label))
-        held.items["d/p"] = new
-        assert pods.on_change("d/p", old, new) == f"d/{label}"
-        old = new
-    assert (pods.of("d/shop"), pods.of("d/bank")) == ([], [old])
-    del held.items["d/p"]
-    pods.on_change("d/p", old, None)
+def pod(label: str = "shop", version: str = "1") -> GroupPod:
+    labels = {"appgroup.diktyo.x-k8s.io": label}
+    return GroupPod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=version))
+
+
+def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
+    store = Watched()
+    pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
+    for old, new in ((None, pod("shop")), (pod("shop"), pod("bank"))):
+        store.pod = new
+        assert pods.on_change("d/p", old, new) == f"d/{new.group}"
+    assert (pods.of("d/shop"), pods.of("d/bank")) == ([], [store.pod])
+    pods.on_change("d/p", store.pod, None)
     assert pods.of("d/bank") == []
+
+
+def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one() -> None:
+    store, now = Watched(), [0.0]
+    pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
+    first, second, third, fourth = (pod(version=version) for version in "1234")
+
+    def newest(shown: GroupPod | None) -> GroupPod | None:
+        store.pod = shown
+        return next(iter(pods.of("d/shop")), None)
+
+    pods.on_change("d/p", None, first)
+    assert newest(first) is first
+    pods.wrote("d/p", first, second)
+    assert newest(first) is second
+    pods.wrote("d/p", second, third)  # The store is two versions behind.
+    assert (newest(first), newest(second), newest(fourth)) == (third, third, fourth)
+    assert newest(first) is first, "the write is forgotten once the store was ahead"
+    pods.wrote("d/p", first, second)
+    assert newest(None) is None, "a deleted pod is gone"
+    store.pod = first
+    pods.wrote("d/p", first, second)
+    now[0] = LONGEST_LAG_S
+    assert newest(first) is first
+    store.pod = second
+    pods.wrote("d/p", first, second)
+    assert newest(first) is first, "the store had shown the write before its answer"

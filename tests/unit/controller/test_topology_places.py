@@ -7,13 +7,9 @@ import json
 import msgspec
 import pytest
 
-from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.zones import AgentPods, agent_pods_by_node, build_zone_map, facts_of, same_facts, same_place
 from kubekit.addresses import read_address
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
-from kubekit.reflector import Reflector
-from kubekit.wire import NODES, Node
+from kubekit.wire import Node
 from netperf.pairs import eligible
 from netperf.sample import Place
 from tests.support.descheduled import PodInfo, read
@@ -128,49 +124,3 @@ def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> P
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
     pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
     assert {name: pods.ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
-
-
-class OldStore(Reflector[Node]):
-    """A store that shows what the test says, at whatever moment."""
-
-    def show(self, found: Node | None) -> None:
-        self._items = {} if found is None else {"a": found}
-
-
-@pytest.fixture
-def store() -> OldStore:
-    return OldStore(Client(ClusterConfig(server="http://127.0.0.1:1")), NODES, Node)
-
-
-def test_our_own_write_is_believed_until_the_mirror_has_seen_it(store: OldStore) -> None:
-    now = [0.0]
-    own: OwnWrites[Node] = OwnWrites(store, clock=lambda: now[0])
-    first, second, third, fourth = (node("a", version=v) for v in ("1", "2", "3", "4"))
-    store.show(first)
-    own.note("a", first, second)
-    assert own.newest("a") is second
-    own.note("a", second, third)  # a second write before the store has moved
-    assert own.newest("a") is third
-    store.show(second)
-    assert own.newest("a") is third
-    store.show(fourth)
-    assert own.newest("a") is fourth
-    store.show(first)
-    assert own.newest("a") is first, "forgotten once the store was ahead"
-    own.note("a", first, second)
-    now[0] = LONGEST_LAG_S
-    assert own.newest("a") is first, "nor for ever"
-
-
-@pytest.mark.parametrize("seen_before_the_answer", [True, False])
-def test_an_object_that_we_made_and_somebody_deleted_is_gone(store: OldStore, *, seen_before_the_answer: bool) -> None:
-    own: OwnWrites[Node] = OwnWrites(store)
-    made = node("a", version="1")
-    if seen_before_the_answer:
-        store.show(made)
-    own.note("a", None, made)
-    assert own.newest("a") is made
-    store.show(made)
-    assert own.newest("a") is made
-    store.show(None)
-    assert own.newest("a") is None
