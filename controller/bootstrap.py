@@ -18,7 +18,7 @@ from kubekit.errors import ApiError, ConfigError, KubekitError
 from kubekit.reflector import Reflector
 from kubekit.settings import Section, join
 from kubekit.wire import SECRETS, Object, Resource
-from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET
+from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET, RESULTS_NAME
 
 log = logs.get("controller.bootstrap")
 
@@ -50,7 +50,6 @@ class Bootstrap:
         topologies: store of all NetworkTopologies.
         config: what to create.
         namespace: netaware's own.
-        results_name: ConfigMap with the measurements, for the NetworkTopology.
         make_passphrase: returns a random passphrase.
     """
 
@@ -61,11 +60,10 @@ class Bootstrap:
         config: BootstrapConfig,
         *,
         namespace: str,
-        results_name: str,
         make_passphrase: Callable[[], str] = secrets.token_hex,
     ) -> None:
         self._client, self._topologies, self._config = client, topologies, config
-        self._namespace, self._results_name, self._make_passphrase = namespace, results_name, make_passphrase
+        self._namespace, self._make_passphrase = namespace, make_passphrase
 
     async def run(self) -> None:
         """Create what is missing, every minute, until cancelled."""
@@ -75,7 +73,7 @@ class Bootstrap:
                 secret_done = await self._create(SECRETS, PROBE_SECRET, self._secret())
             none_there = self._topologies.synced.is_set() and not len(self._topologies)
             if self._config.network_topology and none_there:
-                spec = {"spec": {"configmapName": self._results_name}}
+                spec = {"spec": {"configmapName": RESULTS_NAME}}
                 await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
             await asyncio.sleep(CHECK_S)
 

@@ -36,7 +36,7 @@ from kubekit.lease import LeaderElector, WriteFence
 from kubekit.runtime import configure_gc, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
-from netperf.contract import CONTROLLER, RESULTS_NAME
+from netperf.contract import CONTROLLER
 
 log = logs.get("controller.manager")
 
@@ -64,56 +64,50 @@ class Manager:
         elector: this replica's part in the election.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        config: ControllerConfiguration,
-        registry: CollectorRegistry,
-    ) -> None:
+    def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        self.caches = Caches(client, config.namespace)
         self._config, self._registry = config, registry
-        election = config.leader_election
-        self.elector = LeaderElector(
+        self.caches = Caches(client, config.namespace)
+        self.elector = self._make_elector(client)
+        leader_client = client.fenced(self.elector.leadership)
+        self._recorder = EventRecorder(leader_client, component=CONTROLLER, instance=self.identity, registry=registry)
+        self._make_controllers(leader_client)
+        self._make_diagnosis(client)
+        self._register_metrics()
+
+    def _make_elector(self, client: Client) -> LeaderElector:
+        election = self._config.leader_election
+        elector = LeaderElector(
             client,
-            namespace=config.namespace,
+            namespace=self._config.namespace,
             name=CONTROLLER,
             identity=self.identity,
             timing=election.timing(),
         )
         if not election.enabled:
-            self.elector.leadership.extend(float("inf"))
-        fenced = client.fenced(self.elector.leadership)
-        self._recorder = EventRecorder(
-            client.fenced(self.elector.leadership),
-            component=CONTROLLER,
-            instance=self.identity,
-            registry=registry,
-        )
+            elector.leadership.extend(float("inf"))
+        return elector
+
+    def _make_controllers(self, leader_client: Client) -> None:
+        """Make what runs on the leader. The stores call handlers in the order of creation: the scheduler's indexes come first."""
+        config, reporting = self._config, (self._recorder, self._registry)
         self._scheduling = GatingController(
-            fenced,
+            leader_client,
             self.caches,
             config.scheduler,
-            self._recorder,
-            registry,
+            *reporting,
             notify=self._enqueue,
             prices=config.traffic.prices.table(),
         )
         state = self._scheduling.state
         self._topology = TopologyController(
-            fenced,
-            self.caches,
-            config.topology,
-            self._recorder,
-            registry,
-            membership=state.membership,
+            leader_client, self.caches, config.topology, *reporting, membership=state.membership
         )
         self._app_group = AppGroupController(
-            fenced,
+            leader_client,
             self.caches,
             config.app_group,
-            self._recorder,
-            registry,
+            *reporting,
             membership=state.membership,
             costs=state.cost_index,
             services=state.services if config.scheduler.by_answer else None,
@@ -121,40 +115,39 @@ class Manager:
             extra_conditions=self._extra_conditions,
         )
         self._descheduler = Descheduler(
-            fenced,
+            leader_client,
             self.caches,
             config.descheduler,
-            self._recorder,
-            registry,
+            *reporting,
             inputs=self._scheduling.inputs,
             planner=self._scheduling.plans,
         )
         self._traffic = TrafficController(
-            fenced,
+            leader_client,
             self.caches,
             config.traffic,
-            registry,
+            self._registry,
             membership=state.membership,
             notify=self._enqueue,
         )
-        self._bootstrap = Bootstrap(
-            fenced,
-            self.caches.topologies,
-            config.bootstrap,
-            namespace=config.namespace,
-            results_name=RESULTS_NAME,
+        self._bootstrap = Bootstrap(leader_client, self.caches.topologies, config.bootstrap, namespace=config.namespace)
+
+    def _make_diagnosis(self, client: Client) -> None:
+        config = self._config
+        sources = Sources(
+            self.caches, client, config.namespace, policy=config.topology.policy(), scheduler=config.scheduler
         )
-        policy, scheduler = config.topology.policy(), config.scheduler
-        sources = Sources(self.caches, client, config.namespace, policy=policy, scheduler=scheduler)
         self._page = Page(config.page, sources, PageAuthorizer(client, config.namespace))
         self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
-        self._leads = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
-        self._leads.set_function(lambda: float(self.elector.leadership.held))
-        self._sync = Gauge(
-            "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=registry
+
+    def _register_metrics(self) -> None:
+        leads = Gauge("netaware_leader", "Whether this replica leads.", registry=self._registry)
+        leads.set_function(lambda: float(self.elector.leadership.held))
+        self._sync_s = Gauge(
+            "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=self._registry
         )
-        registry.register(InformerMetrics(lambda: self.caches.by_name))
-        self._loop = EventLoopMonitor(registry)
+        self._registry.register(InformerMetrics(lambda: self.caches.by_name))
+        self._event_loop_monitor = EventLoopMonitor(self._registry)
 
     def _enqueue(self, group: str) -> None:
         self._app_group.enqueue(group)
@@ -164,12 +157,11 @@ class Manager:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        page = self._config.page
         server = Server(
             self._config.listen,
             checks=self._checks(),
             registry=self._registry,
-            hosts=page.allowed_hosts,
+            hosts=self._config.page.allowed_hosts,
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
@@ -178,7 +170,7 @@ class Manager:
             "http": server.serve(),
             "events": self._recorder.run(),
             "memory": self._configure_gc_after_sync(),
-            "loop": self._loop.run(),
+            "loop": self._event_loop_monitor.run(),
             "election": self._elect(),
         }
         await supervise(tasks)
@@ -206,7 +198,7 @@ class Manager:
     async def _configure_gc_after_sync(self) -> None:
         started = time.monotonic()
         await self.caches.wait_for_sync()
-        self._sync.set(time.monotonic() - started)
+        self._sync_s.set(time.monotonic() - started)
         log.info(
             "all stores have synced", **{name.replace("-", "_"): len(s) for name, s in self.caches.by_name.items()}
         )

@@ -18,7 +18,7 @@ from controller.cluster.membership import Membership, has_same_consent, has_same
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
-from controller.cluster.status_writing import report_conditions, write_status
+from controller.cluster.status_writing import report_conditions, retry_after, write_status
 from controller.cluster.zones import same_place
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -26,7 +26,6 @@ from kubekit.events import EventRecorder, reference
 from kubekit.wire import Condition, Node
 from kubekit.workqueue import WorkQueue
 
-CONFLICT_RETRY_S = 0.2
 DEBOUNCE_S = 0.3
 """Pods and costs change in bursts."""
 RESYNC_S = 300.0
@@ -123,12 +122,7 @@ class AppGroupController:
         try:
             await self._write_status(key, group, facts, admission)
         except ApiError as error:
-            # Deleted meanwhile. Of one that is there, its definition has no status subresource, which is an error to be seen.
-            if error.not_found and key not in self._caches.app_groups.items:
-                return None
-            if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
-                return CONFLICT_RETRY_S
-            raise
+            return retry_after(error, key, self._caches.app_groups)
         return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, admission: Condition | None) -> None:

@@ -33,7 +33,7 @@ from controller.config import ControllerConfiguration, parse_config
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.prometheus import PrometheusClient, PrometheusError
-from controller.topology.results import ObjectName, results_named_by, results_of_agents
+from controller.topology.results import ObjectName, results_of
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, UnreachableError
 from kubekit.wire import (
@@ -49,7 +49,7 @@ from kubekit.wire import (
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
@@ -112,9 +112,7 @@ class Session:
             self._plans(),
             self.list_objects(SERVICES, Service, wanted=groups),
         )
-        zones = len(build_zone_map(nodes).zones)
-        names = results_of_agents(self.home, RESULTS_NAME, zones, plans)
-        names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
+        names = results_of(topologies, plans, self.home, len(build_zone_map(nodes).zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._app_groups(wanted=groups),
             self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),

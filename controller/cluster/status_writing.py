@@ -10,8 +10,13 @@ import msgspec
 from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus, NetworkTopology, NetworkTopologyStatus
 from kubekit.client import Client
 from kubekit.conditions import changed_status_or_reason
+from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, Reference
+from kubekit.stores import Store
 from kubekit.wire import Condition, Resource
+
+CONFLICT_RETRY_S = 0.2
+"""The store has the newer version by then."""
 
 StatusResource = TypeVar("StatusResource", AppGroup, NetworkTopology)
 
@@ -49,6 +54,20 @@ async def write_status(
         namespace=meta.namespace,
         subresource="status",
     )
+
+
+def retry_after(error: ApiError, key: str, store: Store[StatusResource]) -> float | None:
+    """Seconds until an object whose write failed is reconciled again; None if it was deleted.
+
+    Raises:
+        ApiError: the error, unless the object was changed or deleted meanwhile.
+    """
+    if error.conflict:
+        return CONFLICT_RETRY_S
+    # A 404 for an object that exists means that its definition has no status subresource.
+    if error.not_found and key not in store.items:
+        return None
+    raise error
 
 
 def report_conditions(

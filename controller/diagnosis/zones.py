@@ -14,11 +14,11 @@ from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
-from controller.topology.results import results_named_by, results_of_agents
+from controller.topology.results import results_of
 from controller.topology.status import group_pairs
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from netperf.contract import RESULTS_NAME, ZONE_LABEL
+from netperf.contract import ZONE_LABEL
 from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
 from netperf.memory import CostState, best_stream
@@ -45,9 +45,8 @@ def _results_for(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap
 ) -> dict[str, Mapping[str, str]]:
     """The results that price a topology: those of our agents, then those in the ConfigMaps it names."""
-    names = results_of_agents(snapshot.home, RESULTS_NAME, len(zone_map.zones), snapshot.plans)
-    if topology is not None:
-        names += results_named_by(topology, snapshot.home, len(zone_map.zones))
+    topologies = () if topology is None else (topology,)
+    names = results_of(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
     return {str(name): snapshot.results.get(str(name), {}) for name in names}
 
 

@@ -13,10 +13,9 @@ from controller.cluster.caches import Caches
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import results_named_by, results_of_agents
+from controller.topology.results import results_of
 from kubekit.client import Client
 from kubekit.wire import ConfigMap
-from netperf.contract import RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
@@ -90,9 +89,7 @@ class Sources:
         return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
 
     def _results(self, plans: Iterable[ZonePlan]) -> dict[str, Mapping[str, str]]:
-        home, zones = self._namespace, len(self._caches.plans)
-        named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
-        names = map(str, (*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
+        names = map(str, results_of(self._caches.topologies, plans, self._namespace, len(self._caches.plans)))
         return {name: found.data or {} for name in names if (found := self._caches.results.get(name)) is not None}
 
 

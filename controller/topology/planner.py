@@ -10,17 +10,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from controller.cluster.caches import Caches
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import FIELD_MANAGER
+from controller.cluster.resources import FIELD_MANAGER, NetworkTopology
 from controller.cluster.zones import agent_pods_by_node, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.results import ObjectName, results_of_agents
+from controller.topology.results import ObjectName, results_of
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.lease import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import PART_OF, PLAN_LABEL, RESULTS_NAME, ZONE_LABEL
+from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
@@ -79,10 +79,9 @@ class ProbePlanner:
         caches.agent_pods.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
         caches.plans.subscribe(lambda *_: self._queue.add_after(PLAN, DEBOUNCE_S))
 
-    @property
-    def result_objects(self) -> list[ObjectName]:
-        """Names of the ConfigMaps that our agents write."""
-        return results_of_agents(self._namespace, RESULTS_NAME, self.zone_count, self._plans.values())
+    def result_objects(self, *topologies: NetworkTopology) -> list[ObjectName]:
+        """Names of the ConfigMaps that our agents write, then of those that these topologies name."""
+        return results_of(topologies, self._plans.values(), self._namespace, self.zone_count)
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_facts(old, new):
@@ -193,7 +192,7 @@ class ProbePlanner:
         """Remove unreadable keys, and keys of pairs that are gone, so that objects do not grow for ever."""
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
-        for name in self.result_objects:
+        for name in self.result_objects():
             found = self._caches.results.get(str(name))
             doomed = await asyncio.to_thread(keys_to_remove, found.data or {}, planned) if found is not None else ()
             if not doomed:

@@ -16,14 +16,14 @@ from controller.cluster.caches import Caches
 from controller.cluster.membership import Membership, has_same_consent, has_same_spec
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.cluster.status_writing import report_conditions, write_status
+from controller.cluster.status_writing import report_conditions, retry_after, write_status
 from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.metrics import TopologyMetrics
 from controller.topology.planner import ProbePlanner
-from controller.topology.results import ObjectName, results_named_by
+from controller.topology.results import ObjectName
 from controller.topology.weights import build_weight, patch_topology
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -41,7 +41,7 @@ from netperf.sample import Place
 
 log = logs.get("controller.topology")
 
-RETRY_S = 0.2
+PLAN_RETRY_S = 0.2
 LEAST_DEBOUNCE_S = 0.1
 RESYNC_S = 15.0
 ALL = "*"
@@ -104,9 +104,8 @@ class TopologyController:
         self._enqueue(ALL)
 
     def _result_changed(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
-        written_by_agents = name in map(str, self.planner.result_objects)
         for key, topology in self._caches.topologies.items.items():
-            if written_by_agents or name in map(str, self._named_by(topology)):
+            if name in map(str, self.planner.result_objects(topology)):
                 self._enqueue(key)
 
     async def run(self) -> None:
@@ -137,7 +136,7 @@ class TopologyController:
             return None
         # Wait for the plan, because without it results of unplanned pairs would be trusted.
         if self.planner.expected_keys is None:
-            return RETRY_S
+            return PLAN_RETRY_S
         snapshot = await self._read(topology)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
         decision, operations = await asyncio.to_thread(
@@ -147,12 +146,7 @@ class TopologyController:
         try:
             await self._execute(key, snapshot.topology, decision, operations)
         except ApiError as error:
-            # Deleted meanwhile. Of one that is there, its definition has no status subresource, which is an error to be seen.
-            if error.not_found and key not in self._caches.topologies.items:
-                return None
-            if error.conflict:  # Changed meanwhile; the store will have the new version in a moment.
-                return RETRY_S
-            raise
+            return retry_after(error, key, self._caches.topologies)
         return min(RESYNC_S, self.planner.interval_s / 4)  # Measurements age without any event.
 
     def _evaluate(
@@ -173,9 +167,6 @@ class TopologyController:
         self._status_at.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
-
-    def _named_by(self, topology: NetworkTopology) -> list[ObjectName]:
-        return results_named_by(topology, self._caches.home, self.planner.zone_count)
 
     async def _results(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a ConfigMap. One of another namespace is in no store; None if it is missing or may not be read."""
@@ -217,8 +208,7 @@ class TopologyController:
     async def _read(self, topology: NetworkTopology) -> TopologySnapshot:
         zone_map = await self._zone_map()
         allocated = await self._count_allocated(zone_map.places)
-        # What our agents write, then the topology's own ConfigMap.
-        names = dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)])
+        names = self.planner.result_objects(topology)
         results = {str(name): data for name in names if (data := await self._results(name)) is not None}
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(

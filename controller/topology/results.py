@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from controller.cluster.resources import NetworkTopology
+from netperf.contract import RESULTS_NAME
 from netperf.plans import ZonePlan
 from netperf.shards import shard_names
 
@@ -23,13 +24,17 @@ class ObjectName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-def results_of_agents(home: str, base: str, zone_count: int, plans: Iterable[ZonePlan]) -> list[ObjectName]:
-    """The ConfigMaps that our agents write to: the shards of ``base``, and those that current plans name."""
-    return [ObjectName(home, name) for name in sorted({*shard_names(base, zone_count), *(p.results for p in plans)})]
+def results_of(
+    topologies: Iterable[NetworkTopology], plans: Iterable[ZonePlan], home: str, zone_count: int
+) -> list[ObjectName]:
+    """The ConfigMaps whose results price these topologies: those of our agents, then those that the topologies name.
 
-
-def results_named_by(topology: NetworkTopology, home: str, zone_count: int) -> list[ObjectName]:
-    """The ConfigMap that the object names; only agents spread results over shards, in netaware's namespace."""
-    base, namespace = topology.spec.configmap_name, topology.metadata.namespace
-    names = shard_names(base, zone_count) if namespace == home else [base]
-    return [ObjectName(namespace, name) for name in names] if base else []
+    Agents write to the shards of `RESULTS_NAME`, and to what current plans name.
+    """
+    ours = sorted({*shard_names(RESULTS_NAME, zone_count), *(plan.results for plan in plans)})
+    names = [ObjectName(home, name) for name in ours]
+    for topology in topologies:
+        base, namespace = topology.spec.configmap_name, topology.metadata.namespace
+        shards = shard_names(base, zone_count) if namespace == home else [base]
+        names += [ObjectName(namespace, name) for name in shards if base]
+    return list(dict.fromkeys(names))

@@ -42,7 +42,6 @@ async def leading(admin: Client, config: BootstrapConfig) -> AsyncIterator[Refle
         store,
         config,
         namespace=SPACE,
-        results_name="netperf-metrics",
         make_passphrase=lambda: "0123456789abcdef",
     )
     work = asyncio.create_task(bootstrap.run())

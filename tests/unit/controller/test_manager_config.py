@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from controller.__main__ import main
 from controller.config import ControllerConfiguration, load_config
+from controller.manager import Manager
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
@@ -109,3 +113,10 @@ def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None
     )
     assert no_cluster.returncode == 2
     assert "--credentials" in no_cluster.stderr
+
+
+async def test_events_and_costs_are_written_with_the_leaders_permission() -> None:
+    client = Client(ClusterConfig(server="http://127.0.0.1:1"))
+    manager = Manager(client, ControllerConfiguration(), CollectorRegistry())
+    leadership = manager.elector.leadership
+    assert manager._recorder._client._guard is manager._topology._client._guard is leadership
