@@ -21,9 +21,9 @@ from controller.descheduler.conditions import CONDITIONS
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundState, decide
 from controller.descheduler.history import History, HistoryStore
-from controller.descheduler.node_load import Class
+from controller.descheduler.node_load import LoadClass
 from controller.descheduler.round_plan import DescheduleOutput, Move, NodeState, RoundPlan, Skip
-from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
+from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import UsageStore
 from controller.scheduler.placement.planner import plan_group
@@ -122,7 +122,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     settings, now = config.compiled(), session.clock()
     snapshot, budgets, history, batch = await asyncio.gather(
         session.snapshot(groups=True),
-        session.client.list(BUDGETS, Budget),
+        session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),
         _history(session),
         UsageReader(config.usage, session.client).read(),
     )
@@ -131,12 +131,12 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     usage, cluster = UsageStore(settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     seen = dataclasses.replace(cluster, usage=usage.view(now))
-    unconfirmed = decide(seen, history, RoundState(), settings, now, confirmed=True)
+    unconfirmed = decide(seen, history, RoundState(), settings, now, assume_lasting=True)
     hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "over")
     inputs.node_cache.set_hot_nodes(frozenset(hot))
 
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
-        """By the planner of the controller; its promises to other groups and replicas to come are not known here."""
+        """By the planner of the controller; its replacement_targets to other groups and replicas to come are not known here."""
         members = [pod.wire for pod in pods if pod.wire is not None and belongs_to(inputs.state, group)(pod)]
         question = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
         return (await asyncio.to_thread(plan_group, question)).targets.get(key)
@@ -194,7 +194,7 @@ def _short(resource: str) -> str:
 def _hot(nodes: Iterable[NodeState]) -> RenderableType:
     table = grid("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
-        usage = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.share.items())
+        usage = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
         limits = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.high.items())
         state = Text(node.why or "relieved by the moves above", style=BAD if node.stuck else "")
         table.add_row(Text(node.node, style=STRONG), node.pool, usage, limits, state)
@@ -230,7 +230,7 @@ def _summary(answer: Preview) -> str:
     return f"nodes: {nodes or 'none looked at'}" + (f"; {refused} usage readings ignored" if refused else "")
 
 
-_KINDS: tuple[tuple[Class, str], ...] = (
+_KINDS: tuple[tuple[LoadClass, str], ...] = (
     ("over", "hot"),
     ("normal", "normal"),
     ("under", "with low load"),

@@ -1,4 +1,4 @@
-"""LowNodeLoadArgs as koordinator's users write them, and their compiled form (docs/contracts, section 11)."""
+"""koordinator's LowNodeLoadArgs, and the form that the rules use (docs/contracts, section 11)."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ ARGS_KIND = "LowNodeLoadArgs"
 
 
 class Namespaces(Section, frozen=True):
-    """Namespaces whose pods may go: only the included ones, or all but the excluded ones."""
+    """Namespaces whose pods may be evicted: only the included ones, or all but the excluded ones."""
 
     include: list[str] | None = None
     exclude: list[str] | None = None
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for both."""
+        """Raise ConfigError for a document with both."""
         if self.include and self.exclude:
             raise ConfigError(field, "has both include and exclude", "give one of them, or neither")
 
     def admits(self, namespace: str) -> bool:
-        """Whether pods of a namespace may go."""
+        """Whether pods of a namespace may be evicted."""
         return namespace not in (self.exclude or ()) and (not self.include or namespace in self.include)
 
 
 class PodSelector(Section, frozen=True):
-    """A named selector of pods; a pod must match any of those given."""
+    """A named selector of pods; only pods that match any of them are evicted."""
 
     selector: SelectorSpec
     name: str = ""
 
 
 class AnomalyCondition(Section, frozen=True):
-    """When a node counts as hot for long enough.
+    """When a node is hot for long enough.
 
     Attributes:
-        timeout: a node's finding of being hot expires after this time; seconds, or ``1m``.
-        consecutive_abnormalities: rounds in a row above the threshold that make it hot.
-        consecutive_normalities: rounds in a row below that make it normal again.
+        timeout: time after which a hot node must be found hot again; seconds, or a duration such as ``1m``.
+        consecutive_abnormalities: consecutive rounds above a threshold that make a node hot.
+        consecutive_normalities: consecutive rounds within the thresholds that make it normal again.
     """
 
     timeout: str | float = "1m"
@@ -75,11 +75,11 @@ class WeightArgs(Section, frozen=True):
 
 
 DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, memory=70)
-"""Defaults of our own; koord-descheduler has none."""
+"""koord-descheduler has no defaults."""
 
 
 class PoolArgs(Section, frozen=True):
-    """What a pool of nodes may set for itself."""
+    """Settings of one pool of nodes; None is not set."""
 
     node_selector: SelectorSpec | None = None
     use_deviation_thresholds: bool | None = None
@@ -89,14 +89,14 @@ class PoolArgs(Section, frozen=True):
     anomaly_condition: AnomalyCondition | None = None
 
     def resolved(self, name: str, field: str) -> Pool:
-        """Check fields that depend on each other and make the rules' own form.
+        """The pool with defaults, checked.
 
         Args:
             name: of the pool.
-            field: where it stands in the user's document.
+            field: its path in the user's document.
 
         Raises:
-            ConfigError: naming the first field that makes no sense.
+            ConfigError: names the first invalid field.
         """
         low, high = self.low_thresholds, self.high_thresholds
         if low is None and high is None:
@@ -125,13 +125,13 @@ class PoolArgs(Section, frozen=True):
 
 
 class NodePool(PoolArgs, frozen=True):
-    """Nodes with rules of their own; a field that is not set is inherited from the arguments above."""
+    """Settings of a named pool; those that are not set are inherited from `LowNodeLoadArgs`."""
 
     name: str = ""
 
 
 class LowNodeLoadArgs(PoolArgs, frozen=True):
-    """LowNodeLoadArgs of koord-descheduler, field by field."""
+    """LowNodeLoadArgs of koord-descheduler."""
 
     paused: bool = False
     dry_run: bool = False
@@ -144,13 +144,13 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
     node_pools: list[NodePool] = []
 
     def compiled(self, field: str = "") -> LowNodeLoad:
-        """Check every field and make the rules' own form.
+        """The arguments with resolved pools, checked.
 
         Args:
-            field: where these arguments stand in the user's document.
+            field: path of the arguments in the user's document.
 
         Raises:
-            ConfigError: naming the first field that makes no sense.
+            ConfigError: names the first invalid field.
         """
         self.validate(field)
         pools = [self.resolved("default", field)] if not self.node_pools else [
@@ -158,9 +158,9 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
             for i, pool in enumerate(self.node_pools)
         ]  # fmt: skip
         names = [pool.name for pool in pools]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(join(field, "nodePools"), f"two pools are named {twice!r}", "give each its own name")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            raise ConfigError(join(field, "nodePools"), f"two pools are named {duplicate!r}", "give each its own name")
         return LowNodeLoad(
             args=self,
             pod_selectors=tuple(
@@ -172,21 +172,21 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
         )
 
     def _with(self, pool: NodePool) -> PoolArgs:
-        """The pool's own fields, and those that it inherits."""
-        own = {name: getattr(pool, name) for name in PoolArgs.__struct_fields__}
-        return PoolArgs(**{name: getattr(self, name) if value is None else value for name, value in own.items()})
+        """The pool's settings with inherited ones."""
+        settings = {name: getattr(pool, name) for name in PoolArgs.__struct_fields__}
+        return PoolArgs(**{name: getattr(self, name) if value is None else value for name, value in settings.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool of nodes with everything resolved.
+    """A pool of nodes, with defaults and inherited settings.
 
     Attributes:
-        selector: which nodes; of several pools the first that selects a node has it.
-        deviation: thresholds are distances from the mean of the pool.
-        low, high: percent by resource; both know the same resources.
+        selector: a node belongs to the first pool that selects it.
+        deviation: whether thresholds are distances from the mean of the pool.
+        low, high: percent by resource, for the same resources.
         weights: for the order of nodes and pods.
-        anomaly: its timeout in seconds.
+        anomaly: with its timeout in seconds.
     """
 
     name: str
@@ -200,7 +200,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class LowNodeLoad:
-    """`LowNodeLoadArgs`, checked, with what is compiled of them."""
+    """Checked `LowNodeLoadArgs`, with compiled selectors, durations and pools."""
 
     args: LowNodeLoadArgs
     pod_selectors: tuple[Selector, ...]
@@ -220,9 +220,9 @@ def _by_resource(*values: T | None) -> dict[str, T]:
 def _check_thresholds(low: Mapping[str, float], high: Mapping[str, float], field: str) -> None:
     """Raise ConfigError unless both name the same resources, and no low is above its high."""
     for resource in RESOURCES:
-        at, other = ("highThresholds", "lowThresholds") if resource in low else ("lowThresholds", "highThresholds")
+        name, other = ("highThresholds", "lowThresholds") if resource in low else ("lowThresholds", "highThresholds")
         if (resource in low) != (resource in high):
-            raise ConfigError(join(field, f"{at}.{resource}"), f"is missing, while {other} has it", "give both")
+            raise ConfigError(join(field, f"{name}.{resource}"), f"is missing, while {other} has it", "give both")
         if resource in low and low[resource] > high[resource]:
             problem = f"{low[resource]:g} is above highThresholds' {high[resource]:g}"
             raise ConfigError(join(field, f"lowThresholds.{resource}"), problem, "low must be <= high")

@@ -1,6 +1,6 @@
-"""The conditions of a move, in order. The first that fails keeps a pod from being evicted.
+"""The ordered list of conditions that a pod must meet to be evicted.
 
-`kubectl netaware deschedule --dry-run` prints this list, and docs/descheduling.md has it from here.
+`kubectl netaware deschedule --dry-run` and docs/descheduling.md show this list.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class MoveCondition(NamedTuple):
     """A condition of a move.
 
     Attributes:
-        name: short, fit for a metric.
-        requires: one sentence, for people.
-        refusal: why it does not hold for a candidate; empty when it does.
-        strategies: that check it.
-        scope: what a failure stops: this pod, all pods of its node, or the round.
+        name: also a label value of a metric.
+        requires: one sentence for users.
+        refusal: why a candidate does not meet it; empty if it does.
+        strategies: those that check it.
+        scope: what a failure stops: moves of this pod, of all pods of its node, or of the round.
     """
 
     name: str
@@ -36,33 +36,33 @@ class MoveCondition(NamedTuple):
 
 
 class FailedCondition(NamedTuple):
-    """The first condition that does not hold, and why."""
+    """The first condition that a candidate does not meet, and why."""
 
     condition: MoveCondition
     why: str
 
 
 def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]) -> FailedCondition | None:
-    """The first of these conditions that does not hold, which is reported; None when all of them hold."""
+    """Report the first condition that the candidate does not meet; None if it meets all."""
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
             if condition.scope == "round":
-                round_.note(why)
-            if condition.scope == "pod" or candidate.load is None:
-                round_.skip(candidate.pod, condition.name, why)
+                round_.add_note(why)
+            if condition.scope == "pod" or candidate.node_load is None:
+                round_.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)
     return None
 
 
-# --- what holds for how long -----------------------------------------------------------------------------------------
+# --- time ------------------------------------------------------------------------------------------------------------
 
 
 def _usage_lags(round_: Round, candidate: Candidate) -> str:
-    recent = round_.unsettled[candidate.pod.node]
+    recent = round_.recent_departures[candidate.pod.node]
     return f"waiting until {recent} recent moves show in its usage" if recent else ""
 
 
-# --- what the pod is -------------------------------------------------------------------------------------------------
+# --- properties of the pod -------------------------------------------------------------------------------------------
 
 
 def _owner(round_: Round, candidate: Candidate) -> str:
@@ -87,8 +87,8 @@ def _local_storage(round_: Round, candidate: Candidate) -> str:
 
 def _age(round_: Round, candidate: Candidate) -> str:
     age_s = round_.now - candidate.pod.created_s
-    least_s = round_.settings.protection.min_pod_age_s
-    return f"it is {max(age_s, 0):.0f} s old (protection.minPodAgeS)" if age_s < least_s else ""
+    is_young = age_s < round_.settings.protection.min_pod_age_s
+    return f"it is {max(age_s, 0):.0f} s old (protection.minPodAgeS)" if is_young else ""
 
 
 def _namespace(round_: Round, candidate: Candidate) -> str:
@@ -104,7 +104,7 @@ def _selector(round_: Round, candidate: Candidate) -> str:
 
 
 def _usage(_: Round, candidate: Candidate) -> str:
-    exceeded = candidate.load.exceeded if candidate.load else ()
+    exceeded = candidate.node_load.exceeded if candidate.node_load else ()
     if any(candidate.used.get(resource, 0) > 0 for resource in exceeded):
         return ""
     if any(resource in candidate.used for resource in exceeded):
@@ -112,7 +112,7 @@ def _usage(_: Round, candidate: Candidate) -> str:
     return f"its use of {' and '.join(exceeded)} is not known"
 
 
-# --- what has been moved already -------------------------------------------------------------------------------------
+# --- limits and earlier moves ----------------------------------------------------------------------------------------
 
 
 def _round_limit(round_: Round, _: Candidate) -> str:
@@ -122,31 +122,26 @@ def _round_limit(round_: Round, _: Candidate) -> str:
 
 def _node_limit(round_: Round, candidate: Candidate) -> str:
     limit = round_.settings.limits.per_node
-    full = round_.evictions["node", candidate.pod.node] >= limit
-    return f"limit of {limit} evictions per node and round" if full else ""
+    is_reached = round_.evictions["node", candidate.pod.node] >= limit
+    return f"limit of {limit} evictions per node and round" if is_reached else ""
 
 
 def _namespace_limit(round_: Round, candidate: Candidate) -> str:
     limit = round_.settings.limits.per_namespace
-    full = round_.evictions["namespace", candidate.pod.namespace] >= limit
-    return f"limit of {limit} evictions per namespace and round" if full else ""
+    is_reached = round_.evictions["namespace", candidate.pod.namespace] >= limit
+    return f"limit of {limit} evictions per namespace and round" if is_reached else ""
 
 
 def _group_limit(round_: Round, candidate: Candidate) -> str:
     group = round_.snapshot.group_of(candidate.pod)
-    return f"another pod of AppGroup {group} is on the move" if group and round_.evictions["group", group] else ""
-
-
-def _group_incomplete(_: Round, candidate: Candidate) -> str:
-    ready, wanted, name = candidate.group
-    return f"{ready} of {wanted} pods of AppGroup {name} are ready" if ready < wanted else ""
+    return f"another pod of AppGroup {group} is being moved" if group and round_.evictions["group", group] else ""
 
 
 def _replica_backoff(round_: Round, candidate: Candidate) -> str:
-    mark = short_uid(candidate.pod.uid)
-    if mark in round_.replacements:
+    uid = short_uid(candidate.pod.uid)
+    if uid in round_.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
-    backoff = round_.history.backoff(mark, round_.now)
+    backoff = round_.history.backoff(uid, round_.now)
     if backoff is None:
         return ""
     return f"{backoff.reason}; not moved for another {(backoff.until_s - round_.now) / 60:.0f} min"
@@ -164,16 +159,17 @@ def _workload_backoff(round_: Round, candidate: Candidate) -> str:
 
 
 def _replicas(round_: Round, candidate: Candidate) -> str:
-    pod, least = candidate.pod, round_.settings.protection.min_replicas
-    size, _ = round_.size_of(pod)
-    return f"{pod.workload} has {size} of at least {least} pods" if pod.workload and size < least else ""
+    pod, min_replicas = candidate.pod, round_.settings.protection.min_replicas
+    size, _ = round_.workload_size(pod)
+    is_small = pod.workload and size < min_replicas
+    return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
 
 def _workload_limit(round_: Round, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), round_.settings.limits
     since_s = round_.now - limits.workload_backoff_s
-    recent = round_.history.evictions_since(since_s, workload) + round_.by_workload[workload]
-    limit = resolve_limit(limits.per_workload, round_.size_of(candidate.pod)[0])
+    recent = round_.history.evictions_since(since_s, workload) + round_.evictions_by_workload[workload]
+    limit = resolve_limit(limits.per_workload, round_.workload_size(candidate.pod)[0])
     return (
         f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}" if recent >= limit else ""
     )
@@ -181,8 +177,8 @@ def _workload_limit(round_: Round, candidate: Candidate) -> str:
 
 def _unavailable(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
-    size, not_ready = round_.size_of(candidate.pod)
-    missing = max(not_ready, round_.awaited[workload]) + round_.by_workload[workload]
+    size, not_ready = round_.workload_size(candidate.pod)
+    missing = max(not_ready, round_.awaited_replacements[workload]) + round_.evictions_by_workload[workload]
     limit = resolve_limit(round_.settings.limits.unavailable_per_workload, size)
     return (
         f"{missing} of {size} pods of {workload} are not available, at most {limit} may be" if missing >= limit else ""
@@ -191,10 +187,10 @@ def _unavailable(round_: Round, candidate: Candidate) -> str:
 
 REASON_CONDITIONS = (
     MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
-              lambda _, c: c.waits, scope="node"),
+              lambda _, c: c.lasting_refusal, scope="node"),
     MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lags, LOAD, "node"),
 )  # fmt: skip
-"""Asked before anything else; a node or a pod that does not pass them is not reported as stuck."""
+"""Conditions on the reason for a move, checked first; a node that fails them is not reported as stuck."""
 POD_CONDITIONS = (
     MoveCondition("protected", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.barred),
@@ -209,17 +205,17 @@ POD_CONDITIONS = (
     MoveCondition("replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas),
     MoveCondition("usage", "It uses a resource that is exceeded on its node.", _usage, LOAD),
 )  # fmt: skip
-"""Conditions on the pod itself, checked for every pod of a hot node before one is chosen."""
+"""Conditions on the pod itself, checked for all pods of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
     MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
-              lambda _, c: c.finder.free_capacity(c), LOAD, "node"),
+              lambda _, c: c.finder.capacity_refusal(c), LOAD, "node"),
     MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
     MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
-    MoveCondition("group-complete", "All pods of its AppGroup are ready.", _group_incomplete, NETWORK),
+    MoveCondition("group-complete", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK),
     MoveCondition("replica-backoff", "It is not in a back-off (see below) after its own move or after the planner refused it.",
               _replica_backoff),
     MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff),
@@ -229,8 +225,8 @@ MOVE_CONDITIONS = (
     MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
               lambda r, c: r.budgets.refusal(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",
-              lambda _, c: c.finder.set_target_or_refusal(c)),
+              lambda _, c: c.finder.find_target(c)),
 )  # fmt: skip
 PLANNER = MoveCondition("planner", "If a plan placed it: each of two new plans places its replacement on a better node.",
-                    lambda _, c: c.planner)  # fmt: skip
+                    lambda _, c: c.planner_refusal)  # fmt: skip
 CONDITIONS = (*REASON_CONDITIONS, *POD_CONDITIONS, *MOVE_CONDITIONS, PLANNER)

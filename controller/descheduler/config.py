@@ -17,7 +17,7 @@ from netperf.contract import BANDWIDTH
 
 
 class Queries(Section, frozen=True):
-    """PromQL queries; series carry the labels ``node``, or ``namespace`` and ``pod``. An empty expression is not asked.
+    """PromQL queries, whose series have the labels ``node``, or ``namespace`` and ``pod``. An empty query is not made.
 
     Attributes:
         node_cpu: cores in use, per node.
@@ -47,9 +47,8 @@ class Queries(Section, frozen=True):
 FIELD = "descheduler"
 Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
 Count = Annotated[int, Range(0, 1_000_000)]
-Time = Annotated[float, Range(0, YEAR_S)]
-"""Seconds, up to a year."""
-_SHARE = re.compile(r"([0-9]{1,3})%\Z")
+Seconds = Annotated[float, Range(0, YEAR_S)]
+_PERCENT = re.compile(r"([0-9]{1,3})%\Z")
 
 
 class PrometheusConfig(Section, frozen=True):
@@ -82,16 +81,15 @@ class LimitsConfig(Section, frozen=True):
 
     Attributes:
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
-        per_namespace: the same of a namespace.
-        per_round: the same of the cluster.
-        per_workload: moves of a workload within workloadBackoffS: a number, or a share of its pods, at least one.
-        unavailable_per_workload: pods of a workload that may be missing, not ready or being moved.
-        workload_backoff_s: see perWorkload; also the back-off of a pod that the planner would not move.
-        failure_backoff_s: back-off of a workload after a move that did not help; doubles up to a week.
-        usage_lag_s: how long until usage shows a move; its node is left alone until then, and the move evaluated after 2.5 times
-            as long.
+        per_namespace: the same from a namespace.
+        per_round: the same from the cluster.
+        per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
+        unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
+        workload_backoff_s: see perWorkload; also the first back-off of a pod that the planner would not move.
+        failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
+        usage_lag_s: time until usage shows a move; until then its node is left alone. The move is evaluated after 2.5 times as long.
         start_timeout_s: a move whose replacement is not running after this time did not help.
-        min_success_percent: a strategy stops if fewer of its moves of a day helped; 0 for never.
+        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 for never.
     """
 
     per_node: Count = 2
@@ -99,15 +97,15 @@ class LimitsConfig(Section, frozen=True):
     per_round: Count = 20
     per_workload: int | str = "10%"
     unavailable_per_workload: int | str = "10%"
-    workload_backoff_s: Time = 300.0
-    failure_backoff_s: Time = 7200.0
-    usage_lag_s: Time = 120.0
-    start_timeout_s: Time = 600.0
+    workload_backoff_s: Seconds = 300.0
+    failure_backoff_s: Seconds = 7200.0
+    usage_lag_s: Seconds = 120.0
+    start_timeout_s: Seconds = 600.0
     min_success_percent: Percent = 50.0
 
     @property
     def evaluate_after_s(self) -> float:
-        """Time from the start of a replacement to the evaluation of its move, seconds."""
+        """Seconds from the start of a replacement to the evaluation of its move."""
         return 2.5 * self.usage_lag_s
 
 
@@ -115,18 +113,18 @@ class ProtectionConfig(Section, frozen=True):
     """Pods that are never evicted, beside mirror, DaemonSet, critical and annotated ones.
 
     Attributes:
-        local_storage: whether pods with emptyDir or hostPath volumes, whose data is lost, may go.
-        volume_claims: whether pods with PersistentVolumeClaims may go.
-        owner_kinds: kinds of workloads whose pods may go. A Job would count an eviction against its backoffLimit.
-        min_replicas: pods of workloads with fewer replicas stay.
-        min_pod_age_s: younger pods stay.
+        local_storage: whether to evict pods with emptyDir or hostPath volumes, whose data is lost.
+        volume_claims: whether to evict pods with PersistentVolumeClaims.
+        owner_kinds: kinds of workloads whose pods may be evicted. A Job counts an eviction against its backoffLimit.
+        min_replicas: pods of workloads with fewer replicas are not evicted.
+        min_pod_age_s: younger pods are not evicted.
     """
 
     local_storage: bool = False
     volume_claims: bool = False
     owner_kinds: tuple[str, ...] = ("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")
     min_replicas: Annotated[int, Range(1, 1_000_000)] = 2
-    min_pod_age_s: Time = 60.0
+    min_pod_age_s: Seconds = 60.0
 
 
 class MisplacementConfig(Section, frozen=True):
@@ -136,12 +134,12 @@ class MisplacementConfig(Section, frozen=True):
         enabled: whether both run.
         margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
             dependencies.
-        hold_s: how long the gain must last before the move.
+        hold_s: time that the gain must last before the move.
     """
 
     enabled: bool = False
     margin: Count = 10
-    hold_s: Time = 300.0
+    hold_s: Seconds = 300.0
 
 
 class DeschedulerConfig(Section, frozen=True):
@@ -164,14 +162,14 @@ class DeschedulerConfig(Section, frozen=True):
     misplacement: MisplacementConfig = MisplacementConfig()
 
     def check(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
-        """Raise ConfigError for a policy, a share or an address that makes no sense."""
+        """Raise ConfigError for an invalid policy, percentage or address."""
         self.compiled()
 
     def compiled(self) -> Settings:
-        """Check everything and apply the policy's overrides.
+        """The settings with those of the policy.
 
         Raises:
-            ConfigError: naming the first field that makes no sense.
+            ConfigError: names the first invalid field.
         """
         policy = read_policy(self.policy or {}, f"{FIELD}.policy")
         self._check_usage(policy.load)
@@ -179,13 +177,13 @@ class DeschedulerConfig(Section, frozen=True):
         for name in ("per_workload", "unavailable_per_workload"):
             resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
         protection = self.protection
-        local = protection.local_storage if policy.local_storage is None else policy.local_storage
+        local_storage = protection.local_storage if policy.local_storage is None else policy.local_storage
         return Settings(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
             dry_run=self.dry_run or policy.dry_run or (policy.load is not None and policy.load.args.dry_run),
             load=policy.load,
             limits=limits,
-            protection=msgspec.structs.replace(protection, local_storage=local),
+            protection=msgspec.structs.replace(protection, local_storage=local_storage),
             misplacement=self.misplacement,
         )
 
@@ -206,10 +204,10 @@ class DeschedulerConfig(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The section with the overrides of its policy, checked.
+    """The checked section, in which settings of the policy override others.
 
     Attributes:
-        load: None when LowNodeLoad is not enabled.
+        load: None if LowNodeLoad is not enabled.
     """
 
     interval_s: float
@@ -221,13 +219,13 @@ class Settings:
 
     @property
     def expiry_s(self) -> float:
-        """Age at which usage expires, seconds; without LowNodeLoad its default."""
+        """Age at which usage expires, seconds."""
         args = LowNodeLoadArgs() if self.load is None else self.load.args
         return args.node_metric_expiration_seconds
 
 
 def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
-    """Resolve ``3`` or ``10%`` for a workload with so many pods; a share is rounded down, but at least one pod.
+    """A limit such as ``3`` or ``10%`` as a number of pods; a percentage is rounded down, but at least 1.
 
     Raises:
         ConfigError: the limit is neither; names ``field``.
@@ -235,7 +233,7 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
     if isinstance(limit, int):
         Range(0, 1_000_000).check(limit, field)
         return limit
-    match = _SHARE.match(limit)
+    match = _PERCENT.match(limit)
     if match is None or int(match[1]) > 100:
-        raise ConfigError(field, f"{limit!r} is no limit", "write a number, or a share such as 10%")
+        raise ConfigError(field, f"{limit!r} is no limit", "write a number, or a percentage such as 10%")
     return max(1, pods * int(match[1]) // 100)

@@ -15,11 +15,12 @@ ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttl
 DISRUPTION_CAUSE = "DisruptionBudget"
 
 
-class Result(NamedTuple):
+class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``unknown`` when no answer came: the pod may or may not be on its way.
+        kind: ``unknown`` without an answer: the pod may have been evicted.
+        message: the API server's.
     """
 
     kind: ResultKind
@@ -27,46 +28,48 @@ class Result(NamedTuple):
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next eviction would fail too: the API server is busy or unreachable."""
+        """Whether the next eviction would fail too, because the API server is busy or unreachable."""
         return self.kind in {"throttled", "unknown"}
 
     @property
-    def refused(self) -> bool:
-        """Whether this pod was refused, by rights or by a webhook; asking again soon would bring the same answer."""
+    def is_refused(self) -> bool:
+        """Whether a retry would soon be refused too: by missing rights, or by a webhook."""
         return self.kind in {"forbidden", "refused"}
 
 
-def why_outdated(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Host]) -> str:
-    """Why a move does not hold any more, since it was planned some time ago; empty when it does.
-
-    Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
-    """
+def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Host]) -> str:
+    """Why a move does not apply to the cluster of now; empty if it does. The API server checks disruption budgets and the uid."""
     pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
         return "the pod is gone, or about to be"
     if move.target and (target is None or not target.takes_pods):
-        return f"node {move.target}, where it was to go, takes no pods any more"
+        return f"node {move.target}, its target, takes no more pods"
     return ""
 
 
-async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Result:
-    """Evict the pod with the plan's uid, another pod of that name is left alone; or ask the API server whether it would.
+async def evict(client: Client, move: Move, *, dry_run: bool = False) -> EvictionResult:
+    """Evict the pod with the move's uid, not another pod of that name.
+
+    Args:
+        client: of the API server.
+        move: names the pod.
+        dry_run: only ask the API server whether it would evict the pod.
 
     Raises:
-        NotLeaderError: the client is fenced by a leadership that is lost.
+        NotLeaderError: this replica no longer leads.
     """
     namespace, _, name = move.pod.partition("/")
     try:
         await client.evict(namespace, name, move.uid, dry_run=dry_run)
     except (UnreachableError, MalformedObjectError) as error:
-        return Result("unknown", str(error))
+        return EvictionResult("unknown", str(error))
     except ApiError as error:
         # 429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy.
         if error.status == 429 and DISRUPTION_CAUSE in error.causes:
-            return Result("disruption-budget", error.message)
+            return EvictionResult("disruption-budget", error.message)
         if error.status in {429, 503}:
-            return Result("throttled", error.message)
+            return EvictionResult("throttled", error.message)
         if error.status in {404, 409}:  # deleted, or another pod has its name
-            return Result("gone", error.message)
-        return Result("forbidden" if error.forbidden else "refused", error.message)
-    return Result("dry-run" if dry_run else "evicted")
+            return EvictionResult("gone", error.message)
+        return EvictionResult("forbidden" if error.forbidden else "refused", error.message)
+    return EvictionResult("dry-run" if dry_run else "evicted")

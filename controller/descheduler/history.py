@@ -1,9 +1,9 @@
-"""State between rounds, kept in a ConfigMap: moves in progress, back-offs, evictions, results of moves."""
+"""State between rounds, kept in a ConfigMap: pending moves, back-offs, evictions, and entries of the breaker."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -35,8 +35,8 @@ DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS = 1500
 """At most 500 bytes each, with names of 253 characters, in a ConfigMap of at most 1 MiB."""
-MAX_RESULTS = 1000
-MAX_REASON = 100
+MAX_BREAKER_ENTRIES = 1000
+MAX_REASON_CHARS = 100
 
 
 class Stored(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -47,11 +47,11 @@ class PendingMove(Stored, frozen=True):
     """A move whose outcome is not known yet.
 
     Attributes:
-        at_s: when it was made, unix seconds.
-        usage_percent_before: percent of the exceeded resources on the node, before any move of that round.
-        expected_relief_percent: percent points of them that this move was to take off.
-        exceeded_thresholds: the thresholds that were exceeded, percent by resource.
-        other_pod_marks: `short_uid` of the workload's other pods at the time: none of them is the replacement.
+        at_s: time of its round, unix seconds.
+        usage_percent_before: usage of the node's exceeded resources before the round, percent of allocatable.
+        expected_relief_percent: percentage points by which this move should lower it.
+        exceeded_thresholds: percent by resource.
+        sibling_short_uids: `short_uid` of the workload's other pods at that time; none of them is the replacement.
         replacement_node, replacement_pod, replacement_uid, replacement_bound_s: the replacement, once it is bound.
     """
 
@@ -60,7 +60,7 @@ class PendingMove(Stored, frozen=True):
     usage_percent_before: dict[str, float] = {}
     expected_relief_percent: dict[str, float] = {}
     exceeded_thresholds: dict[str, float] = {}
-    other_pod_marks: tuple[str, ...] = ()
+    sibling_short_uids: tuple[str, ...] = ()
     replacement_node: str = ""
     replacement_pod: str = ""
     replacement_uid: str = ""
@@ -68,17 +68,17 @@ class PendingMove(Stored, frozen=True):
 
 
 def short_uid(uid: str) -> str:
-    """Eight hex digits that identify a pod within its workload, so that hundreds fit into the ConfigMap."""
+    """Eight hex digits that identify a pod within its workload; hundreds of them fit into the ConfigMap."""
     return f"{zlib.crc32(uid.encode()):08x}"
 
 
 class BackOff(Stored, frozen=True):
-    """A workload or a replica that is not moved for a while.
+    """The back-off of a workload or a replica, which is not moved until it ends.
 
     Attributes:
         until_s: unix seconds.
-        failures: how often in a row it failed.
-        reason: of the newest back-off: an outcome, or the planner's answer.
+        failures: consecutive ones.
+        reason: of the newest failure: an outcome, or the planner's answer.
     """
 
     until_s: float
@@ -93,35 +93,33 @@ class Eviction(Stored, frozen=True):
     workload: str
 
 
-class MoveResult(Stored, frozen=True):
-    """A move whose outcome is known.
-
-    Attributes:
-        good: it helped.
-    """
+class BreakerEntry(Stored, frozen=True):
+    """Whether a move helped, for the strategy's breaker; ``at_s`` is the time of its evaluation, unix seconds."""
 
     at_s: float
     strategy: Strategy
-    good: bool = False
+    has_helped: bool = False
 
 
 class History(Stored, frozen=True):
-    """The stored state.
+    """State that outlives a leader.
 
     Attributes:
-        backoffs: by workload (``namespace/Kind/name``) and by replica (`short_uid` its uid).
-        results: of moves, the newest `MAX_RESULTS`.
+        pending: moves whose outcome is not known yet.
+        backoffs: by workload (``namespace/Kind/name``) and by replica (`short_uid` of its uid).
+        evictions: those that count against ``limits.perWorkload``.
+        breaker_entries: the newest `MAX_BREAKER_ENTRIES`.
     """
 
     pending: tuple[PendingMove, ...] = ()
     backoffs: dict[str, BackOff] = {}
     evictions: tuple[Eviction, ...] = ()
-    results: tuple[MoveResult, ...] = ()
+    breaker_entries: tuple[BreakerEntry, ...] = ()
 
     def backoff(self, key: str, now: float) -> BackOff | None:
-        """The back-off of a workload or a replica, if it is not over."""
-        found = self.backoffs.get(key)
-        return found if found is not None and found.until_s > now else None
+        """The running back-off of a workload or a replica; None without one."""
+        backoff = self.backoffs.get(key)
+        return backoff if backoff is not None and backoff.until_s > now else None
 
     def evictions_since(self, start_s: float, workload: str) -> int:
         """Number of evictions of a workload after ``start_s``."""
@@ -132,34 +130,29 @@ _decode_history = msgspec.json.Decoder(History).decode
 
 
 def add_moves(history: History, moves: Iterable[PendingMove]) -> History:
-    """Remember moves about to be made, and count them against the limits."""
+    """Add moves, and count their evictions against the limits."""
     moves = tuple(moves)
     evictions = tuple(Eviction(pending.at_s, pending.move.workload) for pending in moves)
     return msgspec.structs.replace(history, pending=history.pending + moves, evictions=history.evictions + evictions)
 
 
 def remove_move(history: History, removed: PendingMove) -> History:
-    """Forget a move that was not made after all, and its eviction."""
+    """Remove a move whose pod was not evicted, with its eviction."""
     evictions = list(history.evictions)
     if (eviction := Eviction(removed.at_s, removed.move.workload)) in evictions:
         evictions.remove(eviction)
-    pending = tuple(known for known in history.pending if known.move.uid != removed.move.uid)
+    pending = tuple(kept for kept in history.pending if kept.move.uid != removed.move.uid)
     return msgspec.structs.replace(history, pending=pending, evictions=tuple(evictions))
 
 
-def add_result(history: History, result: MoveResult) -> History:
-    """Append the result of a move."""
-    return msgspec.structs.replace(history, results=(*history.results, result)[-MAX_RESULTS:])
-
-
 def back_off(
-    history: History, key: str, reason: str, first_s: float, now: float, *, most_s: float = MAX_BACKOFF_S
+    history: History, key: str, reason: str, first_s: float, now: float, *, max_s: float = MAX_BACKOFF_S
 ) -> History:
     """Back off from a workload or a replica: ``first_s`` after the first failure, twice as long after each further one."""
     before = history.backoffs.get(key)
     failures = (before.failures if before else 0) + 1
-    until_s = now + backoff_s(failures, first_s, most_s)
-    return set_backoff(history, key, BackOff(until_s, failures, reason[:MAX_REASON]))
+    until_s = now + backoff_s(failures, first_s, max_s)
+    return set_backoff(history, key, BackOff(until_s, failures, reason[:MAX_REASON_CHARS]))
 
 
 def set_backoff(history: History, key: str, backoff: BackOff) -> History:
@@ -171,21 +164,22 @@ def set_backoff(history: History, key: str, backoff: BackOff) -> History:
     return msgspec.structs.replace(history, backoffs=backoffs)
 
 
-def forget_old(history: History, limits: LimitsConfig, now: float) -> History:
-    """Drop expired entries. Failures are remembered beyond their back-off, so that the next one is longer."""
+def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
+    """The history without expired entries. Failures outlive their back-off, so that the next one is longer."""
 
     def keep_s(key: str, backoff: BackOff) -> float:
         if not backoff.failures:
             return 0.0
         return MAX_BACKOFF_S if "/" in key else limits.failure_backoff_s
 
-    backoffs: Mapping[str, BackOff] = {
-        key: found for key, found in history.backoffs.items() if found.until_s + keep_s(key, found) > now
-    }
-    results = tuple(entry for entry in history.results if now - entry.at_s <= DAY_S)
-    evictions = tuple(entry for entry in history.evictions if now - entry.at_s < limits.workload_backoff_s)
-    kept = msgspec.structs.replace(history, evictions=evictions, backoffs=dict(backoffs), results=results)
-    return history if kept == history else kept
+    return msgspec.structs.replace(
+        history,
+        backoffs={
+            key: backoff for key, backoff in history.backoffs.items() if backoff.until_s + keep_s(key, backoff) > now
+        },
+        evictions=tuple(entry for entry in history.evictions if now - entry.at_s < limits.workload_backoff_s),
+        breaker_entries=tuple(entry for entry in history.breaker_entries if now - entry.at_s <= DAY_S),
+    )
 
 
 log = logs.get("controller.descheduler")
@@ -194,41 +188,41 @@ NAME, KEY = "netaware-descheduler", "history.json"
 
 
 class HistoryStore:
-    """The ConfigMap ``netaware-descheduler`` in netaware's namespace."""
+    """Loads and saves the history in the ConfigMap ``netaware-descheduler`` of netaware's namespace."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self._written: History | None = None
+        self._saved: History | None = None
 
     async def load(self) -> History:
-        """Read it; one that is absent, or cannot be decoded, is an empty history.
+        """The stored history; empty if the ConfigMap is absent or cannot be decoded.
 
         Raises:
             KubekitError: the API server does not answer, or does not allow it.
         """
         try:
-            found = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
+            config_map = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
         except ApiError as error:
             if not error.not_found:
                 raise
             return History()
         try:
-            history = _decode_history((found.data or {}).get(KEY, "{}"))
+            history = _decode_history((config_map.data or {}).get(KEY, "{}"))
         except DECODE_ERRORS as error:
             log.change("history", str(error), "history cannot be read and starts empty", configmap=NAME, error=error)
             return History()
-        self._written = history
+        self._saved = history
         return history
 
     async def save(self, history: History) -> None:
-        """Write it, unless it is stored already.
+        """Write the history, unless it is unchanged.
 
         Raises:
             KubekitError: it was not written.
         """
-        if history == (self._written or History()):
+        if history == (self._saved or History()):
             return
         data = {KEY: msgspec.json.encode(history).decode()}
         body = {**CONFIGMAPS.type_meta, "metadata": {"name": NAME, "labels": PART_OF}, "data": data}
         await self._client.apply(CONFIGMAPS, NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
-        self._written = history
+        self._saved = history

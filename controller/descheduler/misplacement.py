@@ -1,11 +1,10 @@
-"""NetworkMisplacement and ZoneSurvival: chooses pods of AppGroups that are better placed elsewhere, by the scheduler's score.
+"""NetworkMisplacement and ZoneSurvival: move pods of AppGroups to better nodes, by the scheduler's score.
 
-The extender and this rule score by the same code, so a pod is never moved to where the scheduler would not put it. One pod of a
-group at a time, only while the group is complete, and only for a gain that has lasted.
+The extender scores with the same code, so a pod is never moved to where the scheduler would not place it. One pod of a group moves
+at a time, only while the group is complete, and only for a gain that has lasted.
 
-Workloads that are to survive a zone and are wholly in one are misplaced as well (ZoneSurvival): one replica goes to another zone
-once there is one. NetworkMisplacement never moves a replica to the zone that holds all others of such a workload, so the two do
-not undo each other.
+ZoneSurvival moves one replica of a workload that should survive a zone but is wholly in one. NetworkMisplacement never moves a
+replica of such a workload to the zone of all the others, so the two do not undo each other.
 """
 
 from __future__ import annotations
@@ -22,70 +21,70 @@ from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, R
 from controller.descheduler.config import Strategy
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
-from controller.descheduler.round import Candidate, MoveStrategy, Round, workload_of
+from controller.descheduler.round import Candidate, Round, TargetFinder, workload_of
 from controller.descheduler.round_plan import Move
 from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import NodeScore, ScoreTable
 
 MIN_GAIN = 0.2
-"""Least gain, as a share of the present cost."""
+"""Minimum gain as a share of the current cost."""
 STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
-"""Survival comes before cost."""
+"""In the order in which a pod is checked for them."""
 
 
-class MisplacementRound(MoveStrategy):
+class MisplacementRound(TargetFinder):
     """One round over all AppGroups.
 
     Args:
-        base: the round.
-        loads: of nodes by name as LowNodeLoad has them, empty where it is off: a node that is over, or would be, is no target.
+        round_: shared with LowNodeLoad.
+        loads: load of nodes by name, empty without LowNodeLoad; a node that is over, or would be with the pod, is no target.
     """
 
-    def __init__(self, base: Round, loads: Mapping[str, NodeLoad]) -> None:
-        self._base, self._loads = base, loads
-        self._network = network = base.snapshot.network
-        self._config = base.settings.misplacement
+    def __init__(self, round_: Round, loads: Mapping[str, NodeLoad]) -> None:
+        self._round, self._loads = round_, loads
+        self._network = network = round_.snapshot.network
+        self._config = round_.settings.misplacement
         self._zones: dict[str, Mapping[str, Counter[Location]]] = {}
         self._nodes_of: dict[int, list[Host]] = defaultdict(list)
         for name, index in network.location_index.items():
-            node = base.snapshot.nodes.get(name)
+            node = round_.snapshot.nodes.get(name)
             if node is not None and node.takes_pods:
                 self._nodes_of[index].append(node)
         for nodes in self._nodes_of.values():
-            nodes.sort(key=lambda n: (loads[n.name].mean if n.name in loads else 0.0, n.name))
+            nodes.sort(key=lambda n: (loads[n.name].mean_percent if n.name in loads else 0.0, n.name))
 
-    def plan(self, better_since: Mapping[str, float], *, confirmed: bool) -> dict[str, float]:
+    def plan(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
         """Plan moves into the round.
 
         Args:
-            better_since: uid -> time since which the pod has had a better node, from the last round.
-            confirmed: skip the hold time.
+            better_since: see `controller.descheduler.decide.RoundState`, of the last round.
+            assume_lasting: skip the hold time.
 
         Returns:
-            The updated times.
+            ``better_since`` of this round.
         """
-        found: dict[str, float] = {}
+        updated: dict[str, float] = {}
         for pods in self._groups():
             ranked = []
             for pod in pods.values():
                 candidate = self._candidate(pod)
                 if candidate is None:
                     continue
-                found[pod.uid] = better_since.get(pod.uid, self._base.now)
-                lasted_s, hold_s = self._base.now - found[pod.uid], self._config.hold_s
-                if not confirmed and lasted_s < hold_s:
-                    candidate.waits = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
-                if check(self._base, candidate, REASON_CONDITIONS) is None:
+                updated[pod.uid] = better_since.get(pod.uid, self._round.now)
+                lasted_s, hold_s = self._round.now - updated[pod.uid], self._config.hold_s
+                if not assume_lasting and lasted_s < hold_s:
+                    candidate.lasting_refusal = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
+                if check(self._round, candidate, REASON_CONDITIONS) is None:
                     current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
                     ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
             for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
-                self._move(candidate, pods)
-        return found
+                self._plan_move(candidate, pods)
+        return updated
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
-        """Pods of each AppGroup that exists, by its key."""
+        """The active pods of each AppGroup, by key."""
         by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
-        for key, pod in self._base.snapshot.pods.by_key.items():
+        for key, pod in self._round.snapshot.pods.by_key.items():
             name = pod.labels.get(APPGROUP_LABEL, "")
             group = self._network.group_of(pod.namespace, name) if name and pod.is_active else ""
             if group:
@@ -94,20 +93,20 @@ class MisplacementRound(MoveStrategy):
             yield dict(sorted(by_key[group].items()))
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
-        """The pod with its target, if a better node takes it now."""
-        if pod.node not in self._network.location_index or not pod.running or pod.uid in self._base.moves:
+        """The pod with a target; None if it does not run, or no better node can take it."""
+        if pod.node not in self._network.location_index or not pod.running or pod.uid in self._round.moves:
             return None
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
-        used = requested | usage_of(pod, self._base.snapshot, pod.requests)
+        used = requested | usage_of(pod, self._round.snapshot, pod.requests)
         for strategy in STRATEGIES:
             candidate = Candidate(pod, strategy, proxy(self), used)
-            if not self.set_target_or_refusal(candidate):
+            if not self.find_target(candidate):
                 return candidate
         return None
 
-    def _table(self, candidate: Candidate) -> ScoreTable | None:
-        """Scores of all locations; None where the strategy has nothing to say about the pod."""
-        table = self._base.snapshot.score_table_of(candidate.pod)
+    def _score_table(self, candidate: Candidate) -> ScoreTable | None:
+        """The pod's scores on all nodes; None if the strategy does not apply to it."""
+        table = self._round.snapshot.score_table_of(candidate.pod)
         if candidate.strategy == "NetworkMisplacement":
             return None if table.neutral else table
         if not self._forbidden_zone(candidate):
@@ -116,14 +115,15 @@ class MisplacementRound(MoveStrategy):
 
     def _score(self, candidate: Candidate, node: str) -> NodeScore:
         """The pod's score on a node."""
-        table = self._table(candidate)
-        assert table is not None, "a candidate has one"
+        table = self._score_table(candidate)
+        assert table is not None, "the strategy of a candidate applies to it"
         return table.node_score(node, self._network.location_index[node])
 
     def _forbidden_zone(self, candidate: Candidate) -> str:
-        """The zone that must not receive the pod; empty if there is none, or if the workload need not span zones.
+        """The zone that the pod must not move to; empty for none.
 
-        It has all replicas of the workload (ZoneSurvival), or all but the pod (NetworkMisplacement).
+        For a workload that should survive a zone: the zone of all replicas (ZoneSurvival), or of all but the pod
+        (NetworkMisplacement).
         """
         pod = candidate.pod
         zones = self._replicas_by_zone(pod)
@@ -135,25 +135,25 @@ class MisplacementRound(MoveStrategy):
         return next(iter(zones)).zone if len(zones) == 1 else ""
 
     def _replicas_by_zone(self, pod: PodInfo) -> Counter[Location]:
-        """Replicas of the pod's workload by zone; empty unless it should survive a zone."""
-        group = self._base.snapshot.group_of(pod)
+        """Replicas of the pod's workload by zone; empty unless the workload should survive a zone."""
+        group = self._round.snapshot.group_of(pod)
         if group not in self._network.groups:
             return Counter()
         if group not in self._zones:
-            current = placed_group(self._network, group)
-            self._zones[group] = {current.graph.selectors[w]: zones for w, zones in replicas_by_zone(current)}
+            placed = placed_group(self._network, group)
+            self._zones[group] = {placed.graph.selectors[w]: zones for w, zones in replicas_by_zone(placed)}
         return self._zones[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:
-        """Whether the move is a gain: fewer violated dependencies at no higher cost, or a lower cost by both margins.
+        """Whether a move is a gain: it violates fewer dependencies at no higher cost, or lowers the cost by both margins.
 
-        Survival justifies any cost, but no further violated dependency.
+        For ZoneSurvival: whether it violates no more dependencies.
         """
         if not target.passes or target.violated > current.violated:
             return False
         if candidate.strategy == "ZoneSurvival":
             return True
-        # The cost of an unmeasured pair is good for scores, but no reason to move a pod.
+        # The cost of an unmeasured pair is a guess, which is enough for a score but not for an eviction.
         if current.unknown or target.unknown:
             return False
         gain = current.cost - target.cost
@@ -161,63 +161,68 @@ class MisplacementRound(MoveStrategy):
             return True
         return gain > 0 and gain >= max(self._config.margin, MIN_GAIN * current.cost)
 
-    def set_target_or_refusal(self, candidate: Candidate) -> str:
-        """See `MoveStrategy`: the node with fewest violated dependencies and then the lowest cost that is a gain and takes the pod."""
-        pod, table = candidate.pod, self._table(candidate)
+    def find_target(self, candidate: Candidate) -> str:
+        """See `TargetFinder`: of the nodes that are a gain and can take the pod, the one with fewest violated dependencies, then cost."""
+        pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
             return "no node is better"
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        scores: list[tuple[NodeScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
-        scores += [(score, index) for index, score in enumerate(table.by_location)]
-        for score, where in sorted(scores, key=lambda p: (p[0].violated, p[0].cost, isinstance(p[1], int), str(p[1]))):
+        scored: list[tuple[NodeScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
+        scored += [(score, index) for index, score in enumerate(table.by_location)]
+        for score, name_or_location in sorted(
+            scored, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))
+        ):
             if not self._is_gain(candidate, current, score):
                 continue
-            if isinstance(where, int):
-                nodes = [node for node in self._nodes_of.get(where, ()) if node.name not in table.by_node]
+            if isinstance(name_or_location, int):
+                nodes = [node for node in self._nodes_of.get(name_or_location, ()) if node.name not in table.by_node]
             else:
-                nodes = [n for n in (self._base.snapshot.nodes.get(where),) if n is not None and n.takes_pods]
+                nodes = [n for n in (self._round.snapshot.nodes.get(name_or_location),) if n is not None and n.takes_pods]
             for node in nodes:
                 if node.name != pod.node and not self._refusal(candidate, node, zone):
                     candidate.target, candidate.cost = node.name, score.cost
                     return ""
-        return "no better node takes it"
+        return "no better node can take it"
 
     def _refusal(self, candidate: Candidate, node: Host, zone: str) -> str:
-        """Why a node does not take the pod; ``zone``, and nodes without one, are excluded."""
-        fit, pod, load = self._base.fit, candidate.pod, self._loads.get(node.name)
+        """Why a node cannot take the pod; empty if it can. With a forbidden zone, also nodes without a zone are refused."""
+        fit, pod, load = self._round.fit, candidate.pod, self._loads.get(node.name)
         if zone and node.location.zone in {zone, ""}:
-            return f"all other replicas of its workload are in zone {zone}, and it is to survive one"
+            return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
         why = fit.static_refusal(node, pod)
         if not why and load is not None and load.kind != "unknown":
-            used = usage_of(pod, self._base.snapshot, load.used)
-            why = load.overload(used, self._base.arriving.get(node.name, {}))
+            used = usage_of(pod, self._round.snapshot, load.used)
+            why = load.overload(used, self._round.arriving_usage.get(node.name, {}))
         return why or fit.dynamic_refusal(node, pod)
 
-    def objection(self, candidate: Candidate, node: Host) -> str:
-        """See `MoveStrategy`."""
-        if node.name not in self._network.location_index or self._table(candidate) is None:
-            return "its location is not known"
+    def target_refusal(self, candidate: Candidate, node: Host) -> str:
+        """See `TargetFinder`."""
+        if node.name not in self._network.location_index or self._score_table(candidate) is None:
+            return "its zone or its costs are not known"
         why = self._refusal(candidate, node, self._forbidden_zone(candidate))
         current, target = self._score(candidate, candidate.pod.node), self._score(candidate, node.name)
         if not why and not self._is_gain(candidate, current, target):
-            return f"its network cost there is {target.cost}, and {current.cost} here"
+            return f"its network cost would be {target.cost}, and is {current.cost}"
         candidate.cost = target.cost
         return why
 
-    def _move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
-        """Plan one move, if all conditions hold."""
-        base, pod = self._base, candidate.pod
-        group = base.snapshot.group_of(pod)
-        ready = sum(1 for p in pods.values() if p.ready and p.uid not in base.moves)
-        wanted = max(len(pods), self._network.groups[group].spec.num_members)
-        candidate.group = ready, wanted, pod.labels[APPGROUP_LABEL]
-        if check(base, candidate, POD_CONDITIONS) or check(base, candidate, MOVE_CONDITIONS):
+    def _plan_move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
+        """Plan a move, if it meets all conditions; ``pods`` are those of its AppGroup."""
+        round_, pod = self._round, candidate.pod
+        group = round_.snapshot.group_of(pod)
+        ready = sum(1 for p in pods.values() if p.ready and p.uid not in round_.moves)
+        required = max(len(pods), self._network.groups[group].spec.num_members)
+        if ready < required:
+            name = pod.labels[APPGROUP_LABEL]
+            candidate.group_refusal = f"{ready} of {required} pods of AppGroup {name} are ready"
+        if check(round_, candidate, POD_CONDITIONS) or check(round_, candidate, MOVE_CONDITIONS):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         reason = describe_misplacement(current, target)
         if candidate.strategy == "ZoneSurvival":
             reason = (
-                f"all replicas of its workload are in zone {self._forbidden_zone(candidate)}, and it is to survive one"
+                f"all replicas of its workload are in zone {self._forbidden_zone(candidate)}, "
+                "and it should survive the loss of a zone"
             )
         move = Move(
             pod=pod.key,
@@ -232,11 +237,11 @@ class MisplacementRound(MoveStrategy):
             cost_after=candidate.cost,
             group=group,
         )
-        base.add(candidate, PendingMove(move, base.now))
+        round_.plan_move(candidate, PendingMove(move, round_.now))
 
 
 def describe_misplacement(current: NodeScore, target: NodeScore) -> str:
-    """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
+    """The reason of a move, as users know it: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     text = f"pod is misplaced, network cost({current.cost})>elsewhere({target.cost})"
     if current.cost <= target.cost:
         text = f"pod is misplaced, network cost({current.cost}), elsewhere({target.cost})"

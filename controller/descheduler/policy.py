@@ -1,7 +1,6 @@
-"""Reads koordinator's policy: LowNodeLoadArgs, a DeschedulerConfiguration, or the ConfigMap around it.
+"""Reads koordinator's policy: LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one.
 
-What other plugins of such a document would do is not ours to guess: a plugin that we do not have, or a field that has no
-counterpart here, is an error that names it.
+Plugins and fields without a counterpart here are errors that name them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
-    """``evict_failed_bare_pods`` is about pods in phase Failed, which use nothing and so are never in a hot node's way."""
+    """Of ``evictFailedBarePods`` nothing is used: failed pods use nothing, and are never moved."""
 
     max_migrating_per_node: int | None = None
     max_migrating_per_namespace: int | None = None
@@ -79,10 +78,10 @@ class _MigrationArgs(Section, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings from a policy document; None where it has none.
+    """Settings of a policy document; None for those that it does not have.
 
     Attributes:
-        load: None when the profile does not enable LowNodeLoad.
+        load: None if the profile does not enable LowNodeLoad.
         interval_s: seconds between rounds.
         limits: by their names in `controller.descheduler.config.LimitsConfig`.
     """
@@ -95,14 +94,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_policy(document: object, field: str = "") -> Policy:
-    """Read plain data of any of the three shapes; every field is checked.
+    """Read and check a policy document of any of the three kinds.
 
     Args:
-        document: what a YAML reader returned.
+        document: parsed YAML.
         field: its path, for errors; may be empty.
 
     Raises:
-        ConfigError: naming the field that is unknown or makes no sense.
+        ConfigError: names a field that is unknown or invalid.
     """
     if not isinstance(document, dict):
         raise ConfigError(field or "the document", "is no mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")
@@ -121,7 +120,7 @@ def parse_policy(text: str, field: str) -> Policy:
     """Like `read_policy`, from YAML text.
 
     Raises:
-        ConfigError: also when the text is no YAML.
+        ConfigError: also for text that is no YAML.
     """
     return read_policy(parse_yaml(text, field), field)
 
@@ -151,26 +150,26 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    document, at = plugins.get("LowNodeLoad", ({}, profiles))
-    load = _args(document, at)
+    document, load_field = plugins.get("LowNodeLoad", ({}, profiles))
+    load = _load_args(document, load_field)
     if load.node_selector is None:
         load = msgspec.structs.replace(load, node_selector=config.node_selector)
-    document, migration_at = plugins.get("MigrationController", ({}, ""))
-    migration = read_kind(document, _MigrationArgs, migration_at)
+    document, migration_field = plugins.get("MigrationController", ({}, ""))
+    migration = read_kind(document, _MigrationArgs, migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
     limits = {
-        "per_node": _least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
-        "per_namespace": _least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
-        "per_round": _least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        "per_node": _smallest(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        "per_namespace": _smallest(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        "per_round": _smallest(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
         "workload_backoff_s": None
         if backoff is None
-        else seconds(backoff, join(migration_at, "objectLimiters.workload.duration")),
+        else seconds(backoff, join(migration_field, "objectLimiters.workload.duration")),
     }
-    enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
+    is_enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
-        load=load.compiled(at) if enabled else None,
+        load=load.compiled(load_field) if is_enabled else None,
         interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
@@ -178,13 +177,13 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     )
 
 
-def _args(document: dict[str, Any], at: str) -> LowNodeLoadArgs:
+def _load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     kind = document.get("kind", ARGS_KIND)
     if kind != ARGS_KIND:
-        raise ConfigError(f"{at}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
-    _check_version(document, at)
-    return read_kind(document, LowNodeLoadArgs, at)
+        raise ConfigError(f"{field}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
+    _check_version(document, field)
+    return read_kind(document, LowNodeLoadArgs, field)
 
 
-def _least(*limits: int | None) -> int | None:
+def _smallest(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)

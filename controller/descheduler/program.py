@@ -1,7 +1,6 @@
-"""The descheduler's loop: read usage, follow up, decide, record, evict, report.
+"""The descheduler's loop: read usage, evaluate earlier moves, decide, record, evict, report.
 
-What is about to be done is remembered before it is done: a leader that ends between the two leaves a successor that knows of a
-move too many, never of one too few.
+A move is recorded before its eviction, so that the next leader knows all evictions of one that ended in between.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decide import RoundDecision, RoundState, UnconfirmedRound, decide
-from controller.descheduler.evict import Result, evict, why_outdated
+from controller.descheduler.evict import EvictionResult, evict, outdated_reason
 from controller.descheduler.history import History, HistoryStore, PendingMove, add_moves, back_off, remove_move
 from controller.descheduler.low_node_load import nodes_to_taint
 from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, taint_patches
 from controller.descheduler.round_plan import Move
-from controller.descheduler.snapshot import BUDGETS, Budget, take_snapshot
+from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
 from controller.descheduler.sources import UsageReader
 from controller.descheduler.usage import Refusal, UsageBatch, UsageStore
 from controller.scheduler.placement.inputs import PlanInputs
@@ -43,19 +42,19 @@ if TYPE_CHECKING:
 log = logs.get("controller.descheduler")
 
 CHANGED_SINCE = frozenset({404, 409, 422})
-"""Answers to a patch of a node that is gone, or not as it was any more: the next round sees it."""
+"""Status codes of a patch of a node that is gone or has changed since; the next round patches it again."""
 
 
 class Descheduler:
     """Runs rounds while this replica leads.
 
     Args:
-        client: fenced by the leadership.
-        caches: nodes and pods; the disruption budgets are watched here, and only while leading.
-        config: its section, checked.
-        inputs: what plans are made from, so that both see one cluster; told which nodes are hot, so that plans avoid them.
-        planner: places pods of AppGroups, and is asked before one of them is moved.
-        source: of usage; by default what the configuration names.
+        client: with the write fence of the leader.
+        caches: stores of nodes and pods.
+        config: the section ``descheduler``, checked.
+        inputs: the planner's inputs, which the snapshot is taken from; the hot nodes are set there.
+        planner: confirms moves of pods that it placed.
+        usage_reader: by default one for the sources that the configuration names.
     """
 
     def __init__(
@@ -68,27 +67,27 @@ class Descheduler:
         *,
         inputs: PlanInputs,
         planner: GroupPlans,
-        source: UsageReader | None = None,
+        usage_reader: UsageReader | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._wall = client, caches, wall
         self._enabled, self._settings = config.enabled, config.compiled()
         self._usage = UsageStore(self._settings.expiry_s)
-        self._source = source or UsageReader(config.usage, client)
+        self._usage_reader = usage_reader or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
         self._store = HistoryStore(client, caches.home)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = RoundReporter(recorder)
         self._history, self._state = History(), RoundState()
         self._thread = ThreadPoolExecutor(1, "descheduler")
-        self._budgets: Reflector[Budget] = Reflector(client, BUDGETS, Budget)
+        self._budgets: Reflector[PodDisruptionBudget] = Reflector(client, DISRUPTION_BUDGETS, PodDisruptionBudget)
 
     async def run(self) -> None:
-        """Run rounds until cancelled; does nothing where the descheduler is not enabled."""
+        """Run rounds until cancelled; does nothing if the descheduler is not enabled."""
         if not self._enabled:
             await asyncio.Event().wait()
         self._metrics.count_from_zero()
-        # What was listed while this replica led before may be hours old; rounds wait for a fresh list.
+        # The budgets of an earlier leadership of this replica may be hours old; rounds wait for a new list.
         self._budgets.synced.clear()
         try:
             await supervise({"budgets": self._budgets.run(), "rounds": self._rounds()})
@@ -99,13 +98,13 @@ class Descheduler:
     async def _rounds(self) -> None:
         await self._caches.pods.synced.wait()
         await self._budgets.synced.wait()
-        # Another leader may have moved pods since this one last led.
-        self._state, loaded = RoundState(), False
+        # Another replica may have led since.
+        self._state, is_loaded = RoundState(), False
         log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
         while True:
             try:
-                if not loaded:
-                    self._history, loaded = await self._store.load(), True
+                if not is_loaded:
+                    self._history, is_loaded = await self._store.load(), True
                 await self.round()
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
@@ -115,38 +114,37 @@ class Descheduler:
             await asyncio.sleep(self._settings.interval_s)
 
     async def round(self) -> RoundDecision:
-        """One round.
+        """Run one round.
 
         Raises:
-            KubekitError: the API server is out of reach, or this replica leads no more; nothing was evicted that is not
-                remembered.
+            KubekitError: the API server is unreachable, or this replica no longer leads; all evictions are recorded.
         """
         batch = await self._read_usage()
         now = self._wall()
         unconfirmed = await self._decide(batch, now)
         decision = unconfirmed.decision
         self._history, self._state = decision.history, decision.state
-        for end in decision.ended:
-            self._metrics.count_end(end)
-            self._reporter.report_end(end)
-        warm = frozenset(name for name, detector in self._state.detectors.items() if detector.warm)
-        self._inputs.node_cache.set_hot_nodes(warm)
+        for evaluated in decision.evaluated:
+            self._metrics.count_outcome(evaluated)
+            self._reporter.report_outcome(evaluated)
+        avoided = frozenset(name for name, detector in self._state.detectors.items() if detector.is_avoided)
+        self._inputs.node_cache.set_hot_nodes(avoided)
         decision = await unconfirmed.confirm(self._planner.simulate_replacement)
         self._history = decision.history
         self._metrics.show_round(decision)
         self._reporter.report_plan(decision.plan)
         if not self._settings.dry_run:
             await self._taint(decision)
-            self._promise(decision)
+            self._expect_replacements(decision)
         await self._execute(decision)
-        self._metrics.show_history(self._history, self._settings, now)
+        self._metrics.show_backoffs(self._history, self._settings, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
     async def _decide(self, batch: UsageBatch, now: float) -> UnconfirmedRound:
-        """In a thread, of a copy of the cluster: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
+        """Decide in a thread, from a copy of the cluster, because it takes seconds on thousands of nodes.
 
-        The rounds of one process have one thread: one that a lost leadership left behind ends before the next begins.
+        There is one thread, so that a round of an earlier leadership ends before the next one begins.
         """
         snapshot = take_snapshot(self._inputs, self._caches.pods.items, self._budgets)
         usage, history, state, settings = self._usage, self._history, self._state, self._settings
@@ -157,75 +155,75 @@ class Descheduler:
                 return decide(replace(snapshot, usage=usage.view(now)), history, state, settings, now), refused
 
         unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        # Pods may start or end between a source's rounds and ours; that alone is not reported.
-        kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
-        what = "usage readings ignored" if kinds else "all usage readings are good again"
-        log.change("usage-refused", kinds, what, count=sum(refused.values()))
+        # Usage of unknown pods is normal: pods start and end while it is read.
+        reasons = ",".join(sorted(reason for reason in refused if reason != "unknown-pod"))
+        message = "usage readings ignored" if reasons else "no usage readings are ignored any more"
+        log.change("usage-refused", reasons, message, count=sum(refused.values()))
         return unconfirmed
 
     async def _taint(self, decision: RoundDecision) -> None:
-        """Taint hot nodes before evictions: kube-scheduler knows requests, not usage, and would place replacements there.
+        """Taint hot nodes before the evictions, because kube-scheduler knows requests, not usage.
 
         Raises:
-            KubekitError: a taint was not written, for a reason other than a node that has changed since.
+            KubekitError: a taint was not written; not for a node that has changed since.
         """
-        wanted = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
-        for name, patch in taint_patches(self._caches.nodes.items, wanted).items():
+        hot = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
+        for name, patch in taint_patches(self._caches.nodes.items, hot).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, kind=JSON_PATCH)
             except ApiError as error:
                 if error.status not in CHANGED_SINCE:
                     raise
 
-    def _promise(self, decision: RoundDecision) -> None:
-        """Before the eviction: the replacement may be there before its answer."""
+    def _expect_replacements(self, decision: RoundDecision) -> None:
+        """Reserve the planner's targets before the evictions, because a replacement may come before the eviction's answer."""
         for move in decision.plan.moves:
-            promise = decision.promises.get(move.uid)
-            if promise is None or self._why_outdated(move):
+            expected = decision.replacement_targets.get(move.uid)
+            if expected is None or self._outdated_reason(move):
                 continue
-            pod = promise.pod
-            known = {p.key for p in self._caches.pods if p.workload == pod.workload} - {move.pod}
+            pod = expected.pod
+            siblings = {p.key for p in self._caches.pods if p.workload == pod.workload} - {move.pod}
             self._planner.expect(
-                promise.group,
+                expected.group,
                 pod.labels.get(WORKLOAD_LABEL, ""),
-                promise.target,
-                known,
+                expected.target,
+                siblings,
                 for_s=self._settings.limits.start_timeout_s,
                 requests=pod.asks,
             )
 
     async def _read_usage(self) -> UsageBatch:
-        batch = await self._source.read()
-        first = batch.faults[0] if batch.faults else ""
-        what = "usage not read, nodes without it are left alone" if first else "usage is read again"
-        log.change("usage", first.partition(":")[0], what, error=first)
+        batch = await self._usage_reader.read()
+        fault = batch.faults[0] if batch.faults else ""
+        message = "usage not read; nodes without usage are left alone" if fault else "usage is read again"
+        log.change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
     async def _execute(self, decision: RoundDecision) -> None:
         if not self._settings.dry_run:
             self._history = add_moves(self._history, decision.pending)
         await self._store.save(self._history)
-        stopped = False
+        has_stopped = False
         for pending in decision.pending:
-            if stopped:
+            if has_stopped:
                 self._history = remove_move(self._history, pending)
                 continue
-            why = self._why_outdated(pending.move)
+            why = self._outdated_reason(pending.move)
             dry_run = self._settings.dry_run
-            result = Result("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
+            result = EvictionResult("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
             self._record(pending, result)
-            stopped = result.ends_round
+            has_stopped = result.ends_round
         await self._store.save(self._history)
 
-    def _why_outdated(self, move: Move) -> str:
-        return why_outdated(move, self._caches.pods.items, self._inputs.node_cache.hosts)
+    def _outdated_reason(self, move: Move) -> str:
+        return outdated_reason(move, self._caches.pods.items, self._inputs.node_cache.hosts)
 
-    def _record(self, pending: PendingMove, result: Result) -> None:
-        move, live = pending.move, not self._settings.dry_run
-        if live and result.kind not in {"evicted", "unknown"}:
+    def _record(self, pending: PendingMove, result: EvictionResult) -> None:
+        move, is_live = pending.move, not self._settings.dry_run
+        if is_live and result.kind not in {"evicted", "unknown"}:
             self._history = remove_move(self._history, pending)
-        if live and result.refused:
+        if is_live and result.is_refused:
             first_s = self._settings.limits.failure_backoff_s
             self._history = back_off(self._history, move.workload, "refused", first_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
-        self._reporter.report_result(move, result)
+        self._reporter.report_eviction(move, result)

@@ -1,4 +1,4 @@
-"""Reports moves, their outcome and stuck nodes: events, log lines and metrics."""
+"""Events, log lines and metrics of the descheduler, and patches for the taint of hot nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decide import RoundDecision
-from controller.descheduler.evict import Result, ResultKind
-from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
+from controller.descheduler.evaluation import INEFFECTIVE, EvaluatedMove
+from controller.descheduler.evict import EvictionResult, ResultKind
 from controller.descheduler.history import History, Outcome
-from controller.descheduler.node_load import Class
+from controller.descheduler.node_load import LoadClass
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
 from kubekit import logs, patches
@@ -27,18 +27,18 @@ HOT_EFFECT = "PreferNoSchedule"
 log = logs.get("controller.descheduler")
 
 DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"
-_ENDS = {
+_OUTCOME_TEXTS = {
     "returned": "its replacement came back to the same node",
     "node-still-hot": "the node did not cool",
     "cost-not-fallen": "its network cost did not fall",
     "lost": "its replacement is not running",
     "not-running": "its replacement is not ready",
-    "target-overloaded": "its new node is above a threshold as well",
+    "target-overloaded": "its new node is above a threshold too",
 }
 
 
 def describe_eviction(move: Move) -> str:
-    """The note that users know: ``Pod evicted from node "n1" by the reason "node is overutilized, ..."``."""
+    """The event's note, as users know it: ``Pod evicted from node "n1" by the reason "node is overutilized, ..."``."""
     return f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
 
 
@@ -48,14 +48,14 @@ def _about_pod(key: str, uid: str) -> Reference:
 
 
 class RoundReporter:
-    """Says each thing once per change of state."""
+    """Writes events and log lines, once per change of state."""
 
     def __init__(self, recorder: EventRecorder) -> None:
         self._recorder = recorder
         self._stuck: dict[str, str] = {}
 
-    def report_result(self, move: Move, result: Result) -> None:
-        """An eviction was tried."""
+    def report_eviction(self, move: Move, result: EvictionResult) -> None:
+        """Report the result of an eviction."""
         if result.kind == "evicted":
             log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
             self._recorder.normal(_about_pod(move.pod, move.uid), DESCHEDULED, describe_eviction(move))
@@ -67,73 +67,75 @@ class RoundReporter:
             note = f'Eviction from node "{move.node}" by the reason "{move.reason}" was refused: {result.message}'
             self._recorder.warning(_about_pod(move.pod, move.uid), REFUSED, note)
 
-    def report_end(self, ended: EndedMove) -> None:
-        """The outcome of a move is known."""
-        pending, move = ended.pending, ended.pending.move
+    def report_outcome(self, evaluated: EvaluatedMove) -> None:
+        """Report the outcome of a move; as an event if it did not help."""
+        pending, move = evaluated.pending, evaluated.pending.move
         fields = {
             "pod": move.pod,
             "node": move.node,
             "replacement_node": pending.replacement_node,
-            "outcome": ended.outcome,
+            "outcome": evaluated.outcome,
         }
-        if ended.outcome not in INEFFECTIVE:
-            log.info("move ended", **fields)
+        if evaluated.outcome not in INEFFECTIVE:
+            log.info("move evaluated", **fields)
             return
-        log.warning("move did not help", workload=move.workload, backoff_s=int(ended.backoff_s), **fields)
+        log.warning("move did not help", workload=move.workload, backoff_s=int(evaluated.backoff_s), **fields)
         note = (
-            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_ENDS[ended.outcome]}; '
-            f"{move.workload} is not moved for {ended.backoff_s / 60:.0f} min"
+            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_OUTCOME_TEXTS[evaluated.outcome]}; '
+            f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
         self._recorder.warning(_about_pod(*pod), NOT_HELPED, note)
 
     def report_plan(self, plan: RoundPlan) -> None:
-        """Report hot nodes that the round could not relieve, and those that no longer need it."""
+        """Report hot nodes that the round cannot relieve, and those that are no longer above a threshold."""
         stuck = {state.node: state.why for state in plan.nodes if state.stuck}
         for node, why in stuck.items():
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
                 self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
-        # A node whose anomaly timed out is still above its thresholds and soon hot again, so that is not reported.
+        # A node whose anomaly timed out is still above a threshold and soon hot again; nothing is reported.
         still_over = {state.node for state in plan.nodes if state.kind in {"over", "unknown"}}
         still_over -= {move.node for move in plan.moves}
         for node in self._stuck.keys() - stuck.keys() - still_over:
-            log.info("hot node needs nothing more", node=node)
+            log.info("node is no longer above a threshold", node=node)
         self._stuck = {node: why for node, why in self._stuck.items() if node in still_over} | stuck
         for note in plan.notes:
             log.debug("round", note=note)
 
 
-def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str, list[Operation]]:
-    """JSON patches that give the soft taint to these nodes and take it from all others.
+def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, list[Operation]]:
+    """JSON patches by node that add the taint to hot nodes and remove it from all others.
 
-    Others' taints are not written: we do not read all of their fields. A removal, and a first taint, are refused if the node has changed
-    since; adding a taint that is there already is refused by the API server.
+    They do not write other taints, whose fields we do not all read. The API server refuses to remove a taint, or to add a first one,
+    if the node has changed since, and to add one that exists.
     """
     ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
-    found: dict[str, list[Operation]] = {}
+    operations: dict[str, list[Operation]] = {}
     for name, node in nodes.items():
         taints = node.spec.taints or []
-        at = next((i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None)
-        if name in wanted and at is None and taints:
-            found[name] = [patches.add("/spec/taints/-", ours)]
-        elif name in wanted and at is None:
-            as_seen = patches.test("/metadata/resourceVersion", node.metadata.resource_version)
-            found[name] = [as_seen, patches.add("/spec/taints", [ours])]
-        elif name not in wanted and at is not None:
-            place = f"/spec/taints/{at}"
-            found[name] = [patches.test(f"{place}/{field}", value) for field, value in ours.items()]
-            found[name].append(patches.remove(place))
-    return found
+        index = next(
+            (i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None
+        )
+        if name in hot and index is None and taints:
+            operations[name] = [patches.add("/spec/taints/-", ours)]
+        elif name in hot and index is None:
+            is_unchanged = patches.test("/metadata/resourceVersion", node.metadata.resource_version)
+            operations[name] = [is_unchanged, patches.add("/spec/taints", [ours])]
+        elif name not in hot and index is not None:
+            path = f"/spec/taints/{index}"
+            operations[name] = [patches.test(f"{path}/{field}", value) for field, value in ours.items()]
+            operations[name].append(patches.remove(path))
+    return operations
 
 
-KINDS: tuple[Class, ...] = get_args(Class)
+KINDS: tuple[LoadClass, ...] = get_args(LoadClass)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _PREFIX = "netaware_descheduler"
 
 
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges are of the leader's newest round; other replicas have no series, or 0 where a gauge has no labels."""
+    """Metrics of rounds. Gauges show the leader's newest round; on other replicas they have no series, or 0 without labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -144,7 +146,7 @@ class DeschedulerMetrics:
 
         self.rounds = counter("rounds", "Rounds, by how they ended.", "outcome")
         self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
-        self.ended = counter("moves_ended", "Ended moves, by outcome.", "strategy", "outcome")
+        self.outcomes = counter("moves_ended", "Moves whose outcome is known, by outcome.", "strategy", "outcome")
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
@@ -153,35 +155,35 @@ class DeschedulerMetrics:
             registry=registry,
         )
         self._nodes = gauge("nodes", "Nodes by pool and load.", "pool", "load")
-        self._hot = gauge("hot_nodes", "Nodes found hot for long enough.")
-        self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round could not relieve enough.")
+        self._hot = gauge("hot_nodes", "Nodes that have been hot for long enough.")
+        self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round cannot relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
-        self._backed_off = gauge("backed_off", "Workloads and replicas that are not moved for a while.", "kind")
+        self._backed_off = gauge("backed_off", "Workloads and replicas in a back-off.", "kind")
 
     def count_from_zero(self) -> None:
-        """Begin all counts of rare things at zero: increase() does not see the first of a series that begins with it."""
+        """Start counters of rare events at 0, because increase() misses the first event of a series that starts at 1."""
         for strategy in STRATEGIES:
             for result in get_args(ResultKind):
                 self.evictions.labels(strategy, result)
             for outcome in get_args(Outcome):
-                self.ended.labels(strategy, outcome)
+                self.outcomes.labels(strategy, outcome)
 
     def show_round(self, decision: RoundDecision) -> None:
-        """Show what was decided."""
+        """Set the gauges of a round."""
         plan = decision.plan
         self._nodes.clear()
         counts = Counts((state.pool, state.kind) for state in plan.nodes)
         for pool in {state.pool for state in plan.nodes}:
             for kind in KINDS:
                 self._nodes.labels(pool, kind).set(counts[pool, kind])
-        self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.hot))
+        self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.is_hot))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
         self._skipped.clear()
         for condition, count in plan.skip_counts.items():
             self._skipped.labels(condition).set(count)
 
-    def show_history(self, history: History, settings: Settings, now: float) -> None:
-        """Show what is remembered."""
+    def show_backoffs(self, history: History, settings: Settings, now: float) -> None:
+        """Set the gauges of back-offs and breakers."""
         kinds = Counts("workload" if "/" in key else "replica" for key in history.backoffs if history.backoff(key, now))
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
@@ -189,13 +191,13 @@ class DeschedulerMetrics:
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
 
-    def count_end(self, ended: EndedMove) -> None:
-        """Count a move that ended."""
-        self.ended.labels(ended.pending.move.strategy, ended.outcome).inc()
+    def count_outcome(self, evaluated: EvaluatedMove) -> None:
+        """Count the outcome of a move."""
+        self.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
 
     def clear(self) -> None:
-        """Take back what only the leader knows."""
-        for labelled in (self._nodes, self._skipped, self._stopped, self._backed_off):
-            labelled.clear()
-        for plain in (self._hot, self._stuck):
-            plain.set(0)
+        """Remove the gauges of a replica that no longer leads."""
+        for gauge in (self._nodes, self._skipped, self._stopped, self._backed_off):
+            gauge.clear()
+        for gauge in (self._hot, self._stuck):
+            gauge.set(0)

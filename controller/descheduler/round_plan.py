@@ -1,4 +1,4 @@
-"""The decision of a round: moves, skipped pods, and nodes that cannot be relieved."""
+"""The plan of a round, as `kubectl netaware deschedule -o json` prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.descheduler.config import Strategy
-from controller.descheduler.node_load import Class
+from controller.descheduler.node_load import LoadClass
 
 MAX_SKIPS = 2000
 
@@ -17,15 +17,16 @@ class DescheduleOutput(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Move(DescheduleOutput, frozen=True):
-    """A pod that should go.
+    """A pod to evict, and where its replacement should run.
 
     Attributes:
         pod: ``namespace/name``.
         reason: in koord-descheduler's wording, with usage after the moves before this one.
-        target: where it is expected to land; empty when nodeFit is off.
-        used: amounts that leave with it: millicores, bytes, bits per second.
-        node_before, node_after: percent of the node's allocatable by resource, around this move.
-        cost_before, cost_after: network cost at the node and at the target, -1 for LowNodeLoad.
+        target: a node; empty when nodeFit is off.
+        used: the pod's usage by resource: millicores, bytes, bits per second.
+        node_before, node_after: the node's usage before and after this move, percent of allocatable by resource.
+        cost_before, cost_after: network cost on the node and on the target; -1 for LowNodeLoad.
+        group: key of the pod's AppGroup; empty without one.
     """
 
     pod: str
@@ -44,11 +45,11 @@ class Move(DescheduleOutput, frozen=True):
 
 
 class Skip(DescheduleOutput, frozen=True):
-    """A pod that qualifies for a move but fails a condition.
+    """A pod that has a reason to move, but does not meet a condition.
 
     Attributes:
-        condition: name of the first condition that does not hold.
-        why: for people.
+        condition: name of the first condition that it does not meet.
+        why: text for users.
     """
 
     pod: str
@@ -58,18 +59,19 @@ class Skip(DescheduleOutput, frozen=True):
 
 
 class NodeState(DescheduleOutput, frozen=True):
-    """The classification of a node.
+    """The load of a node.
 
     Attributes:
-        share: percent of allocatable by resource.
-        stuck: hot for long enough, and this round could not plan all that is needed.
-        why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
+        usage_percent: percent of allocatable by resource.
+        low, high: thresholds, percent by resource.
+        stuck: hot for long enough, but still above a threshold after the planned moves.
+        why: why a hot node is not relieved, or its load is not known; empty otherwise.
     """
 
     node: str
     pool: str
-    kind: Class
-    share: Mapping[str, float]
+    kind: LoadClass
+    usage_percent: Mapping[str, float]
     low: Mapping[str, float]
     high: Mapping[str, float]
     stuck: bool = False
@@ -80,8 +82,9 @@ class RoundPlan(DescheduleOutput, frozen=True):
     """The result of one round.
 
     Attributes:
+        skips: at most `MAX_SKIPS`.
         notes: why the round or a part of it stopped.
-        skip_counts: how many pods stay, by condition; `skips` is cut at `MAX_SKIPS`.
+        skip_counts: number of all skipped pods by condition.
     """
 
     moves: tuple[Move, ...] = ()

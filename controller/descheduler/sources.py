@@ -39,23 +39,23 @@ class _PodMetrics(Object, frozen=True):
 
 
 class UsageReader:
-    """Asks the sources that are configured: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything.
+    """Reads usage from the configured sources: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything.
 
-    Never raises for a source that is down, see `UsageBatch.faults`.
+    Does not raise for a source that is down, see `UsageBatch.faults`.
     """
 
     def __init__(self, config: UsageConfig, client: Client, wall: Callable[[], float] = time.time) -> None:
         self._config, self._client, self._wall = config, client, wall
 
     async def read(self) -> UsageBatch:
-        """Ask all at once."""
-        from_api, url = self._config.source == "metrics.k8s.io", self._config.prometheus.url
-        if not from_api and not url:
+        """Read all sources concurrently."""
+        uses_api, url = self._config.source == "metrics.k8s.io", self._config.prometheus.url
+        if not uses_api and not url:
             return UsageBatch(faults=(f"{URL_FIELD}: is empty, and usage.source is prometheus",))
-        asked = [self._read_metrics_api()] if from_api else []
+        reads = [self._read_metrics_api()] if uses_api else []
         if url:
-            asked.append(self._read_prometheus((BANDWIDTH,) if from_api else (CPU, MEMORY, BANDWIDTH)))
-        batches = await asyncio.gather(*asked)
+            reads.append(self._read_prometheus((BANDWIDTH,) if uses_api else (CPU, MEMORY, BANDWIDTH)))
+        batches = await asyncio.gather(*reads)
         return UsageBatch(
             tuple(r for b in batches for r in b.nodes),
             tuple(r for b in batches for r in b.pods),
@@ -72,10 +72,10 @@ class UsageReader:
             if isinstance(error, ApiError) and error.not_found:
                 return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
             return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
-        return await asyncio.to_thread(_batch, nodes, pods)
+        return await asyncio.to_thread(_metrics_batch, nodes, pods)
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:
-        """Usage by the queries, all evaluated at the same moment; the token is read on each round, since tokens rotate."""
+        """Usage by the configured queries, all evaluated for one time. Reads the token again, because tokens rotate."""
         q, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
         try:
             token = await asyncio.to_thread(lambda: Path(path).read_text().strip() if path else "")
@@ -89,8 +89,9 @@ class UsageReader:
         }
         labels = ("node",), ("namespace", "pod")
 
-        async def ask(client: PrometheusClient, kind: int) -> tuple[UsageReading, ...]:
-            found: list[UsageReading] = []
+        async def query(client: PrometheusClient, kind: int) -> tuple[UsageReading, ...]:
+            """Readings of nodes (kind 0) or pods (kind 1)."""
+            readings: list[UsageReading] = []
             for resource in resources:
                 if not expressions[resource][kind]:
                     continue
@@ -99,16 +100,16 @@ class UsageReader:
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:
-                    found += _named(resource, series, labels[kind])
-            return tuple(found)
+                    readings += _readings_of_series(resource, series, labels[kind])
+            return tuple(readings)
 
         url = self._config.prometheus.url
         async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
-            nodes, pods = await asyncio.gather(ask(client, 0), ask(client, 1))
+            nodes, pods = await asyncio.gather(query(client, 0), query(client, 1))
         return UsageBatch(nodes, pods, tuple(faults))
 
 
-def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
+def _metrics_batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
     faults: list[str] = []
     return UsageBatch(
         tuple(r for n in nodes for r in _readings(n.metadata.name, n.timestamp, [n.usage], faults)),
@@ -124,7 +125,7 @@ def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageB
 def _readings(
     name: str, timestamp: str, usages: Iterable[dict[str, str] | None], faults: list[str]
 ) -> Iterable[UsageReading]:
-    """Sums over containers; skips an object with an unreadable value, because a partial sum would look idle."""
+    """Sums over containers; none for an object with an invalid value, because a partial sum would look idle."""
     totals: dict[str, float] = {}
     try:
         at_s = parse_time(timestamp)
@@ -138,10 +139,10 @@ def _readings(
     return [UsageReading(name, resource, value, at_s) for resource, value in totals.items()]
 
 
-def _named(resource: str, found: Iterable[Series], labels: tuple[str, ...]) -> Iterable[UsageReading]:
-    """Readings of series that carry the labels; cores become millicores."""
+def _readings_of_series(resource: str, vector: Iterable[Series], labels: tuple[str, ...]) -> Iterable[UsageReading]:
+    """Readings of the series that have these labels; cores become millicores."""
     factor = 1000.0 if resource == CPU else 1.0
-    for series in found:
+    for series in vector:
         names = [series.labels.get(label, "") for label in labels]
         if all(names):
             yield UsageReading("/".join(names), resource, series.value * factor, series.at_s)

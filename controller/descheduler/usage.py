@@ -1,8 +1,7 @@
 """Usage of nodes and pods: checked readings that expire.
 
-An amount maps a resource to a number: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource that is
-missing is unknown, which is not the same as 0. Impossible readings are refused and counted, never corrected: the rules can handle
-missing usage (the node is neither source nor target), but cannot recognise wrong usage.
+Amounts are by resource: cpu in millicores, memory in bytes, bandwidth in bits per second. A missing resource is unknown, not 0.
+Impossible readings are ignored and counted: a node without usage is neither source nor target of moves.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Percents = Mapping[str, float]
 
 
 def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
-    """Used share of allocatable in percent, for resources that both know and of which there is any."""
+    """Percent of allocatable in use, for resources with known usage of which the node has any."""
     return {
         resource: 100.0 * used[resource] / allocatable[resource]
         for resource in RESOURCES
@@ -34,26 +33,26 @@ def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
     }
 
 
-def weighted_percent(shares: Percents, weights: Mapping[str, int]) -> float:
-    """Mean of the shares by weight; 0 when none of the weighted resources is known."""
-    total = sum(weight for resource, weight in weights.items() if resource in shares)
+def weighted_percent(percent: Percents, weights: Mapping[str, int]) -> float:
+    """Weighted mean over the known resources; 0 if none of those with a weight is known."""
+    total = sum(weight for resource, weight in weights.items() if resource in percent)
     if not total:
         return 0.0
-    return sum(shares[resource] * weight for resource, weight in weights.items() if resource in shares) / total
+    return sum(percent[resource] * weight for resource, weight in weights.items() if resource in percent) / total
 
 
-def above(shares: Percents, high: Percents) -> tuple[str, ...]:
-    """Resources of which more is in use than the high threshold."""
-    return tuple(resource for resource, limit in high.items() if shares.get(resource, 0.0) > limit)
+def exceeded_resources(percent: Percents, high: Percents) -> tuple[str, ...]:
+    """Resources above their high threshold."""
+    return tuple(resource for resource, threshold in high.items() if percent.get(resource, 0.0) > threshold)
 
 
 Refusal = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
-MOST_AHEAD_S = 60.0
-"""Clocks differ; a reading further ahead than this is refused."""
+MAX_CLOCK_SKEW_S = 60.0
+"""A reading from further in the future is refused."""
 
 
 class UsageReading(msgspec.Struct, frozen=True, gc=False):
-    """One value as a source gave it. ``gc=False``: a big cluster has 200,000, and the garbage collector need not traverse them.
+    """One value of a source. ``gc=False``, because a large cluster has 200,000 of them.
 
     Attributes:
         name: of a node, or ``namespace/name`` of a pod.
@@ -71,7 +70,7 @@ class UsageBatch(msgspec.Struct, frozen=True):
     """Usage readings of one round.
 
     Attributes:
-        faults: messages about what could not be read.
+        faults: error messages of sources.
     """
 
     nodes: tuple[UsageReading, ...] = ()
@@ -80,12 +79,12 @@ class UsageBatch(msgspec.Struct, frozen=True):
 
 
 class UsageView(NamedTuple):
-    """Unexpired usage, as the rules read it.
+    """Unexpired usage.
 
     Attributes:
         nodes: node -> resource -> amount.
         pods: ``namespace/name`` -> resource -> amount.
-        expired: nodes that once had usage and whose newest is too old.
+        expired: nodes whose newest usage is too old.
     """
 
     nodes: Mapping[str, Mapping[str, float]]
@@ -96,23 +95,19 @@ class UsageView(NamedTuple):
 NO_USAGE = UsageView({}, {})
 
 
-def refusal_of(reading: UsageReading, now: float, expiry_s: float) -> Refusal | None:
-    """Why a reading must not be believed; None when it may be."""
+def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> Refusal | None:
+    """Why a reading is refused; None if it is not."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
         return "not-a-number"
     if reading.value < 0:
         return "negative"
     if now - reading.at_s > expiry_s:
         return "expired"
-    return "future" if reading.at_s - now > MOST_AHEAD_S else None
+    return "future" if reading.at_s - now > MAX_CLOCK_SKEW_S else None
 
 
 class UsageStore:
-    """Keeps the newest usage.
-
-    Args:
-        expiry_s: of nodeMetricExpirationSeconds.
-    """
+    """The newest usage; ``expiry_s`` is koordinator's nodeMetricExpirationSeconds."""
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
@@ -123,27 +118,27 @@ class UsageStore:
         """Add a batch.
 
         Args:
-            batch: from a source.
-            nodes: names that exist; usage of others is refused.
-            pods: keys that exist.
+            batch: of all sources.
+            nodes: names of the existing nodes; usage of others is refused.
+            pods: keys of the existing pods; usage of others is refused.
             now: unix seconds.
 
         Returns:
-            How many readings were refused, by reason.
+            The number of refused readings by reason.
         """
         refused: Counter[Refusal] = Counter()
-        kinds: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
-        for stored, readings, known, unknown in (
-            (self._nodes, batch.nodes, nodes, kinds[0]),
-            (self._pods, batch.pods, pods, kinds[1]),
+        reasons: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
+        for stored, readings, existing, unknown in (
+            (self._nodes, batch.nodes, nodes, reasons[0]),
+            (self._pods, batch.pods, pods, reasons[1]),
         ):
             for reading in readings:
-                why = unknown if reading.name not in known else refusal_of(reading, now, self._expiry_s)
-                if why is not None:
-                    refused[why] += 1
+                reason = unknown if reading.name not in existing else reading_refusal(reading, now, self._expiry_s)
+                if reason is not None:
+                    refused[reason] += 1
                 else:
                     stored.setdefault(reading.name, {})[reading.resource] = reading
-            for name in [name for name in stored if name not in known]:
+            for name in [name for name in stored if name not in existing]:
                 del stored[name]
         return refused
 
@@ -152,9 +147,9 @@ class UsageStore:
         oldest_s = now - self._expiry_s
         nodes, pods = (
             {
-                name: fresh
+                name: amounts
                 for name, readings in stored.items()
-                if (fresh := {r: one.value for r, one in readings.items() if one.at_s >= oldest_s})
+                if (amounts := {r: reading.value for r, reading in readings.items() if reading.at_s >= oldest_s})
             }
             for stored in (self._nodes, self._pods)
         )

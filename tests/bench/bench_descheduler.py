@@ -18,9 +18,9 @@ from kubekit.runtime import compact_memory
 from tests.bench.figures import Figures, figure
 from tests.support.descheduled import (
     DeschedulerConfig,
+    DeschedulerSnapshot,
     GroupPod,
     History,
-    LoadSnapshot,
     Node,
     PodReader,
     RoundDecision,
@@ -93,10 +93,10 @@ class _Cluster:
             hot = sum(1 for state in decision.plan.nodes if state.kind == "over")
         return _Rounds(min(seconds), moves, hot)
 
-    def _decide(self, snapshot: LoadSnapshot, batch: UsageBatch, now: float) -> RoundDecision:
+    def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> RoundDecision:
         self._book.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
         seen = replace(snapshot, usage=self._book.view(now))
-        return decide(seen, History(), RoundState(), self._settings, now, confirmed=True).decision
+        return decide(seen, History(), RoundState(), self._settings, now, assume_lasting=True).decision
 
     def holds(self) -> _Holds:
         """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""

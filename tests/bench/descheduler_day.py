@@ -28,7 +28,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.descheduler.follow_up import INEFFECTIVE, EndedMove
+from controller.descheduler.evaluation import INEFFECTIVE, EvaluatedMove
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
@@ -317,7 +317,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         history, state = History(), RoundState()
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
-        ends = list[EndedMove]()
+        ends = list[EvaluatedMove]()
         for at_s in _rounds():
             now = BEGIN_S + at_s
             heat, view = heat_of(day, at_s)
@@ -327,7 +327,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
             began = time.perf_counter()
             decision = decide(snapshot, history, state, settings, now).decision
             took.append(time.perf_counter() - began)
-            ends += decision.ended
+            ends += decision.evaluated
             state, history = decision.state, add_moves(decision.history, decision.pending)
             await day.taint(world, nodes_to_taint(decision.plan.nodes, state.detectors, world.nodes))
             for move in decision.plan.moves:

@@ -1,4 +1,4 @@
-"""Every reader of foreign input: what it reads, one good input, and what it promises to raise."""
+"""Every reader of foreign input: what it reads, one good input, and what it replacement_targets to raise."""
 
 from __future__ import annotations
 

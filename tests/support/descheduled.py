@@ -14,12 +14,12 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decide import RoundDecision, RoundState, decide
-from controller.descheduler.follow_up import follow_up
-from controller.descheduler.history import BackOff, Eviction, History, MoveResult, PendingMove, add_moves, short_uid
+from controller.descheduler.evaluation import evaluate_moves
+from controller.descheduler.history import BackOff, BreakerEntry, Eviction, History, PendingMove, add_moves, short_uid
 from controller.descheduler.low_node_load import nodes_to_taint
-from controller.descheduler.node_load import Detector
+from controller.descheduler.node_load import AnomalyDetector
 from controller.descheduler.round_plan import Move
-from controller.descheduler.snapshot import Budget, LoadSnapshot, take_snapshot
+from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget, take_snapshot
 from controller.descheduler.usage import NO_USAGE, UsageBatch, UsageReading, UsageStore, UsageView
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
@@ -31,20 +31,20 @@ __all__ = [
     "CALM",
     "GI",
     "NOW_S",
+    "AnomalyDetector",
     "BackOff",
-    "Budget",
+    "BreakerEntry",
     "DeschedulerConfig",
-    "Detector",
+    "DeschedulerSnapshot",
     "Eviction",
     "GroupPod",
     "History",
     "Host",
-    "LoadSnapshot",
     "Move",
-    "MoveResult",
     "Node",
     "PendingMove",
     "PersistentVolume",
+    "PodDisruptionBudget",
     "PodInfo",
     "PodReader",
     "RoundDecision",
@@ -63,7 +63,7 @@ __all__ = [
     "budget",
     "decide",
     "decided",
-    "follow_up",
+    "evaluate_moves",
     "format_time",
     "moved",
     "node",
@@ -97,7 +97,7 @@ class World:
         self.network = State(config or SchedulerConfig(), "netaware-system")
         self.volumes, self.cache = volumes or Volumes(), NodeCache()
         self.pods: dict[str, PodInfo] = {}
-        self.budgets: list[Budget] = []
+        self.budgets: list[PodDisruptionBudget] = []
 
     @property
     def inputs(self) -> PlanInputs:
@@ -121,7 +121,7 @@ class World:
         if new is not None:
             self.pods[key] = new
 
-    def snapshot(self, usage: UsageView = NO_USAGE) -> LoadSnapshot:
+    def snapshot(self, usage: UsageView = NO_USAGE) -> DeschedulerSnapshot:
         """Now, with this usage."""
         return replace(take_snapshot(self.inputs, self.pods, self.budgets), usage=usage)
 
@@ -227,10 +227,10 @@ def snapshot(
     node_usage: Mapping[str, Mapping[str, float]],
     pod_usage: Mapping[str, Mapping[str, float]] | None = None,
     *,
-    budgets: Iterable[Budget] = (),
+    budgets: Iterable[PodDisruptionBudget] = (),
     expired: Iterable[str] = (),
     volumes: Volumes | None = None,
-) -> LoadSnapshot:
+) -> DeschedulerSnapshot:
     """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
     world = World(volumes=volumes)
     world.nodes.update((n.name, n) for n in nodes)
@@ -240,7 +240,7 @@ def snapshot(
     return world.snapshot(UsageView(node_usage, used, frozenset(expired)))
 
 
-def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> Budget:
+def budget(name: str, selector: str, allowed: int, namespace: str = "default") -> PodDisruptionBudget:
     """A PodDisruptionBudget of the pods that have a label, ``app`` or ``app=web``; of all where it names none."""
     key, is_value, value = selector.partition("=")
     has_label = {"key": key, "operator": "In" if is_value else "Exists", "values": [value] if is_value else None}
@@ -249,7 +249,7 @@ def budget(name: str, selector: str, allowed: int, namespace: str = "default") -
         "spec": {"selector": {"matchExpressions": [has_label] if selector else []}},
         "status": {"disruptionsAllowed": allowed},
     }
-    return msgspec.convert(body, Budget)
+    return msgspec.convert(body, PodDisruptionBudget)
 
 
 def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
@@ -299,12 +299,20 @@ def moved(decision: RoundDecision) -> list[str]:
 
 
 def decided(
-    view: LoadSnapshot, history: History, state: RoundState, rules: Settings, now: float, *, confirmed: bool = False
+    view: DeschedulerSnapshot,
+    history: History,
+    state: RoundState,
+    rules: Settings,
+    now: float,
+    *,
+    assume_lasting: bool = False,
 ) -> RoundDecision:
     """The decision of `decide` alone."""
-    return decide(view, history, state, rules, now, confirmed=confirmed).decision
+    return decide(view, history, state, rules, now, assume_lasting=assume_lasting).decision
 
 
-def once(view: LoadSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S) -> RoundDecision:
+def once(
+    view: DeschedulerSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S
+) -> RoundDecision:
     """One round from nothing."""
     return decided(view, memory or History(), RoundState(), rules, now)

@@ -27,7 +27,7 @@ from tests.integration.descheduler.stage import (
     make_nodes,
 )
 
-BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 
 
 @pytest_asyncio.fixture(autouse=True)
@@ -88,12 +88,12 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
 ) -> None:
     names = await make_nodes(stage, make_node, 3)
     budget = {
-        "apiVersion": BUDGETS.api_version,
-        "kind": BUDGETS.kind,
+        "apiVersion": DISRUPTION_BUDGETS.api_version,
+        "kind": DISRUPTION_BUDGETS.kind,
         "metadata": {"name": "never"},
         "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
     }
-    await stage.client.create(BUDGETS, budget, Object, namespace=stage.namespace)
+    await stage.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=stage.namespace)
     await create_bound_replica_set(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
     await stage.running(6)
     replica = stage.start()

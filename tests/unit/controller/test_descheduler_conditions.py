@@ -12,12 +12,12 @@ from controller.descheduler.conditions import CONDITIONS
 from tests.support.descheduled import (
     NOW_S,
     BackOff,
-    Budget,
+    BreakerEntry,
     Eviction,
     History,
     Host,
-    MoveResult,
     PersistentVolume,
+    PodDisruptionBudget,
     PodInfo,
     RoundDecision,
     Volumes,
@@ -46,7 +46,7 @@ def hot_with(
     cpu: float | None = 0.5,
     memory: History | None = None,
     idle: Host = BIG,
-    budgets: Iterable[Budget] = (),
+    budgets: Iterable[PodDisruptionBudget] = (),
     **sections: Any,
 ) -> RoundDecision:
     """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""
@@ -122,7 +122,7 @@ CASES = [
     Case(
         "breaker",
         {},
-        {"memory": History(results=(MoveResult(NOW_S, "LowNodeLoad"),) * 4)},
+        {"memory": History(breaker_entries=(BreakerEntry(NOW_S, "LowNodeLoad"),) * 4)},
         "0 of 4 moves in 24 h helped",
     ),
     Case("round-limit", {}, {"limits": {"perRound": 0}}, "limit of 0 evictions per round"),
@@ -133,7 +133,7 @@ CASES = [
         "group-limit",
         {"labels": {"appgroup.diktyo.x-k8s.io": "g"}},
         {"memory": History(pending=(pending_move(node="far", group="default/g"),))},
-        "another pod of AppGroup default/g is on the move",
+        "another pod of AppGroup default/g is being moved",
     ),
     Case(
         "replica-backoff",

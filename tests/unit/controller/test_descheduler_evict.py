@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.descheduler.evict import evict, why_outdated
+from controller.descheduler.evict import evict, outdated_reason
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from tests.support.descheduled import Move, node, pod
@@ -56,6 +56,6 @@ async def test_what_the_answers_mean(error: KubekitError | None, kind: str, *, e
 @pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
 def test_a_move_whose_target_takes_no_pods_any_more_is_none(unschedulable: bool, ready: bool) -> None:
     pods, nodes = {"default/p": pod("p", "n")}, {"n": node("n"), "m": node("m")}
-    assert why_outdated(move(), pods, nodes) == ""
+    assert outdated_reason(move(), pods, nodes) == ""
     nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
-    assert why_outdated(move(), pods, nodes) == "node m, where it was to go, takes no pods any more"
+    assert outdated_reason(move(), pods, nodes) == "node m, its target, takes no more pods"

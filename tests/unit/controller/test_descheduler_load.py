@@ -10,16 +10,16 @@ import pytest
 
 from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup
-from controller.descheduler.node_load import Class
+from controller.descheduler.node_load import LoadClass
 from controller.descheduler.reporting import describe_eviction, taint_patches
 from controller.descheduler.round_plan import NodeState
 from netperf.contract import HOT_TAINT
 from tests.support.descheduled import (
     NOW_S,
-    Detector,
+    AnomalyDetector,
+    DeschedulerSnapshot,
     History,
     Host,
-    LoadSnapshot,
     Node,
     PodInfo,
     RoundState,
@@ -61,7 +61,7 @@ def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
 
 def cluster(
     cores: Mapping[str, float], used: Mapping[str, float], *, size: int = 4, **flags: Mapping[str, Any]
-) -> LoadSnapshot:
+) -> DeschedulerSnapshot:
     """Nodes by cores in use, and pods on ``hot`` by theirs; ``flags`` are fields of nodes."""
     nodes = [node(name, **{"cpu": str(size), **flags.get(name, {})}) for name in cores]
     usage = {name: amounts(one, 1) for name, one in cores.items()}
@@ -144,7 +144,7 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
 def test_the_seeds_stress_pod_is_moved_from_the_node_at_98_percent_to_the_one_at_4() -> None:
     nodes, pods, used = stress()
     plan = once(snapshot(nodes, pods, LOAD, used), settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
-    by_node = {state.node: (state.kind, round(state.share["cpu"])) for state in plan.nodes}
+    by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
     assert by_node == {HOT: ("over", 96), WARM: ("over", 54), IDLE: ("under", 5)}
     (move,) = plan.moves
     assert (move.pod, move.node, move.target) == ("default/stress-demo-7fdd89cc6b-xr5dl", HOT, IDLE)
@@ -306,7 +306,7 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_a_finding_expir
         rules = settings({"anomalyCondition": anomaly}, intervalS=10)
         state = decided(snapshot([node("n")], [], known), History(), state, rules, NOW_S + 10 * i).state
         detector = state.detectors["n"]
-        signs += "H" if detector.hot else "w" if detector.warm else "-"
+        signs += "H" if detector.is_hot else "w" if detector.is_avoided else "-"
     assert signs == found
 
 
@@ -318,7 +318,7 @@ def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
     assert found[:2] == [([], f"over for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
-    assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, confirmed=True)) == ["p"]
+    assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
 def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
@@ -335,7 +335,7 @@ def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None
     state = RoundState()
     for i in range(5):
         state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
-    assert state.detectors["hot"].hot
+    assert state.detectors["hot"].is_hot
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,9 @@ def used_by(world: World) -> UsageView:
 async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
     world = two_planned(a="hot1", b="hot2")
-    unconfirmed = decide(world.snapshot(used_by(world)), History(), RoundState(), settings(), NOW_S, confirmed=True)
+    unconfirmed = decide(
+        world.snapshot(used_by(world)), History(), RoundState(), settings(), NOW_S, assume_lasting=True
+    )
     assert moved(unconfirmed.decision) == ["a", "b"]
 
     async def place(_group: str, _key: str, _turn: int) -> Target:
@@ -412,7 +414,9 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
     history, moves = History(), []
     for i in range(8):
         view = world.snapshot(used_by(world))
-        found = await decide(view, history, RoundState(), settings(), NOW_S + 60 * i, confirmed=True).confirm(place)
+        found = await decide(view, history, RoundState(), settings(), NOW_S + 60 * i, assume_lasting=True).confirm(
+            place
+        )
         history = found.history
         moves.append(moved(found))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
@@ -422,7 +426,7 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
 # The soft taint
 
 
-def share_state(name: str, cpu: float, kind: Class = "normal") -> NodeState:
+def share_state(name: str, cpu: float, kind: LoadClass = "normal") -> NodeState:
     return NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0})
 
 
@@ -431,9 +435,9 @@ def test_hot_nodes_and_those_half_way_there_are_shunned_until_they_have_low_load
     soft = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}]
     nodes = {n.name: n for n in (node("plain"), node("tainted", taints=soft))}
 
-    def shunned(cpu: float, *, kind: Class = "normal", hot: bool = False) -> set[str]:
+    def shunned(cpu: float, *, kind: LoadClass = "normal", hot: bool = False) -> set[str]:
         states = [share_state(name, cpu, kind) for name in nodes]
-        return set(nodes_to_taint(states, dict.fromkeys(nodes, Detector(hot=hot)), nodes))
+        return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_hot=hot)), nodes))
 
     assert shunned(36) == {"plain", "tainted"}
     assert shunned(30) == {"tainted"}

@@ -14,8 +14,8 @@ from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import PlanningError
 from tests.support.descheduled import (
     NOW_S,
+    DeschedulerSnapshot,
     History,
-    LoadSnapshot,
     Node,
     RoundDecision,
     RoundState,
@@ -25,7 +25,7 @@ from tests.support.descheduled import (
     World,
     amounts,
     decide,
-    follow_up,
+    evaluate_moves,
     format_time,
     moved,
     pending_move,
@@ -133,9 +133,9 @@ def pod_document(
 
 
 def plan(
-    world: World | LoadSnapshot,
+    world: World | DeschedulerSnapshot,
     *,
-    confirmed: bool = True,
+    assume_lasting: bool = True,
     memory: History | None = None,
     state: RoundState | None = None,
     now: float = NOW_S,
@@ -145,7 +145,7 @@ def plan(
 ) -> RoundDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement})
     view = world.snapshot(UsageView(usage or {}, {})) if isinstance(world, World) else world
-    return decide(view, memory or History(), state or RoundState(), rules, now, confirmed=confirmed).decision
+    return decide(view, memory or History(), state or RoundState(), rules, now, assume_lasting=assume_lasting).decision
 
 
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
@@ -193,7 +193,7 @@ def test_the_gain_must_last_without_a_break() -> None:
     apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
     state, found = RoundState(), []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
-        decision = plan(world, confirmed=False, state=state, now=NOW_S + 60 * minute, holdS=300)
+        decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
         state = decision.state
         found.append(len(decision.plan.moves))
     # The break in minute 2 starts the five minutes anew in minute 3.
@@ -201,10 +201,10 @@ def test_the_gain_must_last_without_a_break() -> None:
 
 
 def test_a_gain_that_has_not_lasted_is_reported() -> None:
-    decision = plan(cluster(APART), confirmed=False, holdS=300)
+    decision = plan(cluster(APART), assume_lasting=False, holdS=300)
     assert [(s.pod, s.condition, s.why) for s in decision.plan.skips] == [
-        ("default/db-1", "lasting", "a better place has been there for 0 of 300 s"),
-        ("default/web-1", "lasting", "a better place has been there for 0 of 300 s"),
+        ("default/db-1", "lasting", "there has been a better node for 0 of 300 s"),
+        ("default/web-1", "lasting", "there has been a better node for 0 of 300 s"),
     ]
 
 
@@ -220,7 +220,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         node="z3-n1",
         at_s=NOW_S,
         group="default/shop",
-        other_pod_marks=tuple(map(short_uid, ("uid-web-1", "uid-web-2"))),
+        sibling_short_uids=tuple(map(short_uid, ("uid-web-1", "uid-web-2"))),
     )
     assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
 
@@ -279,9 +279,9 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
         world = cluster({"db-1": "z1-n1"})
         newborn = pod_document("web-2", on, created_s=NOW_S - 390)
         world.on_pod_change("default/web-2", read(newborn))
-        view: LoadSnapshot = world.snapshot()
+        view: DeschedulerSnapshot = world.snapshot()
         rules = settings().limits
-        _, ended = follow_up(view, History(pending=(move,)), rules, NOW_S)
+        _, ended = evaluate_moves(view, History(pending=(move,)), rules, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
 
 
@@ -328,7 +328,7 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     world = planned(cluster(APART))
     view = world.snapshot()
     rules = settings(misplacement={"enabled": True})
-    unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, confirmed=True)
+    unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, assume_lasting=True)
 
     async def place(group: str, key: str, turn: int) -> Target | None:
         assert (group, key) == ("default/shop", "default/web-1")
@@ -341,5 +341,5 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     assert [move.target for move in found.plan.moves] == ([target] if target else [])
     assert [p.move.target for p in found.pending] == ([target] if target else [])
     assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
-    assert [promise.target.node for promise in found.promises.values()] == ([target] if target else [])
+    assert [promise.target.node for promise in found.replacement_targets.values()] == ([target] if target else [])
     assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)

@@ -12,7 +12,7 @@ from tests.support.descheduled import (
     World,
     add_moves,
     decided,
-    follow_up,
+    evaluate_moves,
     moved,
     pending_move,
     read,
@@ -36,7 +36,7 @@ def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
     decision = plan(spread(cluster(TOGETHER)))
     (move,) = decision.plan.moves
     assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
-    assert move.reason == "all replicas of its workload are in zone z1, and it is to survive one"
+    assert move.reason == "all replicas of its workload are in zone z1, and it should survive the loss of a zone"
 
 
 @pytest.mark.parametrize("how", ["soft", "none"])
@@ -55,7 +55,7 @@ def test_it_waits_until_the_zone_has_been_back_for_a_while_and_moves_once() -> N
     placed, state, moves = dict(TOGETHER), RoundState(), []
     for minute in range(30):
         world = spread(cluster(placed))
-        decision = plan(world, confirmed=False, state=state, now=NOW_S + 60 * minute, holdS=300)
+        decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
         state = decision.state
         for move in decision.plan.moves:
             moves.append((minute, move.pod, move.target))
@@ -75,7 +75,7 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
     for on, outcome in (("z2-n1", "helped"), ("z1-n2", "returned"), ("z1-n1", "returned")):
         world = cluster({"db-1": "z1-n1"})
         world.on_pod_change("default/web-3", read(pod_document("web-3", on, created_s=NOW_S - 390)))
-        memory, ended = follow_up(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
+        memory, ended = evaluate_moves(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
         assert ("default/ReplicaSet/web-rs" in memory.backoffs) == (outcome == "returned")
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
-from controller.descheduler.low_node_load import LoadRound
+from controller.descheduler.low_node_load import LowNodeLoadRound
 from controller.descheduler.program import Descheduler
 from kubekit.wire import ObjectMeta
 from tests.support.descheduled import (
@@ -105,7 +105,7 @@ def program(api: Api) -> tuple[Descheduler, World]:
         CollectorRegistry(),
         inputs=world.inputs,
         planner=cast("Any", SimpleNamespace(simulate_replacement=None)),
-        source=cast("Any", SimpleNamespace(read=read)),
+        usage_reader=cast("Any", SimpleNamespace(read=read)),
         wall=lambda: NOW_S,
     )
     return descheduler, world
@@ -113,18 +113,18 @@ def program(api: Api) -> tuple[Descheduler, World]:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[bool]:
     """Do this on the event loop while the rule is at work; the list says afterwards whether the loop had its turn."""
-    loop, turn, had, of_load = asyncio.get_running_loop(), threading.Event(), list[bool](), LoadRound.plan
+    loop, turn, had, of_load = asyncio.get_running_loop(), threading.Event(), list[bool](), LowNodeLoadRound.plan
 
     def act_in_turn() -> None:
         act()
         turn.set()
 
-    def slow(self: LoadRound, *args: Any, **more: Any) -> Any:
+    def slow(self: LowNodeLoadRound, *args: Any, **more: Any) -> Any:
         loop.call_soon_threadsafe(act_in_turn)
         had.append(turn.wait(PATIENCE_S))
         return of_load(self, *args, **more)
 
-    monkeypatch.setattr(LoadRound, "plan", slow)
+    monkeypatch.setattr(LowNodeLoadRound, "plan", slow)
     return had
 
 

@@ -18,14 +18,14 @@ from controller.cluster.eligibility import selects
 from tests.support.descheduled import (
     NOW_S,
     BackOff,
-    Budget,
+    BreakerEntry,
     DeschedulerConfig,
+    DeschedulerSnapshot,
     Eviction,
     History,
     Host,
-    LoadSnapshot,
-    MoveResult,
     PersistentVolume,
+    PodDisruptionBudget,
     PodInfo,
     RoundDecision,
     RoundState,
@@ -49,10 +49,10 @@ GI = float(1 << 30)
 class World(NamedTuple):
     """A made-up cluster and its configuration as it was written."""
 
-    view: LoadSnapshot
+    view: DeschedulerSnapshot
     memory: History
     plain: dict[str, Any]
-    budgets: list[Budget]
+    budgets: list[PodDisruptionBudget]
 
 
 def chance(rng: random.Random, share: float) -> bool:
@@ -216,7 +216,7 @@ def make_memory(rng: random.Random, pods: list[PodInfo]) -> History:
             for i, name in enumerate(some)
             if chance(rng, 0.5)
         ),
-        results=tuple(MoveResult(NOW_S - 60, "LowNodeLoad", chance(rng, 0.8)) for _ in some * 2),
+        breaker_entries=tuple(BreakerEntry(NOW_S - 60, "LowNodeLoad", chance(rng, 0.8)) for _ in some * 2),
     )
 
 
@@ -270,7 +270,7 @@ def play(seed: int) -> int:
 
 def round_of(world: World, **more: Any) -> RoundDecision:
     rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).compiled()
-    return decided(world.view, world.memory, RoundState(), rules, NOW_S, confirmed=True)
+    return decided(world.view, world.memory, RoundState(), rules, NOW_S, assume_lasting=True)
 
 
 def check_limits(world: World, decision: RoundDecision) -> None:
@@ -345,7 +345,7 @@ def check_landings(world: World, decision: RoundDecision) -> None:
         state = next(s for s in decision.plan.nodes if s.node == move.target)
         for resource, amount in arriving[move.target].items():
             more = 100 * amount / target.allocatable[resource]
-            assert resource not in state.high or state.share[resource] + more <= state.high[resource] + 1e-6
+            assert resource not in state.high or state.usage_percent[resource] + more <= state.high[resource] + 1e-6
 
 
 def check_budgets(world: World, decision: RoundDecision) -> None:

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from controller.descheduler.config import LimitsConfig
-from controller.descheduler.history import MAX_BACKOFFS, back_off, forget_old
+from controller.descheduler.history import MAX_BACKOFFS, back_off, drop_expired
 from tests.support.descheduled import (
     NOW_S,
     BackOff,
+    BreakerEntry,
+    DeschedulerSnapshot,
     Eviction,
     History,
-    LoadSnapshot,
-    MoveResult,
     PendingMove,
     PodInfo,
     RoundDecision,
@@ -24,7 +24,7 @@ from tests.support.descheduled import (
     add_moves,
     amounts,
     decided,
-    follow_up,
+    evaluate_moves,
     moved,
     node,
     once,
@@ -62,7 +62,7 @@ def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
     return pod(name, on, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + age_s, **fields)
 
 
-def world(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> LoadSnapshot:
+def world(*pods: PodInfo, hot_cpu: float = 2.0, idle_cpu: float = 1.0) -> DeschedulerSnapshot:
     return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(idle_cpu, 1)})
 
 
@@ -71,27 +71,27 @@ def replicas(memory: History) -> dict[str, float]:
     return {key: backoff.until_s for key, backoff in memory.backoffs.items() if "/" not in key}
 
 
-def evaluate_moves(
-    view: LoadSnapshot, after_s: float, *moves: PendingMove, memory: History | None = None
+def evaluated_after(
+    view: DeschedulerSnapshot, after_s: float, *moves: PendingMove, memory: History | None = None
 ) -> tuple[History, list[str]]:
     memory = msgspec.structs.replace(memory or History(), pending=moves or (move(),))
-    memory, ended = follow_up(view, memory, LIMITS, NOW_S + after_s)
+    memory, ended = evaluate_moves(view, memory, LIMITS, NOW_S + after_s)
     return memory, [end.outcome for end in ended]
 
 
 def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
-    memory, outcomes = evaluate_moves(world(replica("new", "idle")), 60)
+    memory, outcomes = evaluated_after(world(replica("new", "idle")), 60)
     assert (outcomes, memory.pending[0].replacement_node, memory.pending[0].replacement_pod) == (
         [],
         "idle",
         "default/new",
     )
     before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
-    memory, outcomes = evaluate_moves(world(replica("new", "idle")), 306, memory=before)
+    memory, outcomes = evaluated_after(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
     assert WORKLOAD not in memory.backoffs, "a success ends the back-off"
     resting = History(backoffs={WORKLOAD: BackOff(NOW_S + 5000, 3)})
-    memory, _ = evaluate_moves(world(replica("new", "idle")), 306, memory=resting)
+    memory, _ = evaluated_after(world(replica("new", "idle")), 306, memory=resting)
     assert memory.backoffs[WORKLOAD] == resting.backoffs[WORKLOAD], "a back-off that is not over is served"
     assert memory.pending == ()
 
@@ -102,12 +102,12 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
     for unseen in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
         blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), unseen)
         before = History(backoffs={WORKLOAD: BackOff(NOW_S + 100, 3)})
-        memory, outcomes = evaluate_moves(blind, 306, memory=before)
+        memory, outcomes = evaluated_after(blind, 306, memory=before)
         assert outcomes == []
-        assert evaluate_moves(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
-        memory, outcomes = evaluate_moves(blind, 306 + LIMITS.start_timeout_s, memory=before)
+        assert evaluated_after(seen, 400, *memory.pending)[1] == ["helped"], "once it is seen"
+        memory, outcomes = evaluated_after(blind, 306 + LIMITS.start_timeout_s, memory=before)
         assert outcomes == ["unknown"]
-        assert (memory.backoffs[WORKLOAD], memory.results) == (before.backoffs[WORKLOAD], ()), (
+        assert (memory.backoffs[WORKLOAD], memory.breaker_entries) == (before.backoffs[WORKLOAD], ()), (
             "it says nothing, neither way"
         )
 
@@ -115,7 +115,7 @@ def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
 def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
     found, memory = [], History()
     for i in range(9):
-        memory, _ = evaluate_moves(world(replica("new", "hot")), 10, memory=memory)
+        memory, _ = evaluated_after(world(replica("new", "hot")), 10, memory=memory)
         found.append((memory.backoffs[WORKLOAD].until_s - NOW_S - 10) / 3600)
         assert memory.backoffs[WORKLOAD].failures == i + 1
     assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
@@ -123,19 +123,19 @@ def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
 
 def test_a_new_pod_of_a_scale_out_on_the_old_node_is_not_taken_for_the_replacement() -> None:
     view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
-    memory, outcomes = evaluate_moves(view, 10)
+    memory, outcomes = evaluated_after(view, 10)
     assert (outcomes, memory.pending[0].replacement_pod) == ([], "default/new")
 
 
 @pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
 def test_clocks_that_differ_lose_no_replacement(skew_s: float) -> None:
     """The replacement bears the API server's time, the move ours."""
-    assert evaluate_moves(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
+    assert evaluated_after(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
 
 
 def test_five_returns_in_one_round_are_one_lesson() -> None:
     moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
-    memory, outcomes = evaluate_moves(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
+    memory, outcomes = evaluated_after(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
     assert outcomes == ["returned"] * 5
     assert memory.backoffs[WORKLOAD] == BackOff(NOW_S + 10 + 7200, 1, "returned")
 
@@ -143,26 +143,29 @@ def test_five_returns_in_one_round_are_one_lesson() -> None:
 def test_an_eviction_that_never_happened_gives_its_budget_back() -> None:
     memory = add_moves(History(), [move()])
     still_there = replica("web-old", "hot", age_s=-1000, uid="old")
-    memory, ended = follow_up(world(still_there), memory, LIMITS, NOW_S + 60)
+    memory, ended = evaluate_moves(world(still_there), memory, LIMITS, NOW_S + 60)
     assert ended == []
-    memory, ended = follow_up(world(still_there), memory, LIMITS, NOW_S + 121)
+    memory, ended = evaluate_moves(world(still_there), memory, LIMITS, NOW_S + 121)
     assert [end.outcome for end in ended] == ["not-evicted"]
     assert memory == History(), "neither back-off nor budget"
 
 
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
     known = (short_uid("uid-default-sibling"),)
-    moves = move(other_pod_marks=known), move(pod="default/web-old2", uid="old2", node="idle", other_pod_marks=known)
+    moves = (
+        move(sibling_short_uids=known),
+        move(pod="default/web-old2", uid="old2", node="idle", sibling_short_uids=known),
+    )
     view = world(
         replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
     )
-    memory, outcomes = evaluate_moves(view, 10, *moves)
+    memory, outcomes = evaluated_after(view, 10, *moves)
     assert outcomes == []
     assert [m.replacement_pod for m in memory.pending] == ["default/new", "default/newer"]
 
 
 def test_a_bare_pod_is_not_waited_for() -> None:
-    assert evaluate_moves(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
+    assert evaluated_after(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
 
 
 def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
@@ -173,7 +176,7 @@ def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
     assert "default/Deployment/w4" not in memory.backoffs
     assert len(msgspec.json.encode(memory)) < 1 << 19
     replicas_first = History(backoffs={f"replica{i}": BackOff(NOW_S + HALF_A_DAY_S) for i in range(MAX_BACKOFFS)})
-    memory, outcomes = evaluate_moves(world(replica("new", "hot")), 10, memory=replicas_first)
+    memory, outcomes = evaluated_after(world(replica("new", "hot")), 10, memory=replicas_first)
     assert (outcomes, len(memory.backoffs)) == (["returned"], MAX_BACKOFFS)
 
 
@@ -186,7 +189,7 @@ def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_back_o
     }
     old = {"a/Deployment/long-ago": BackOff(NOW_S - 8 * 86_400, 2), "old-replica": BackOff(NOW_S - 7300, 1)}
     memory = History(evictions=(Eviction(NOW_S - 301, "a"), Eviction(NOW_S - 299, "b")), backoffs=over | old)
-    kept = forget_old(memory, LIMITS, NOW_S)
+    kept = drop_expired(memory, LIMITS, NOW_S)
     assert [entry.workload for entry in kept.evictions] == ["b"]
     assert list(kept.backoffs) == ["a/Deployment/failed", "replica"]
 
@@ -213,24 +216,24 @@ NEW = replica("new", "idle")
     ],
 )
 def test_however_a_move_ends_its_result_and_its_replacement_are_remembered(
-    view: LoadSnapshot, after_s: float, outcome: str, *, heir: bool
+    view: DeschedulerSnapshot, after_s: float, outcome: str, *, heir: bool
 ) -> None:
-    memory, outcomes = evaluate_moves(view, after_s)
+    memory, outcomes = evaluated_after(view, after_s)
     helped, says_nothing = outcome == "helped", outcome in {"", "not-replaced"}
     assert outcomes == ([outcome] if outcome else [])
     failed = BackOff(NOW_S + after_s + 7200, 1, outcome)
     assert memory.backoffs.get(WORKLOAD) == (None if helped or says_nothing else failed)
     rests_s = HALF_A_DAY_S if helped else 2 * HALF_A_DAY_S
     assert replicas(memory) == ({short_uid(NEW.uid): NOW_S + after_s + rests_s} if heir else {})
-    assert [result.good for result in memory.results] == ([] if says_nothing else [helped])
+    assert [result.has_helped for result in memory.breaker_entries] == ([] if says_nothing else [helped])
 
 
 def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_any() -> None:
     seen = world(replica("new", "idle"))
     blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), {})
-    landed, _ = evaluate_moves(seen, 10)
-    memory, outcomes = evaluate_moves(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
-    assert (outcomes, list(replicas(memory)), memory.results) == (
+    landed, _ = evaluated_after(seen, 10)
+    memory, outcomes = evaluated_after(blind, 20 + LIMITS.evaluate_after_s + LIMITS.start_timeout_s, *landed.pending)
+    assert (outcomes, list(replicas(memory)), memory.breaker_entries) == (
         ["unknown"],
         [short_uid(replica("new", "idle").uid)],
         (),
@@ -239,9 +242,9 @@ def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_an
 
 def test_where_a_replacement_is_replaced_before_it_is_judged_its_successor_is_judged() -> None:
     """Evicted by its kubelet, say: the successor is on the old node again, and would be moved as if for the first time."""
-    landed, _ = evaluate_moves(world(replica("new", "idle")), 60)
-    assert evaluate_moves(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
-    memory, outcomes = evaluate_moves(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
+    landed, _ = evaluated_after(world(replica("new", "idle")), 60)
+    assert evaluated_after(world(), 120, *landed.pending)[0].pending == landed.pending, "nobody has come after it yet"
+    memory, outcomes = evaluated_after(world(replica("next", "hot", age_s=130)), 140, *landed.pending)
     assert outcomes == ["returned"]
     assert replicas(memory) == {short_uid(replica("next", "hot").uid): NOW_S + 140 + 2 * HALF_A_DAY_S}
 
@@ -253,8 +256,8 @@ def skips(decision: RoundDecision) -> dict[str, str]:
     return {skip.pod.partition("/")[2]: skip.condition for skip in decision.plan.skips}
 
 
-def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float = 60) -> tuple[MoveResult, ...]:
-    return tuple(MoveResult(NOW_S - age_s, strategy, good=i < good) for i in range(count))
+def results(count: int, good: int, strategy: Any = "LowNodeLoad", age_s: float = 60) -> tuple[BreakerEntry, ...]:
+    return tuple(BreakerEntry(NOW_S - age_s, strategy, has_helped=i < good) for i in range(count))
 
 
 HOT = (
@@ -280,15 +283,15 @@ HOT = (
     ],
 )
 def test_a_strategy_of_whose_moves_too_few_helped_stops_and_says_so(
-    results: tuple[MoveResult, ...], least: int, goes: bool
+    results: tuple[BreakerEntry, ...], least: int, goes: bool
 ) -> None:
-    rules, history = settings(limits={"minSuccessPercent": least}), History(results=results)
+    rules, history = settings(limits={"minSuccessPercent": least}), History(breaker_entries=results)
     decision = once(snapshot(*HOT), rules, memory=history)
     assert moved(decision) == (["p"] if goes else [])
     (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
     assert hot.stuck is not goes
     assert hot.why == "" if goes else "moves in 24 h helped" in hot.why
-    outside = decided(snapshot(*HOT), history, RoundState(), rules, NOW_S, confirmed=True)
+    outside = decided(snapshot(*HOT), history, RoundState(), rules, NOW_S, assume_lasting=True)
     assert outside.plan == decision.plan, "so does the dry-run from outside"
 
 
@@ -302,7 +305,7 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     cooled = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
     memory = History(pending=(followed,))
     for at_s in (30.0, 900.0, 40_000.0):
-        memory, _ = follow_up(cooled, memory, rules.limits, NOW_S + at_s)
+        memory, _ = evaluate_moves(cooled, memory, rules.limits, NOW_S + at_s)
         memory = msgspec.structs.replace(memory, backoffs={k: v for k, v in memory.backoffs.items() if "/" not in k})
         assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "replica-backoff"
     assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
@@ -322,7 +325,7 @@ def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day(*, res
         usage = {"hot": amounts(3.8, 1), "idle": amounts(0.2, 1)}
         view = snapshot([node("hot"), node("idle")], [one], usage, {name: amounts(1.6, 0.5)})
         decision = decided(view, history, state, rules, now)
-        outcomes |= {end.outcome for end in decision.ended}
+        outcomes |= {end.outcome for end in decision.evaluated}
         history, state = add_moves(decision.history, decision.pending), decision.state
         for _ in decision.pending:
             moves.append(now)

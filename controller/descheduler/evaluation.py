@@ -1,0 +1,236 @@
+"""Evaluates moves once their replacements run: whether the node cooled, or the cost fell.
+
+A workload whose move did not help backs off, twice as long each time, also across restarts. This ends the loop of evict, reschedule,
+evict again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from controller.cluster.pod_info import PodInfo
+from controller.descheduler.config import LimitsConfig
+from controller.descheduler.history import (
+    MAX_BREAKER_ENTRIES,
+    BackOff,
+    BreakerEntry,
+    History,
+    Outcome,
+    PendingMove,
+    back_off,
+    drop_expired,
+    remove_move,
+    set_backoff,
+    short_uid,
+)
+from controller.descheduler.snapshot import DeschedulerSnapshot
+from controller.descheduler.usage import exceeded_resources, percents
+
+REPLICA_BACKOFF_S = 12 * 3600.0
+"""Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
+
+INEFFECTIVE: frozenset[Outcome] = frozenset(
+    ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-running", "lost")
+)
+
+
+class EvaluatedMove(NamedTuple):
+    """A move whose outcome is known.
+
+    Attributes:
+        backoff_s: for how long its workload backs off now, seconds; 0 when the move helped.
+    """
+
+    pending: PendingMove
+    outcome: Outcome
+    backoff_s: float
+
+
+def evaluate_moves(
+    snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
+) -> tuple[History, list[EvaluatedMove]]:
+    """Evaluate all pending moves.
+
+    Returns:
+        The history without the moves whose outcome is known, with their back-offs; and these moves.
+    """
+    claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
+    kept: list[PendingMove] = []
+    outcomes: list[tuple[PendingMove, Outcome]] = []
+    for pending in sorted(history.pending, key=lambda pending: pending.at_s):
+        pending = _with_replacement(pending, snapshot, claimed_uids, now)
+        outcome = _outcome(pending, snapshot, limits, now)
+        if outcome is None:
+            kept.append(pending)
+        else:
+            outcomes.append((pending, outcome))
+    if tuple(kept) != history.pending:
+        history = msgspec.structs.replace(history, pending=tuple(kept))
+    evaluated = []
+    backed_off: set[str] = set()
+    for pending, outcome in outcomes:
+        workload = pending.move.workload
+        if outcome == "not-evicted":
+            history = remove_move(history, pending)
+        elif uid := _replacement_uid(pending, snapshot, claimed_uids):
+            history = _back_off_replica(history, uid, outcome, now)
+        if outcome == "lost" or (pending.replacement_node and outcome != "unknown"):
+            entry = BreakerEntry(now, pending.move.strategy, outcome == "helped")
+            entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
+            history = msgspec.structs.replace(history, breaker_entries=entries)
+        # Several moves of one workload that fail in one round count as one failure.
+        if outcome in INEFFECTIVE and workload not in backed_off:
+            history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
+            backed_off.add(workload)
+        elif outcome == "helped" and not history.backoff(workload, now):
+            # A success clears the failure count, but does not end a running back-off.
+            backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
+            history = msgspec.structs.replace(history, backoffs=backoffs)
+        # A back-off beyond MAX_BACKOFFS is dropped already.
+        running = history.backoff(workload, now) if outcome in INEFFECTIVE else None
+        evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
+    return drop_expired(history, limits, now), evaluated
+
+
+def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) -> History:
+    """Back off from a replacement, twice as long if its move did not help."""
+    failures = int(outcome in INEFFECTIVE)
+    until_s = now + REPLICA_BACKOFF_S * (1 + failures)
+    reason = f"it is the replacement of a moved pod ({outcome})"
+    return set_backoff(history, short_uid(uid), BackOff(until_s, failures, reason))
+
+
+def _replacement_uid(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> str:
+    """Uid of the bound replacement, else of the oldest new pod that has no node yet; empty without either."""
+    if pending.replacement_uid:
+        return pending.replacement_uid
+    waiting = min(_new_pods(pending, snapshot, claimed_uids), key=lambda pod: pod.created_s, default=None)
+    if waiting is None:
+        return ""
+    claimed_uids.add(waiting.uid)
+    return waiting.uid
+
+
+def _with_replacement(
+    pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str], now: float
+) -> PendingMove:
+    """The move with its replacement, if one is bound that no other move has claimed.
+
+    A replacement that is gone before the evaluation is followed by its successor, which would otherwise not be backed off.
+    """
+    if pending.replacement_node and not _is_replacement_gone(pending, snapshot):
+        return pending
+    node, target = pending.move.node, pending.move.target
+    bound = [pod for pod in _new_pods(pending, snapshot, claimed_uids) if pod.node]
+    # A scale-out may add new pods as well: prefer the one on the target, then one on another node.
+    replacement = min(bound, key=lambda p: (p.node != target, p.node == node, p.created_s, p.key), default=None)
+    if replacement is None:
+        return pending
+    claimed_uids.add(replacement.uid)
+    return msgspec.structs.replace(
+        pending,
+        replacement_node=replacement.node,
+        replacement_pod=replacement.key,
+        replacement_uid=replacement.uid,
+        replacement_bound_s=min(now, max(replacement.created_s, pending.at_s)),
+    )
+
+
+def _is_replacement_gone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    pod = snapshot.pods.by_key.get(pending.replacement_pod)
+    return pod is None or not pod.is_active or pod.uid != pending.replacement_uid
+
+
+def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> list[PodInfo]:
+    """Pods of the workload since the move. Compares uids, because clocks of machines differ."""
+    pods = snapshot.pods.where("workload", pending.move.workload).values()
+    older = {short_uid(pending.move.uid), *pending.sibling_short_uids}
+    return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older]
+
+
+def _outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
+    """The outcome of a move; None while it is not known."""
+    move = pending.move
+    if not pending.replacement_node:
+        return _outcome_without_replacement(pending, snapshot, limits, now)
+    age_s = now - pending.replacement_bound_s
+    if pending.replacement_node == move.node or age_s < limits.evaluate_after_s:
+        return "returned" if pending.replacement_node == move.node else None
+    pod = snapshot.pods.by_key.get(pending.replacement_pod)
+    if pod is not None and pod.uid == pending.replacement_uid and not pod.ready:
+        return "not-running"
+    if move.strategy == "ZoneSurvival":
+        return "helped" if _is_in_other_zone(pending, snapshot) else "returned"
+    if move.strategy == "LowNodeLoad":
+        may_wait = age_s < limits.evaluate_after_s + limits.start_timeout_s
+        return _load_outcome(pending, snapshot, may_wait=may_wait)
+    cost = _replacement_cost(pending, snapshot)
+    return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
+
+
+def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> Outcome | None:
+    if _is_usage_missing(pending, snapshot):
+        # Without usage a move is no success, which would clear failures and close the breaker.
+        return None if may_wait else "unknown"
+    if not _has_cooled(pending, snapshot):
+        return "node-still-hot"
+    target_percent = _usage_percent_of(pending.replacement_node, snapshot)
+    return "target-overloaded" if exceeded_resources(target_percent, pending.exceeded_thresholds) else "helped"
+
+
+def _outcome_without_replacement(
+    pending: PendingMove, snapshot: DeschedulerSnapshot, limits: LimitsConfig, now: float
+) -> Outcome | None:
+    pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
+    if pod is not None and pod.uid == pending.move.uid:
+        # The eviction was not sent, or its answer was lost. A pod may take its time to terminate.
+        return "not-evicted" if pod.is_active and age_s > limits.usage_lag_s else None
+    if "/Pod/" in pending.move.workload:  # A bare pod has no replacement to wait for.
+        return "helped"
+    if age_s <= limits.start_timeout_s:
+        return None
+    has_unscheduled = any(not pod.node for pod in _new_pods(pending, snapshot, set()))
+    return "lost" if has_unscheduled else "not-replaced"
+
+
+def _is_usage_missing(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    """Whether the usage of the old or the new node is unknown, although the node exists."""
+    used = snapshot.usage.nodes
+    present = (name for name in (pending.move.node, pending.replacement_node) if name in snapshot.nodes)
+    return any(resource not in used.get(name, {}) for name in present for resource in pending.usage_percent_before)
+
+
+def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    """Whether the replacement is in another zone; also true if a node is gone."""
+    location_index, node = snapshot.network.location_index, pending.move.node
+    return node not in location_index or location_index[node] != location_index.get(pending.replacement_node)
+
+
+def _usage_percent_of(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
+    """A node's usage in percent of allocatable; without unknown resources."""
+    node = snapshot.nodes.get(name)
+    return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
+
+
+def _has_cooled(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
+    """Whether each exceeded resource is within its threshold now, or fell by half of what the pod used."""
+    percent = _usage_percent_of(pending.move.node, snapshot)
+    return all(
+        # Usage of a node that is gone does not count against the move.
+        resource not in percent
+        or percent[resource] <= pending.exceeded_thresholds.get(resource, 100.0)
+        or percent[resource] <= before - pending.expected_relief_percent.get(resource, 0.0) / 2
+        for resource, before in pending.usage_percent_before.items()
+    )
+
+
+def _replacement_cost(pending: PendingMove, snapshot: DeschedulerSnapshot) -> int | None:
+    """Network cost of the replacement on its node; None if unknown."""
+    pod, location_index = snapshot.pods.by_key.get(pending.replacement_pod), snapshot.network.location_index
+    if pod is None or pod.node not in location_index:
+        return None
+    score_table = snapshot.score_table_of(pod)
+    return None if score_table.neutral else score_table.node_score(pod.node, location_index[pod.node]).cost
