@@ -177,7 +177,9 @@ class MisplacementRound(TargetFinder):
             if isinstance(name_or_location, int):
                 nodes = [node for node in self._nodes_of.get(name_or_location, ()) if node.name not in table.by_node]
             else:
-                nodes = [n for n in (self._round.snapshot.nodes.get(name_or_location),) if n is not None and n.takes_pods]
+                nodes = [
+                    n for n in (self._round.snapshot.nodes.get(name_or_location),) if n is not None and n.takes_pods
+                ]
             for node in nodes:
                 if node.name != pod.node and not self._refusal(candidate, node, zone):
                     candidate.target, candidate.cost = node.name, score.cost
