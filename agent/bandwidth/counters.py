@@ -14,7 +14,7 @@ from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 from agent.bandwidth.locate import INTERFACE
 from agent.bandwidth.meters import DeviceCount, KernelCount, TrafficMeters
 from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
-from agent.bandwidth.traffic_control import GONE, each_action
+from agent.bandwidth.traffic_control import DEVICE_GONE_ERRNOS, each_action
 from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
 
 _STATS2, _BASIC, _ACT_STATS = 7, 1, 4
@@ -61,7 +61,7 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
 
 
 def parse_device_count(text: bytes) -> DeviceCount | None:
-    """The line of eth0 in ``/proc/net/dev``; None without one."""
+    """Parse the line of eth0 in ``/proc/net/dev``; None without one."""
     begin = text.find(b" " + _INTERFACE_LABEL)
     if begin < 0:
         return None
@@ -85,13 +85,13 @@ async def read_kernel_counts(filter_devices: Iterable[int]) -> KernelCount:
             try:
                 redirected[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
             except NetlinkError as error:
-                if error.code not in GONE:
+                if error.code not in DEVICE_GONE_ERRNOS:
                     raise
     return KernelCount(buckets, redirected)
 
 
 def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
-    """RTM_NEWQDISC: device and bytes sent of a root (TCA_STATS2, linux/gen_stats.h)."""
+    """Parse an RTM_NEWQDISC message: device and bytes sent of a root qdisc (TCA_STATS2, linux/gen_stats.h); None for other qdiscs."""
     _, index, _, parent, _ = TC.unpack_from(data, begin)
     basic = nested(data, attributes(data, begin + TC.size, end), _STATS2).get(_BASIC)
     if parent != ROOT or basic is None:
@@ -100,7 +100,7 @@ def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, int] | None:
 
 
 def parse_redirected(data: bytes, begin: int, end: int) -> int | None:
-    """RTM_NEWTFILTER: bytes redirected so far; None for filters without a redirect."""
+    """Parse an RTM_NEWTFILTER message: bytes redirected so far; None for filters without a redirect."""
     redirected_bytes = None
     for action, redirects in each_action(data, begin, end):
         basic = nested(data, action, _ACT_STATS).get(_BASIC)

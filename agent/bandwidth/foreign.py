@@ -8,7 +8,7 @@ from __future__ import annotations
 from agent.bandwidth.annotations import Direction
 from agent.bandwidth.cni import Attachment
 from agent.bandwidth.state import PLUGIN_HANDLE, Device, LimitAssessment
-from agent.bandwidth.tc_index import TcIndex, is_limit_device
+from agent.bandwidth.tc_index import TcIndex, is_limit_ifb
 
 PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
 """Qdiscs that limit nothing and may be a device's default. Any other, at the root or below it, is foreign."""
@@ -23,14 +23,14 @@ def find_foreign(
     """The verdict ``other-enforcer`` if foreign software limits this direction of a pod's device, or None."""
     if direction == "ingress":
         return _foreign_root(device, attachment, tc)
-    through = tc.redirect_device(device.index)
-    if through is None:
+    target = tc.redirect_device(device.index)
+    if target is None:
         return None
-    if not is_limit_device(through):
-        detail = f"a foreign filter redirects what {device.name} receives to {through.name}"
-        return _other_enforcer(detail, through, tc)
+    if not is_limit_ifb(target):
+        detail = f"a foreign filter redirects what {device.name} receives to {target.name}"
+        return _other_enforcer(detail, target, tc)
     # Versions 1.5 of the plugin set HTB.
-    return _foreign_root(through, attachment, tc) if tc.params_at(through.index) is None else None
+    return _foreign_root(target, attachment, tc) if tc.params_at(target.index) is None else None
 
 
 def _foreign_root(device: Device, attachment: Attachment | None, tc: TcIndex) -> LimitAssessment | None:

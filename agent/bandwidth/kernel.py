@@ -1,10 +1,11 @@
-"""Writes traffic control with pyroute2: token buckets, intermediate devices, and the filters that redirect to them."""
+"""Writes traffic control with pyroute2: token buckets, ifbs, and the filters that redirect to them."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from collections.abc import Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,8 @@ from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
 from pyroute2.protocols import ETH_P_ALL
 
 from agent.bandwidth.state import (
-    HOOK_MARK,
     INGRESS_HOOK,
+    INGRESS_QDISC_SUFFIX,
     LAST_PRIORITY,
     OUR_HANDLE,
     ROOT,
@@ -25,10 +26,10 @@ from agent.bandwidth.state import (
 )
 from agent.bandwidth.tbf import UINT32_RANGE, TbfParams
 from agent.bandwidth.traffic_control import ALL_PROTOCOLS
-from agent.netlink import KernelError
 from agent.rtnetlink import rtnetlink
 
-_TBF_CLASS = 0x10001
+_FLOW_ID = 0x10001
+"""1:1, as in the filter of the CNI bandwidth plugin; a redirect ignores it."""
 
 
 class _TbfOptions(sched_tbf.options):  # type: ignore[misc]
@@ -52,67 +53,73 @@ def _tbf_parameters(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"attrs": attributes}
 
 
+# Replaces pyroute2's own helper for tbf in the whole process.
 plugins["tbf"] = SimpleNamespace(
     options=_TbfOptions, parent=sched_tbf.parent, get_parameters=_tbf_parameters, __name__="netaware tbf"
 )
 
 
 async def execute(action: Action) -> None:
-    """Execute one action. Idempotent.
+    """Execute one action, planned from a fresh snapshot. An action that fails leaves nothing behind that it created.
 
     Raises:
-        KernelError: the kernel refused, or the device is gone.
+        KernelError: the kernel refused, because something changed since the snapshot or is not permitted.
     """
     async with rtnetlink(f"{type(action).__name__} on {action.name}") as netlink:
         if isinstance(action, LimitIngress):
-            await _set_root(netlink, action.device, action.params)
+            await _replace_tbf(netlink, action.device, action.params)
         elif isinstance(action, LimitEgress):
             await _limit_egress(netlink, action)
         elif isinstance(action, RemoveLimit):
             await _remove_limit(netlink, action)
         else:
-            await _remove(netlink, action.name)
+            await _delete_link(netlink, action.name)
 
 
-async def _set_root(netlink: Any, device: int, params: TbfParams) -> None:
+async def _replace_tbf(netlink: Any, device: int, params: TbfParams) -> None:
     await netlink.tc("replace", "tbf", index=device, handle=OUR_HANDLE, params=params)
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
-    """Create the bucket, then the filter; if that fails, remove what was created."""
-    through, created = await _intermediate(netlink, action)
+    """Create the ifb, its bucket, and the filter that redirects to it; if a step fails, remove what was created."""
+    created_ifb, added_qdisc = not await netlink.link_lookup(ifname=action.ifb_name), False
     try:
-        # The bucket comes before the filter, so that no packet passes an unlimited intermediate device.
-        await _set_root(netlink, through, action.params)
-        if action.add_hook:
+        ifb = await _ensure_ifb(netlink, action)
+        # The bucket comes before the filter, so that no packet passes an unlimited ifb.
+        await _replace_tbf(netlink, ifb, action.params)
+        if action.add_ingress_qdisc:
             await netlink.tc("add", "ingress", index=action.device)
-            await netlink.link("set", index=through, ifalias=action.alias + HOOK_MARK)
+            added_qdisc = True
         for priority in action.stale_filters:
             await _remove_filter(netlink, action.device, priority)
         if action.add_filter:
-            await _add_filter(netlink, action.device, through)
-    except (NetlinkError, KernelError, OSError, asyncio.CancelledError):
-        if created:
-            await _remove(netlink, action.through)
+            await _add_filter(netlink, action.device, ifb)
+        if added_qdisc:
+            await netlink.link("set", index=ifb, ifalias=action.alias + INGRESS_QDISC_SUFFIX)
+    except (NetlinkError, OSError, asyncio.CancelledError):
+        with suppress(NetlinkError):  # The device may be gone.
+            if added_qdisc:
+                await netlink.tc("del", "ingress", index=action.device)
+        if created_ifb:
+            await _delete_link(netlink, action.ifb_name)
         raise
 
 
-async def _intermediate(netlink: Any, action: LimitEgress) -> tuple[int, bool]:
-    """Index of the intermediate device, up, and whether it was made here."""
-    indexes = await netlink.link_lookup(ifname=action.through)
-    created = not indexes
-    if created:
-        await netlink.link("add", ifname=action.through, kind="ifb", mtu=action.mtu, txqlen=0)
-        indexes = await netlink.link_lookup(ifname=action.through)
+async def _ensure_ifb(netlink: Any, action: LimitEgress) -> int:
+    """Create the ifb if it is missing, and set it up; return its index."""
+    indexes = await netlink.link_lookup(ifname=action.ifb_name)
+    if not indexes:
+        await netlink.link("add", ifname=action.ifb_name, kind="ifb", mtu=action.mtu, txqlen=0)
+        indexes = await netlink.link_lookup(ifname=action.ifb_name)
         if not indexes:
-            raise NetlinkError(errno.ENODEV, f"{action.through} has gone again")
+            raise NetlinkError(errno.ENODEV, f"{action.ifb_name} was deleted meanwhile")
         await netlink.link("set", index=indexes[0], ifalias=action.alias)
     await netlink.link("set", index=indexes[0], state="up")
-    return indexes[0], created
+    return int(indexes[0])
 
 
-async def _add_filter(netlink: Any, device: int, through: int) -> None:
-    """Add it after all other filters, because a redirected packet skips those that follow."""
+async def _add_filter(netlink: Any, device: int, ifb: int) -> None:
+    """Add the redirect after all other filters, because a redirected packet skips those that follow."""
     await netlink.tc(
         "add-filter",
         "u32",
@@ -120,9 +127,9 @@ async def _add_filter(netlink: Any, device: int, through: int) -> None:
         parent=INGRESS_HOOK,
         protocol=ETH_P_ALL,
         prio=LAST_PRIORITY,
-        target=_TBF_CLASS,
+        target=_FLOW_ID,
         keys=["0x0/0x0+0"],
-        action={"kind": "mirred", "direction": "egress", "ifindex": through, "action": "redirect"},
+        action={"kind": "mirred", "direction": "egress", "ifindex": ifb, "action": "redirect"},
     )
 
 
@@ -136,11 +143,11 @@ async def _remove_limit(netlink: Any, action: RemoveLimit) -> None:
         return
     for priority in action.filters:
         await _remove_filter(netlink, action.device, priority)
-    if action.remove_hook:
+    if action.remove_ingress_qdisc:
         await netlink.tc("del", "ingress", index=action.device)
-    await _remove(netlink, action.through)
+    await _delete_link(netlink, action.ifb_name)
 
 
-async def _remove(netlink: Any, name: str) -> None:
+async def _delete_link(netlink: Any, name: str) -> None:
     for index in await netlink.link_lookup(ifname=name):
         await netlink.link("del", index=index)

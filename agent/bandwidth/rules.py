@@ -1,7 +1,7 @@
 """Decides whether each pod's limit is enforced, and what repairs it. Pure.
 
-The structure that counts is the CNI bandwidth plugin's (docs/contracts): a token bucket at the root of the host-side veth
-limits what goes into the pod; what comes out is redirected to an intermediate device with a token bucket of its own.
+The structure is the CNI bandwidth plugin's (docs/contracts): a token bucket at the root of the host-side veth limits packets to the
+pod; a filter redirects packets from the pod to an ifb with a token bucket of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec
 from agent.bandwidth.foreign import cilium_on, find_foreign
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
-    HOOK_MARK,
+    INGRESS_QDISC_SUFFIX,
     Action,
     BandwidthPlan,
     BandwidthSnapshot,
@@ -34,7 +34,7 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import TbfParams
-from agent.bandwidth.tc_index import TcIndex, describe, is_limit_device, is_ours, pod_uid_of
+from agent.bandwidth.tc_index import TcIndex, describe, is_limit_ifb, is_our_ifb, pod_uid_of
 
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})
@@ -83,15 +83,15 @@ def with_excess_or_dispute(status: LimitStatus, excess: str, disputed: str) -> L
     return msgspec.structs.replace(status, verdict=verdict, detail=f"{evidence}; as set up: {set_up}")
 
 
-def intermediate_name(network: str, sandbox: str) -> str:
-    """The CNI plugin's name for a pod's intermediate device, so that its DEL finds it: ``bwp`` and a hash, 15 characters."""
+def plugin_ifb_name(network: str, sandbox: str) -> str:
+    """The CNI bandwidth plugin's name for a pod's ifb, so that its DEL finds it: ``bwp`` and a hash, 15 characters."""
     return ("bwp" + hashlib.sha512((network + sandbox).encode()).hexdigest())[:15]
 
 
-def intermediate_of(pod: PodBandwidthSpec, location: Location, tc: TcIndex) -> str:
-    """Name of the device that the plugin made for a pod, or would have made."""
+def ifb_name_of(pod: PodBandwidthSpec, location: Location, tc: TcIndex) -> str:
+    """Name of the ifb that the plugin created for a pod, or would have created."""
     network = location.attachment.network if location.attachment is not None else tc.network.name
-    return intermediate_name(network, location.sandbox or pod.uid)
+    return plugin_ifb_name(network, location.sandbox or pod.uid)
 
 
 def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
@@ -194,48 +194,48 @@ def _assess_ingress(rate_bps: int, device: Device, tc: TcIndex) -> LimitAssessme
 def _assess_egress(
     pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, tc: TcIndex
 ) -> LimitAssessment:
-    redirect, through = tc.redirect_filter(device.index), tc.redirect_device(device.index)
+    redirect, ifb = tc.redirect_filter(device.index), tc.redirect_device(device.index)
     action = LimitEgress(
         device.index,
         device.name,
-        intermediate_of(pod, location, tc),
+        ifb_name_of(pod, location, tc),
         device.mtu,
         tbf.bounded_params(rate_bps, device.mtu),
         ALIAS_PREFIX + pod.uid,
-        add_hook=device.index not in tc.devices_with_hook_qdisc,
+        add_ingress_qdisc=device.index not in tc.devices_with_ingress_qdisc,
         stale_filters=tuple(f.priority for f in tc.filters(device.index) if _is_stale(f, tc)),
     )
     if redirect is None:
         return _assess_without_redirect(device, action, tc)
-    if through is None:
+    if ifb is None:
         lost = "and is lost" if redirect.loses_packets else "and goes on unlimited"
         detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
         return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.loses_packets)
-    limit = tc.params_at(through.index)
-    action = msgspec.structs.replace(action, through=through.name, add_filter=False, stale_filters=())
-    if not through.up:
-        lost = f"{through.name} is down, and what {device.name} receives is lost there"
-        return LimitAssessment("filter-missing", lost, through, limit, action, lossy=True)
+    limit = tc.params_at(ifb.index)
+    action = msgspec.structs.replace(action, ifb_name=ifb.name, add_filter=False, stale_filters=())
+    if not ifb.up:
+        lost = f"{ifb.name} is down, and what {device.name} receives is lost there"
+        return LimitAssessment("filter-missing", lost, ifb, limit, action, lossy=True)
     if limit is None:
-        return LimitAssessment("missing", f"{through.name} has no limit", through, None, action)
-    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=tc.is_our_root(through.index))
-    return LimitAssessment(verdict, detail, through, limit, action)
+        return LimitAssessment("missing", f"{ifb.name} has no limit", ifb, None, action)
+    verdict, detail = _assess_params(limit, rate_bps, device.mtu, ours=tc.is_our_root(ifb.index))
+    return LimitAssessment(verdict, detail, ifb, limit, action)
 
 
-def _is_stale(one: Filter, tc: TcIndex) -> bool:
-    """Whether a filter redirects everything to a device that is gone."""
-    return one.matches_all and one.redirects_to is not None and one.redirects_to not in tc.devices
+def _is_stale(filter_: Filter, tc: TcIndex) -> bool:
+    """Whether a filter redirects all packets to a device that is gone."""
+    return filter_.matches_all and filter_.redirects_to is not None and filter_.redirects_to not in tc.devices
 
 
 def _assess_without_redirect(device: Device, action: LimitEgress, tc: TcIndex) -> LimitAssessment:
     if any(f.polices for f in tc.filters(device.index)):
         return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
-    intermediate = tc.by_name.get(action.through)
-    limit = tc.params_at(intermediate.index) if intermediate is not None else None
-    if intermediate is None or limit is None:
+    ifb = tc.by_name.get(action.ifb_name)
+    limit = tc.params_at(ifb.index) if ifb is not None else None
+    if ifb is None or limit is None:
         return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
-    detail = f"{intermediate.name} has a limit, but no filter sends it what {device.name} receives"
-    return LimitAssessment("filter-missing", detail, intermediate, limit, action)
+    detail = f"{ifb.name} has a limit, but no filter sends it what {device.name} receives"
+    return LimitAssessment("filter-missing", detail, ifb, limit, action)
 
 
 def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
@@ -306,34 +306,28 @@ def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex)
     removals: list[Action] = []
     if "ingress" not in pod.limits and tc.is_our_root(device.index):
         removals.append(RemoveLimit(device.index, device.name, "ingress"))
-    through = tc.redirect_device(device.index)
-    if through is None or not is_limit_device(through):
-        return removals
-    if "egress" not in pod.limits and tc.is_our_root(through.index):
-        removals.append(_removal_of_egress(device, through, tc))
+    ifb = tc.redirect_device(device.index)
+    if "egress" not in pod.limits and ifb is not None and is_limit_ifb(ifb) and tc.is_our_root(ifb.index):
+        filters = tc.filters(device.index)
+        ours = tuple(f.priority for f in filters if f.redirects_to == ifb.index)
+        has_others = len(filters) > len(ours) or bool(tc.filters(device.index, "egress"))
+        remove_qdisc = is_our_ifb(ifb) and ifb.alias.endswith(INGRESS_QDISC_SUFFIX) and not has_others
+        removals.append(RemoveLimit(device.index, device.name, "egress", ifb.name, ours, remove_qdisc))
     return removals
 
 
-def _removal_of_egress(device: Device, through: Device, tc: TcIndex) -> RemoveLimit:
-    filters = tc.filters(device.index)
-    ours = tuple(one.priority for one in filters if one.redirects_to == through.index)
-    others = len(filters) > len(ours) or bool(tc.filters(device.index, "egress"))
-    hook = is_ours(through) and through.alias.endswith(HOOK_MARK) and not others
-    return RemoveLimit(device.index, device.name, "egress", through.name, ours, hook)
-
-
 def _orphans(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
-    """Our intermediate devices to which nothing is redirected and which no repair would use."""
+    """Removals of our ifbs to which nothing is redirected and which no repair would use."""
     used = tc.redirect_indexes()
     names = {
-        pod.uid: intermediate_of(pod, location, tc)
-        if (location := snapshot.locations.get(pod.uid)) is not None
-        else None
+        pod.uid: ifb_name_of(pod, location, tc) if (location := snapshot.locations.get(pod.uid)) is not None else None
         for pod in snapshot.pods
         if "egress" in pod.limits or pod.uid not in snapshot.locations
     }
     return [
         RemoveDevice(device.index, device.name)
         for device in tc.devices.values()
-        if is_ours(device) and device.index not in used and names.get(pod_uid_of(device), "") not in {device.name, None}
+        if is_our_ifb(device)
+        and device.index not in used
+        and names.get(pod_uid_of(device), "") not in {device.name, None}
     ]

@@ -13,18 +13,18 @@ from agent.bandwidth.tbf import TbfParams
 ROOT = 0xFFFFFFFF
 INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
 """Parents of filters on ``clsact``; an ``ingress`` qdisc accepts the first as well (sch_ingress.c)."""
-HOOKS_HANDLE = 0xFFFF0000
+INGRESS_HANDLE = 0xFFFF0000
 """ffff:, the handle of ``ingress`` and ``clsact`` qdiscs."""
 PLUGIN_HANDLE = 0x10000
 """1:, the handle of the CNI bandwidth plugin's root qdiscs."""
 OUR_HANDLE = 0x6E610000
 """6e61:, the handle of our root qdiscs, by which we recognise them."""
 LAST_PRIORITY = 0xFFF0
-"""Preference of our filter: after all that other programs choose and the kernel assigns (cls_api.c)."""
+"""Preference of our filter: after those that other programs choose and the kernel assigns (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
-"""Interface alias of our intermediate devices, followed by the pod's uid."""
-HOOK_MARK = "/ingress"
-"""Suffix of the alias if we also created the pod device's ``ingress`` qdisc, and may remove it."""
+"""Interface alias of our ifbs, followed by the pod's uid."""
+INGRESS_QDISC_SUFFIX = "/ingress"
+"""Suffix of the alias if we also created the ``ingress`` qdisc on the pod's device, and may remove it."""
 
 Key = tuple[str, Direction]
 """Pod uid and direction."""
@@ -210,26 +210,26 @@ class LimitIngress(msgspec.Struct, frozen=True, tag=True):
 
 
 class LimitEgress(msgspec.Struct, frozen=True, tag=True):
-    """Redirect what comes from the pod through an intermediate device with a token bucket.
+    """Redirect a pod's outgoing packets through an ifb with a token bucket.
 
     Attributes:
         device: the pod's host-side device; ``name`` is its name.
-        through: name of the intermediate device; created if missing.
-        mtu: of the intermediate device.
+        ifb_name: created if missing.
+        mtu: of the ifb.
         params: of its token bucket.
-        alias: marks an intermediate device that we create.
-        add_hook: the device has no ``ingress`` qdisc yet.
+        alias: of an ifb that we create.
+        add_ingress_qdisc: the device has no ``ingress`` qdisc yet.
         add_filter: the filter is missing.
         stale_filters: priorities of filters to devices that are gone.
     """
 
     device: int
     name: str
-    through: str
+    ifb_name: str
     mtu: int
     params: TbfParams
     alias: str
-    add_hook: bool = False
+    add_ingress_qdisc: bool = False
     add_filter: bool = True
     stale_filters: tuple[int, ...] = ()
 
@@ -239,21 +239,21 @@ class RemoveLimit(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         device: the pod's host-side device; ``name`` is its name.
-        through: name of the intermediate device, which is deleted too.
+        ifb_name: of the ifb, which is deleted too.
         filters: priorities of our filters to it.
-        remove_hook: the device's ``ingress`` qdisc is ours and unused by others.
+        remove_ingress_qdisc: the device's ``ingress`` qdisc is ours and unused by others.
     """
 
     device: int
     name: str
     direction: Direction
-    through: str = ""
+    ifb_name: str = ""
     filters: tuple[int, ...] = ()
-    remove_hook: bool = False
+    remove_ingress_qdisc: bool = False
 
 
 class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
-    """Delete our intermediate device of a pod that is gone."""
+    """Delete our ifb of a pod that is gone."""
 
     device: int
     name: str

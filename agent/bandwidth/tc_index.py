@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
-    HOOK_MARK,
-    HOOKS_HANDLE,
+    INGRESS_HANDLE,
+    INGRESS_QDISC_SUFFIX,
     OUR_HANDLE,
     ROOT,
     BandwidthSnapshot,
@@ -18,7 +18,7 @@ from agent.bandwidth.state import (
 from agent.bandwidth.tbf import TbfParams
 
 PLUGIN_PREFIX = "bwp"
-"""Name prefix of intermediate devices, both the CNI bandwidth plugin's and ours."""
+"""Name prefix of ifbs, both the CNI bandwidth plugin's and ours."""
 
 
 def devices_by_namespace(devices: Iterable[Device]) -> dict[int, list[Device]]:
@@ -34,7 +34,7 @@ class TcIndex:
     """Devices, qdiscs and filters of a snapshot, by device.
 
     Attributes:
-        devices_with_hook_qdisc: indexes of the devices with the qdisc (ingress or clsact) that filters at hooks need.
+        devices_with_ingress_qdisc: indexes of the devices with an ``ingress`` or ``clsact`` qdisc, which filters need.
     """
 
     def __init__(self, snapshot: BandwidthSnapshot) -> None:
@@ -46,12 +46,12 @@ class TcIndex:
         self.roots = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.parent == ROOT}
         self._below: dict[int, list[str]] = {}
         for qdisc in kernel.qdiscs:
-            if qdisc.parent != ROOT and qdisc.handle != HOOKS_HANDLE:
+            if qdisc.parent != ROOT and qdisc.handle != INGRESS_HANDLE:
                 self._below.setdefault(qdisc.device, []).append(qdisc.kind)
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
-        for one in sorted(kernel.filters, key=lambda f: f.priority):
-            self._filters.setdefault((one.device, one.hook), []).append(one)
-        self.devices_with_hook_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
+        for filter_ in sorted(kernel.filters, key=lambda f: f.priority):
+            self._filters.setdefault((filter_.device, filter_.hook), []).append(filter_)
+        self.devices_with_ingress_qdisc = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == INGRESS_HANDLE}
 
     def params_at(self, device: int) -> TbfParams | None:
         """Parameters of the token bucket at a device's root; None without one."""
@@ -68,7 +68,7 @@ class TcIndex:
         return self._below.get(device, [])
 
     def redirect_filter(self, device: int) -> Filter | None:
-        """The filter that redirects everything a pod sends."""
+        """The filter that redirects all packets of a pod."""
         return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
 
     def redirect_device(self, device: int) -> Device | None:
@@ -86,36 +86,34 @@ class TcIndex:
 
     def foreign_filters(self, device: Device, hook: Hook) -> list[Filter]:
         """Filters on a device that are neither ours nor the CNI bandwidth plugin's."""
-        return [f for f in self.filters(device.index, hook) if not self._leads_to_limit(f)]
+        return [f for f in self.filters(device.index, hook) if not self._redirects_to_limit(f)]
 
-    def _leads_to_limit(self, one: Filter) -> bool:
-        """Whether a filter redirects to an intermediate device with a limit, or did before that device was deleted."""
-        if one.kind not in {"u32", "matchall"} or one.redirects_to is None:
+    def _redirects_to_limit(self, filter_: Filter) -> bool:
+        """Whether a filter redirects to the ifb of a limit, or did before that ifb was deleted."""
+        if filter_.kind not in {"u32", "matchall"} or filter_.redirects_to is None:
             return False
-        target = self.devices.get(one.redirects_to)
-        return is_limit_device(target) if target is not None else one.matches_all
+        target = self.devices.get(filter_.redirects_to)
+        return is_limit_ifb(target) if target is not None else filter_.matches_all
 
 
-def is_limit_device(device: Device) -> bool:
-    """Whether a device is an intermediate device of the CNI bandwidth plugin or of ours."""
-    return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_ours(device))
+def is_limit_ifb(device: Device) -> bool:
+    """Whether a device is an ifb of the CNI bandwidth plugin or of ours."""
+    return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_our_ifb(device))
 
 
-def is_ours(device: Device) -> bool:
-    """Whether a device is an intermediate device that we created."""
+def is_our_ifb(device: Device) -> bool:
+    """Whether a device is an ifb that we created."""
     return device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX)
 
 
 def pod_uid_of(device: Device) -> str:
-    """Uid of the pod that our intermediate device was created for."""
-    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
+    """Uid of the pod that our ifb was created for."""
+    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(INGRESS_QDISC_SUFFIX)
 
 
 def describe(device: Device, foreign_filters: list[Filter]) -> str:
-    """Names the filters on a device, so that a person finds them with ``tc``."""
-    parts = []
-    for one in foreign_filters:
-        name = f" {one.name}" if one.name else ""
-        parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
-    hook = foreign_filters[0].hook
-    return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'ingress' else 'sends'}"
+    """Names the filters on a device, so that a user finds them with ``tc``."""
+    parts = [f"a {f.kind} filter{f' {f.name}' if f.name else ''} with preference {f.priority}" for f in foreign_filters]
+    return (
+        f"{' and '.join(parts)} on what {device.name} {'receives' if foreign_filters[0].hook == 'ingress' else 'sends'}"
+    )

@@ -6,6 +6,7 @@ and returns the number of a process's namespace (RTM_GETNSID), so the two are ma
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -36,20 +37,22 @@ _TBF = struct.Struct("=8xI8xIIII")
 _U32_SEL, _U32_ACT, _U32_INDEV, _MATCHALL_ACT = 5, 7, 8, 2
 _FLAGS = {"u32": 11, "matchall": 3}
 _SKIP_SW = 2
-"""TCA_CLS_FLAGS_SKIP_SW: the filter is the hardware's alone (linux/pkt_cls.h)."""
+"""TCA_CLS_FLAGS_SKIP_SW: the filter is offloaded, and software packets never match (linux/pkt_cls.h)."""
 _SEL_BYTES, _KEY_BYTES = 16, 16
 _ACT_KIND, _ACT_OPTIONS = 1, 2
 _MIRRED_PARMS = 2
 _MIRRED = struct.Struct("=IIiiiiI")
-_EGRESS_REDIRECT = 1  # linux/tc_act/tc_mirred.h; a store (2) only copies
-_KEEPS = frozenset({2, 4, 5, 8})
-"""Actions after which a packet does not go on: SHOT, STOLEN, QUEUED, TRAP (linux/pkt_cls.h)."""
-ALL_PROTOCOLS = 0x0300  # ETH_P_ALL in network byte order, as it stands in tcm_info
+_EGRESS_REDIRECT = 1
+"""TCA_EGRESS_REDIR (linux/tc_act/tc_mirred.h); TCA_EGRESS_MIRROR only copies."""
+_FINAL_VERDICTS = frozenset({2, 4, 5, 8})
+"""Verdicts after which a packet is not processed further: TC_ACT_SHOT, STOLEN, QUEUED, TRAP (linux/pkt_cls.h)."""
+ALL_PROTOCOLS = 0x0300
+"""ETH_P_ALL in network byte order, as in tcm_info."""
 _BPF_NAME = 7
-HOOKED = frozenset({"ingress", "clsact"})
-"""Queueing disciplines that queue nothing: filters hang on them."""
-GONE = frozenset({2, 19, 22})
-"""ENOENT, ENODEV, EINVAL: the kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
+_NAMESPACE_NOT_ASSIGNED = frozenset({-1, UINT32_RANGE - 1})
+"""NETNSA_NSID_NOT_ASSIGNED (linux/net_namespace.h), signed or not."""
+DEVICE_GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
+"""The kernel's errors if a device, or its ingress qdisc, was removed meanwhile."""
 
 
 async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
@@ -65,16 +68,16 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
         devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
         qdiscs = await dump(netlink, tc_request, RTM_GETQDISC, parse_qdisc)
         filters: list[Filter] = []
-        for index in sorted({q.device for q in qdiscs if q.kind in HOOKED}):
+        for index in sorted({q.device for q in qdiscs if q.kind in {"ingress", "clsact"}}):
             filters += await read_filters(netlink, index, "ingress")
         for index in sorted({q.device for q in qdiscs if q.kind == "clsact"}):
             filters += await read_filters(netlink, index, "egress")
-        numbers: dict[str, int] = {}
+        namespace_ids: dict[str, int] = {}
         for uid, pid in pids.items():
-            number = await _namespace_number(netlink, pid)
-            if number is not None:
-                numbers[uid] = number
-    return TcState(devices=tuple(devices), qdiscs=tuple(qdiscs), filters=tuple(filters)), numbers
+            namespace_id = await _namespace_id(netlink, pid)
+            if namespace_id is not None:
+                namespace_ids[uid] = namespace_id
+    return TcState(devices=tuple(devices), qdiscs=tuple(qdiscs), filters=tuple(filters)), namespace_ids
 
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
@@ -83,22 +86,22 @@ async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     try:
         return await dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
     except NetlinkError as error:
-        if error.code in GONE:
+        if error.code in DEVICE_GONE_ERRNOS:
             return []
         raise
 
 
-async def _namespace_number(netlink: Any, pid: int) -> int | None:
+async def _namespace_id(netlink: Any, pid: int) -> int | None:
     try:
         answer = await netlink.get_netnsid(pid=pid)
     except NetlinkError:
         return None  # the process ended meanwhile
-    number = answer["nsid"] if answer else None
-    return None if number is None or number in {-1, UINT32_RANGE - 1} else int(number)
+    namespace_id = answer["nsid"] if answer else None
+    return None if namespace_id is None or namespace_id in _NAMESPACE_NOT_ASSIGNED else int(namespace_id)
 
 
 def parse_device(data: bytes, begin: int, end: int) -> Device:
-    """RTM_NEWLINK: struct ifinfomsg and IFLA_* attributes."""
+    """Parse an RTM_NEWLINK message: struct ifinfomsg and IFLA_* attributes."""
     _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
     spans = attributes(data, begin + IFINFO.size, end)
     return Device(
@@ -114,7 +117,7 @@ def parse_device(data: bytes, begin: int, end: int) -> Device:
 
 
 def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
-    """RTM_NEWQDISC: struct tcmsg and TCA_* attributes."""
+    """Parse an RTM_NEWQDISC message: struct tcmsg and TCA_* attributes."""
     _, index, handle, parent, _ = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
     kind = read_text(data, spans, _KIND)
@@ -127,23 +130,22 @@ def _tbf_params(data: bytes, options: Spans) -> TbfParams | None:
     if span is None or span[1] - span[0] < _TBF.size:
         return None
     rate, _, limit, buffer, _ = _TBF.unpack_from(data, span[0])
-    if _TBF_RATE64 in options:
-        rate = int.from_bytes(data[slice(*options[_TBF_RATE64])], "little")
-    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=limit)
+    rate64 = read_number(data, options, _TBF_RATE64)
+    return TbfParams(rate_bytes_per_s=rate64 or rate, buffer_ticks=buffer, limit_bytes=limit)
 
 
 def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> Filter | None:
-    """RTM_NEWTFILTER: struct tcmsg and TCA_* attributes. u32's hash tables, which match nothing, are left out."""
+    """Parse an RTM_NEWTFILTER message: struct tcmsg and TCA_* attributes. None for u32's hash tables, which match nothing."""
     _, index, _, _, info = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
     kind = read_text(data, spans, _KIND)
     options = nested(data, spans, _OPTIONS)
     if kind == "u32" and _U32_SEL not in options:
         return None
-    everything = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_U32_SEL]))
-    skipped = (read_number(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
-    if read_number(data, spans, _CHAIN) or skipped or _U32_INDEV in options:
-        everything = False  # no packet comes by, or not all do
+    matches_all = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_U32_SEL]))
+    is_offloaded = (read_number(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
+    if read_number(data, spans, _CHAIN) or is_offloaded or _U32_INDEV in options:
+        matches_all = False  # it does not see every packet
     target, polices, loses_packets = None, False, False
     for action in _actions(data, kind, options):
         polices = polices or read_text(data, action, _ACT_KIND) == "police"
@@ -156,7 +158,7 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
         hook=hook,
         priority=info >> 16,
         name=read_text(data, options, _BPF_NAME) if kind == "bpf" else "",
-        matches_all=everything and info & 0xFFFF == ALL_PROTOCOLS,
+        matches_all=matches_all and info & 0xFFFF == ALL_PROTOCOLS,
         redirects_to=target,
         polices=polices,
         loses_packets=loses_packets,
@@ -164,15 +166,15 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> F
 
 
 def each_action(data: bytes, begin: int, end: int) -> Iterator[tuple[Spans, bool]]:
-    """The actions of a filter in RTM_NEWTFILTER, and whether each redirects."""
+    """Yields the attributes of each action of a filter in an RTM_NEWTFILTER message, and whether it is a redirect."""
     spans = attributes(data, begin + TC.size, end)
     for action in _actions(data, read_text(data, spans, _KIND), nested(data, spans, _OPTIONS)):
         yield action, _redirect(data, action) is not None
 
 
 def _actions(data: bytes, kind: str, options: Spans) -> list[Spans]:
-    numbered = nested(data, options, {"u32": _U32_ACT, "matchall": _MATCHALL_ACT}.get(kind, -1))
-    return [attributes(data, *span) for span in numbered.values()]
+    by_order = nested(data, options, {"u32": _U32_ACT, "matchall": _MATCHALL_ACT}.get(kind, -1))
+    return [attributes(data, *span) for span in by_order.values()]
 
 
 def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
@@ -182,11 +184,11 @@ def _has_no_condition(data: bytes, begin: int, end: int) -> bool:
 
 
 def _redirect(data: bytes, action: Spans) -> tuple[int, bool] | None:
-    """The target of a mirred action (0 if it is gone), and whether packets are then lost."""
+    """The device that a mirred action redirects to (0 if it is gone), and whether packets are lost once it is gone."""
     if read_text(data, action, _ACT_KIND) != "mirred":
         return None
     span = nested(data, action, _ACT_OPTIONS).get(_MIRRED_PARMS)
     if span is None or span[1] - span[0] < _MIRRED.size:
         return None
-    _, _, then, _, _, eaction, target = _MIRRED.unpack_from(data, span[0])
-    return (int(target), then in _KEEPS) if eaction == _EGRESS_REDIRECT else None
+    _, _, verdict, _, _, mirred_action, target = _MIRRED.unpack_from(data, span[0])
+    return (int(target), verdict in _FINAL_VERDICTS) if mirred_action == _EGRESS_REDIRECT else None

@@ -89,7 +89,7 @@ def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
 
 
 def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
-    """RTM_NEWQDISC: device, kind and rate (of token buckets only) of a root; None for others than roots."""
+    """Parse an RTM_NEWQDISC message: device, kind and rate (of token buckets only) of a root qdisc; None for other qdiscs."""
     _, index, _, parent, _ = TC.unpack_from(data, begin)
     if parent != _TC_H_ROOT:
         return None
@@ -102,7 +102,7 @@ def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int |
 
 
 def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
-    """RTM_NEWLINK: struct ifinfomsg and IFLA_* attributes, with what sysfs says of hardware."""
+    """Parse an RTM_NEWLINK message (struct ifinfomsg, IFLA_* attributes), and add sysfs' attributes of hardware."""
     _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
     spans = attributes(data, begin + IFINFO.size, end)
     name, info = read_text(data, spans, _IFLA_IFNAME), nested(data, spans, _IFLA_LINKINFO)
@@ -140,7 +140,7 @@ def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
 
 
 def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None:
-    """RTM_NEWROUTE: struct rtmsg and RTA_* attributes. One route per next hop; only unicast default ones of the main table."""
+    """Parse an RTM_NEWROUTE message: a route per next hop; None unless it is a unicast default route of the main table."""
     family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(data, begin)
     if length or kind != _RTN_UNICAST or family not in _FAMILIES:
         return None

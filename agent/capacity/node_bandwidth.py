@@ -1,7 +1,7 @@
 """Chooses the node's capacity from all sources, and subtracts the reserve.
 
-Order of trust (node bandwidth capacity, docs/contracts): configuration, instance type, hardware, measurement. An unknown capacity
-is not published: a missing resource is safer than a wrong one.
+Precedence (docs/bandwidth.md, where a capacity comes from): configuration, instance type, hardware, measurement. An unknown
+capacity is not published.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HardwareCapacity(msgspec.Struct, frozen=True):
 
     Attributes:
         rate_bps: of each direction, since links are full duplex.
-        explanation: how it was found, for people.
+        explanation: how it was found; shown to users.
         devices: names of the physical devices that carry the traffic; their counters give the utilization.
     """
 
@@ -43,8 +43,8 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
         rate_bps: bits per second after the reserve, None for nothing.
         gross_bps: before the reserve.
         source: see docs/bandwidth.md.
-        explanation: for people.
-        warnings: faults for a person to correct, such as an annotation that is not a quantity.
+        explanation: shown to users.
+        warnings: configuration errors, such as an annotation that is not a quantity.
         devices: see `HardwareCapacity`.
     """
 
@@ -63,7 +63,7 @@ def choose_bandwidth(
     measured_bps: int | None,
     instance_type: str = "",
 ) -> NodeBandwidth:
-    """Choose by order of trust and subtract the reserve.
+    """Choose by precedence and subtract the reserve.
 
     Args:
         node: the own node; None if unknown, as on the command line without a cluster.
@@ -75,17 +75,16 @@ def choose_bandwidth(
     warnings: list[str] = []
     label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""
     instance_type = label or instance_type
-    gross_bps, source, explanation = _configured_or_listed(
-        node, config, warnings, instance_type
-    ) or _detected_or_measured(hardware, measured_bps)
+    configured = _find_configured(node, config, warnings, instance_type)
+    gross_bps, source, explanation = configured or _find_detected(hardware, measured_bps)
     if source == "unknown" and instance_type:
         explanation = f"instance type {instance_type} is not in the table; {explanation}"
     rate_bps = None if gross_bps is None else int(gross_bps * (1 - config.reserve.ratio)) - config.reserve.rate_bps
-    if rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
-        explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
     if rate_bps is not None and rate_bps <= 0:
         warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
         rate_bps = None
+    elif rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
+        explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
     return NodeBandwidth(
         rate_bps=rate_bps,
         gross_bps=gross_bps,
@@ -96,7 +95,8 @@ def choose_bandwidth(
     )
 
 
-def _detected_or_measured(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
+def _find_detected(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
+    """The hardware's capacity, else the measured one, else unknown."""
     if hardware.rate_bps is not None:
         return hardware.rate_bps, "hardware", hardware.explanation
     if measured_bps is not None:
@@ -104,7 +104,7 @@ def _detected_or_measured(hardware: HardwareCapacity, measured_bps: int | None) 
     return None, "unknown", hardware.explanation
 
 
-def _configured_or_listed(
+def _find_configured(
     node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
 ) -> tuple[int, Source, str] | None:
     """First match of: node annotation, ``--capacity``, rule by node label, rule by instance type, table of instance types."""
@@ -137,8 +137,8 @@ def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
     return None
 
 
-def remember_peak(peak_bps: int | None, throughput_bps: float) -> int:
-    """The highest throughput so far, rounded down to two digits, so that noise does not rewrite the node."""
+def updated_peak_bps(peak_bps: int | None, throughput_bps: float) -> int:
+    """The highest throughput so far, rounded down to two significant digits, so that noise does not cause writes to the node."""
     value = max(1, int(throughput_bps))
     unit = int(10 ** max(0, len(str(value)) - 2))
     return max(peak_bps or 0, value // unit * unit)

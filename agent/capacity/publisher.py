@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, remember_peak
+from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, updated_peak_bps
 from agent.capacity.publication import Writes, foreign_value, owner_of, plan_writes
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -125,7 +125,7 @@ class Publisher:
     def note_throughput(self, throughput_bps: float) -> None:
         """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
         if self._config.measured_capacity:
-            self._peak_bps = remember_peak(self._peak_bps, throughput_bps)
+            self._peak_bps = updated_peak_bps(self._peak_bps, throughput_bps)
             self._wake.set()
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
-"""The probing secret, from a mounted file.
+"""The probing secret, from the mounted file of ``--passphrase-file``.
 
-Without one everything works, but anybody who reaches the port can have this node answer probes; a log line warns once. The secret
-itself is never logged.
+Without a secret, anyone who can reach the port can make this node answer probes; a warning is logged once. The secret itself is never
+logged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ POLL_S = 60.0
 
 
 def read_secret_file(path: Path) -> bytes:
-    """The passphrase in a file; empty if nothing is mounted, as without the optional Secret.
+    """The secret in a file; empty if the folder is empty or missing, as without the optional Secret.
 
     Raises:
-        ConfigError: the file cannot be read, is blank or too short, or is missing beside others, as with a Secret that lacks the
-        key.
+        ConfigError: the file cannot be read, is blank or too short, or the folder has other files but not this one, as with a Secret
+            without the key.
     """
     try:
         return check_secret(path.read_bytes().strip())
@@ -39,9 +39,10 @@ def read_secret_file(path: Path) -> bytes:
 
 
 class SecretSource:
-    """Reads the secret, and reports when it changes; kubelets replace mounted files within about a minute.
+    """Reads the secret and polls for changes: the kubelet replaces mounted files within about a minute.
 
-    An unusable secret never turns authentication off: the last good one stays, or the agent waits.
+    An unusable secret never turns authentication off: the last good one stays, or the agent waits. Without a secret at the start,
+    probes stay unauthenticated until a usable one is mounted.
 
     Attributes:
         problem: why the current secret cannot be used; empty otherwise.
@@ -55,12 +56,12 @@ class SecretSource:
         """The current secret, empty if none is mounted; waits until it is usable."""
         while (secret := self._read_once()) is None:  # noqa: ASYNC110 - the kubelet replaces the file
             await asyncio.sleep(POLL_S)
-        why = "" if secret else "there is none"
-        log.change("secret/none", why, "probes go without a passphrase" if why else "probes have a passphrase")
+        state = "" if secret else "none"
+        log.change("secret/none", state, "probes are authenticated" if secret else "probes are not authenticated")
         return secret
 
     async def wait_for_change(self, current: bytes) -> bytes:
-        """Wait for a usable secret other than ``current``, and return it; a removed one is kept."""
+        """Wait for a usable secret other than ``current``, and return it; if the file is removed, the current secret stays in use."""
         while True:
             await asyncio.sleep(POLL_S)
             secret = self._read_once(current)
@@ -72,12 +73,12 @@ class SecretSource:
         try:
             secret = read_secret_file(self._path)
         except ConfigError as error:
-            self._note(str(error))
+            self._set_problem(str(error))
             return None
-        self._note("the secret is gone" if current and not secret else "")
+        self._set_problem("the secret is gone" if current and not secret else "")
         return secret
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         self.problem = problem
-        what = "the probing secret cannot be used" if problem else "the probing secret can be used again"
-        log.change("secret", problem, what, why=problem)
+        message = "the probing secret cannot be used" if problem else "the probing secret can be used again"
+        log.change("secret", problem, message, why=problem)

@@ -22,7 +22,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP = 270, 1, 3
 _SO_RCVBUFFORCE = 33
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
-DEADLINE_S = 10.0
+_RECV_TIMEOUT_S = 10.0
 
 _NEW, _DELETE = 0x100, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _GET = 0x101
@@ -34,14 +34,18 @@ _PORT = struct.Struct("!H")
 _BYTES = struct.Struct("!Q")
 _FIXED = HEADER.size + _FAMILY.size
 
-_U16 = struct.Struct("=HH")
-_ORIGINAL, _REPLY, _IP, _PROTO = 0x8001, 0x8002, 0x8001, 0x8002
+_ATTRIBUTE = struct.Struct("=HH")
+"""struct nlattr: length, type."""
+_TUPLE_ORIG, _TUPLE_REPLY, _TUPLE_IP = 0x8001, 0x8002, 0x8001
+_COUNTERS_ORIG, _COUNTERS_REPLY, _COUNTERS_PACKETS = 0x8009, 0x800A, 1
+"""CTA_* with NLA_F_NESTED, but for the last one."""
+_PROTO_BYTES, _COUNTERS_BYTES = 28, 28
 
 
 class Entry(NamedTuple):
-    """A connection: its client, the pod that answers, and the bytes of each direction (IP headers included).
+    """A connection, and the bytes of each direction (IP headers included); None if the kernel does not count them.
 
-    ``server`` is the source of answers, so a pod and not a Service. Counters are None if the kernel does not count this connection.
+    ``server`` and ``port`` are the source of the reply tuple: the pod after DNAT, not the Service.
     """
 
     client: bytes
@@ -51,30 +55,36 @@ class Entry(NamedTuple):
     response_bytes: int | None
 
 
-class _Shape(NamedTuple):
-    """Offsets of the fields of a tuple with ports."""
+_PREFIX_BYTES = 3 * _ATTRIBUTE.size
+"""The headers of a tuple, of its addresses, and of the source address, which follows."""
 
-    original: bytes
-    reply: bytes
+
+class _TupleLayout(NamedTuple):
+    """How a tuple with ports begins in each direction, its size, and the offset of its source port."""
+
+    original_prefix: bytes
+    reply_prefix: bytes
+    address_bytes: int
     size: int
-    address: int
     source_port: int
 
 
-def _shape(width: int) -> _Shape:
-    """The layout for addresses of ``width`` bytes: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
-    addresses = 4 + 2 * (4 + width)
-    size = 4 + addresses + 28
-    ip = _U16.pack(addresses, _IP) + _U16.pack(4 + width, 1 if width == 4 else 3)
-    return _Shape(_U16.pack(size, _ORIGINAL) + ip, _U16.pack(size, _REPLY) + ip, size, 12, 4 + addresses + 4 + 8 + 4)
+def _tuple_layout(address_bytes: int) -> _TupleLayout:
+    """The layout for addresses of a size: nested IP (source, destination), nested PROTO (number, source port, destination port)."""
+    header = _ATTRIBUTE.size
+    ip_bytes = header + 2 * (header + address_bytes)
+    size = header + ip_bytes + _PROTO_BYTES
+    ip = _ATTRIBUTE.pack(ip_bytes, _TUPLE_IP) + _ATTRIBUTE.pack(header + address_bytes, 1 if address_bytes == 4 else 3)
+    original, reply = (_ATTRIBUTE.pack(size, type_) + ip for type_ in (_TUPLE_ORIG, _TUPLE_REPLY))
+    # The source port comes after the headers of tuple and PROTO, and the attribute of the protocol's number.
+    return _TupleLayout(original, reply, address_bytes, size, header + ip_bytes + header + 2 * header + header)
 
 
-_SHAPES = {4: _shape(4), 6: _shape(16)}
-_BY_HEAD = {shape.original: (shape, width) for shape, width in ((_SHAPES[4], 4), (_SHAPES[6], 16))}
-_HEAD_BYTES = 12
-_COUNTED_REQUEST = _U16.pack(28, 0x8009) + _U16.pack(12, 1)
-_COUNTED_RESPONSE = _U16.pack(28, 0x800A) + _U16.pack(12, 1)
-_TO_BYTES = 4 + 12 + 4  # header, packets, header of bytes
+_LAYOUT_BY_PREFIX = {layout.original_prefix: layout for layout in (_tuple_layout(4), _tuple_layout(16))}
+_COUNTERS_PREFIX_END = _ATTRIBUTE.pack(_ATTRIBUTE.size + 8, _COUNTERS_PACKETS)
+_ORIG_COUNTERS_PREFIX = _ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_ORIG) + _COUNTERS_PREFIX_END
+_REPLY_COUNTERS_PREFIX = _ATTRIBUTE.pack(_COUNTERS_BYTES, _COUNTERS_REPLY) + _COUNTERS_PREFIX_END
+_BYTE_COUNTER_OFFSET = _COUNTERS_BYTES - _BYTES.size
 
 
 def read_entries(data: bytes) -> Iterator[Entry]:
@@ -85,7 +95,6 @@ def read_entries(data: bytes) -> Iterator[Entry]:
     """
     for kind, begin, end in each_message(data):
         if kind == _ERROR:
-            # A truncated error is an error too.
             code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else errno.EBADMSG
             if code:
                 raise KernelError(f"connection tracking: {errno.errorcode.get(code, code)}", code)
@@ -96,27 +105,28 @@ def read_entries(data: bytes) -> Iterator[Entry]:
 
 
 def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:
-    known = _BY_HEAD.get(data[begin : begin + _HEAD_BYTES])
-    if known is None:
+    layout = _LAYOUT_BY_PREFIX.get(data[begin : begin + _PREFIX_BYTES])
+    if layout is None:
         return None
-    shape, width = known
-    reply = begin + shape.size
-    if data[reply : reply + _HEAD_BYTES] != shape.reply or reply + shape.size > end:
+    reply = begin + layout.size
+    if data[reply : reply + _PREFIX_BYTES] != layout.reply_prefix or reply + layout.size > end:
         return None
-    client, server = begin + shape.address, reply + shape.address
-    behind = reply + shape.size
+    client, server = begin + _PREFIX_BYTES, reply + _PREFIX_BYTES
+    rest = reply + layout.size
     return Entry(
-        data[client : client + width],
-        data[server : server + width],
-        _PORT.unpack_from(data, reply + shape.source_port)[0],
-        _counted(data, _COUNTED_REQUEST, behind, end),
-        _counted(data, _COUNTED_RESPONSE, behind, end),
+        data[client : client + layout.address_bytes],
+        data[server : server + layout.address_bytes],
+        _PORT.unpack_from(data, reply + layout.source_port)[0],
+        _read_byte_counter(data, _ORIG_COUNTERS_PREFIX, rest, end),
+        _read_byte_counter(data, _REPLY_COUNTERS_PREFIX, rest, end),
     )
 
 
-def _counted(data: bytes, head: bytes, begin: int, end: int) -> int | None:
-    position = data.find(head, begin, end)
-    return None if position < 0 or position + 28 > end else int(_BYTES.unpack_from(data, position + _TO_BYTES)[0])
+def _read_byte_counter(data: bytes, prefix: bytes, begin: int, end: int) -> int | None:
+    position = data.find(prefix, begin, end)
+    if position < 0 or position + _COUNTERS_BYTES > end:
+        return None
+    return int(_BYTES.unpack_from(data, position + _BYTE_COUNTER_OFFSET)[0])
 
 
 async def dump() -> AsyncIterator[bytes]:
@@ -130,7 +140,7 @@ async def dump() -> AsyncIterator[bytes]:
         with open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.send(HEADER.pack(_FIXED, _GET, _REQUEST_DUMP, 1, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
             while True:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(_RECV_TIMEOUT_S):
                     data = await loop.sock_recv(netlink, _DUMP_BUFFER_BYTES)
                 yield data
                 if any(kind in (_DONE, _ERROR) for kind, _, _ in each_message(data)):
@@ -143,19 +153,19 @@ async def dump() -> AsyncIterator[bytes]:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
 
-async def listen(take: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-    """Pass on the kernel's events of ended connections until cancelled; calls ``lost`` if it dropped some.
+async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[], None]) -> None:
+    """Call back with the kernel's events of ended connections until cancelled; ``on_overflow`` if it dropped some.
 
     Raises:
-        KernelError: listening is not permitted.
+        KernelError: the socket cannot be opened or read.
     """
 
     def read(netlink: socket.socket) -> None:
         for data in each_datagram(netlink):
             if data is None:
-                lost()
+                on_overflow()
             else:
-                take(data)
+                on_datagram(data)
 
     try:
         with open_netlink(NETLINK_NETFILTER) as netlink:
@@ -173,25 +183,25 @@ class TableState(NamedTuple):
         accounting: whether bytes of new connections are counted (``nf_conntrack_acct``).
         events: whether their ends are reported (``nf_conntrack_events``).
         dropped: connections refused since the node started because the table was full.
-        pushed_out: connections removed early to make room.
+        early_dropped: connections removed early to make room.
     """
 
     accounting: bool | None
     events: bool | None
     dropped: int | None
-    pushed_out: int | None
+    early_dropped: int | None
 
 
 def read_table_state(proc: Path) -> TableState:
     """Read the state of the table of this process's network namespace."""
     folder = proc / "sys/net/netfilter"
     accounting, events = _number(folder / "nf_conntrack_acct"), _number(folder / "nf_conntrack_events")
-    dropped, pushed_out = _statistics(proc / "self/net/stat/nf_conntrack")
+    dropped, early_dropped = _statistics(proc / "self/net/stat/nf_conntrack")
     return TableState(
         None if accounting is None else accounting > 0,
         None if events is None else events > 0,
         dropped,
-        pushed_out,
+        early_dropped,
     )
 
 
@@ -207,7 +217,7 @@ def _statistics(path: Path) -> tuple[int | None, int | None]:
     try:
         names, *lines = path.read_text().splitlines()
         columns = [names.split().index(name) for name in ("drop", "early_drop")]
-        dropped, pushed_out = (sum(int(line.split()[column], 16) for line in lines) for column in columns)
+        dropped, early_dropped = (sum(int(line.split()[column], 16) for line in lines) for column in columns)
     except (OSError, ValueError, IndexError):
         return None, None
-    return dropped, pushed_out
+    return dropped, early_dropped

@@ -185,7 +185,7 @@ class TrafficCollector:
             "Connections that are not counted because the table was full: refused, or removed early.",
             labels=("reason",),
         )
-        for reason, count in (("refused", table.dropped), ("pushed_out", table.pushed_out)):
+        for reason, count in (("refused", table.dropped), ("early_dropped", table.early_dropped)):
             if count is not None:
                 missed.add_metric((reason,), count)
         yield missed

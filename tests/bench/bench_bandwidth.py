@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.bandwidth.rules import intermediate_name
+from agent.bandwidth.rules import plugin_ifb_name
 from tests.bench.figures import Figures, figure
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def _measure() -> Figures:
         with node_pod(rate % 251) as pod, serving(pod):
             enforce(pod.spec(ingress=f"{rate}M", egress=f"{rate}M"))
             for direction in ("ingress", "egress"):
-                device = pod.host_device if direction == "ingress" else intermediate_name(NETWORK, pod.container)
+                device = pod.host_device if direction == "ingress" else plugin_ifb_name(NETWORK, pod.container)
                 runs = [shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
                 highest = max(highest, *(share for run in runs for share in run))
                 # Other work on the machine slows a stream, and speeds up none.

@@ -19,7 +19,7 @@ from pathlib import Path
 from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
 from agent.bandwidth.cni import Network
 from agent.bandwidth.kernel import execute as execute_action
-from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.rules import Policy, plan_limits, plugin_ifb_name
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
 from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, LimitStatus
 
@@ -163,8 +163,8 @@ def node_pod(number: int, *, adopt_uid: bool = False, node_namespace: str = "") 
             pod.process.wait()
         remove_groups(top)
         subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        intermediate = intermediate_name(NETWORK, pod.container)
-        for device in (pod.host_device, intermediate):
+        ifb = plugin_ifb_name(NETWORK, pod.container)
+        for device in (pod.host_device, ifb):
             subprocess.run([*pod.node, "ip", "link", "del", device], check=False, capture_output=True)
 
 

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from pyroute2 import IPRoute
 
-from agent.bandwidth.rules import Policy, intermediate_name
+from agent.bandwidth.rules import Policy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, LimitEgress
 from agent.bandwidth.tbf import bounded_params
 from agent.netlink import KernelError
@@ -71,7 +72,7 @@ def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> N
             attach_bpf_filter(pod.host_device, returning(NEXT))
         spec = pod.spec(egress="10M")
         before = attached(pod.host_device)
-        ours = intermediate_name(NETWORK, pod.container)
+        ours = plugin_ifb_name(NETWORK, pod.container)
         for _ in range(10):
             verdict = of_pod(enforce(spec, policy=REPAIR), pod)["egress"]
             if stranger == "empty clsact":
@@ -101,7 +102,7 @@ def test_a_drop_filter_that_comes_later_still_drops() -> None:
 @pytest.mark.parametrize("kind", ["ingress", "clsact"])
 def test_a_correct_limit_is_enforced_on_ingress_and_on_clsact(kind: str) -> None:
     with node_pod(43) as pod:
-        ours = intermediate_name(NETWORK, pod.container)
+        ours = plugin_ifb_name(NETWORK, pod.container)
         run(f"tc qdisc add dev {pod.host_device} {kind}")
         run(f"ip link add {ours} type ifb")
         run(f"ip link set {ours} up")
@@ -119,16 +120,24 @@ def test_a_correct_limit_is_enforced_on_ingress_and_on_clsact(kind: str) -> None
         assert kind in run(f"tc qdisc show dev {pod.host_device}")
 
 
-def test_a_repair_that_fails_leaves_no_intermediate_device_behind() -> None:
+def test_a_repair_that_fails_leaves_nothing_behind() -> None:
     with node_pod(44) as pod:
+        ours, index = plugin_ifb_name(NETWORK, pod.container), socket.if_nametoindex(pod.host_device)
+        before = attached(pod.host_device)
+        bare = LimitEgress(index, pod.host_device, ours, 1500, plugin_shape(10_000_000, 536_870_911), "netaware:x")
+        repair = msgspec.structs.replace(bare, add_ingress_qdisc=True)
+        for failing in (
+            msgspec.structs.replace(repair, stale_filters=(7,)),  # no filter has this preference
+            msgspec.structs.replace(repair, alias="x" * 300),  # longer than the kernel allows
+            msgspec.structs.replace(repair, device=999_999),
+        ):
+            with pytest.raises(KernelError):
+                execute(failing)
+            assert (attached(pod.host_device), ours in run("ip -br link")) == (before, False)
+        # Planned before another program added its qdisc and filter.
         run(f"tc qdisc add dev {pod.host_device} clsact")
         attach_bpf_filter(pod.host_device, dropping_udp())
-        ours = intermediate_name(NETWORK, pod.container)
-        index = socket.if_nametoindex(pod.host_device)
-        params = plugin_shape(10_000_000, 536_870_911)
-        with pytest.raises(KernelError):  # what rules would say that looked before there was a hook
-            execute(LimitEgress(index, pod.host_device, ours, 1500, params, "netaware:x", add_hook=True))
-        gone = LimitEgress(999_999, "gone", ours, 1500, params, "netaware:x")
+        before = attached(pod.host_device)
         with pytest.raises(KernelError):
-            execute(gone)
-        assert ours not in run("ip -br link")
+            execute(repair)
+        assert (attached(pod.host_device), ours in run("ip -br link")) == (before, False)

@@ -22,7 +22,7 @@ from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.manager import DEVICE_COUNTERS_INTERVAL_S
 from agent.bandwidth.meters import TrafficMeters
-from agent.bandwidth.rules import Policy, intermediate_name
+from agent.bandwidth.rules import Policy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
@@ -75,7 +75,7 @@ def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
 
 def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
-    name = intermediate_name(NETWORK, pod.container)
+    name = plugin_ifb_name(NETWORK, pod.container)
     params = plugin_shape(RATE, 100_000)
     execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
@@ -139,6 +139,6 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
 def test_a_deleted_device_behind_our_own_filter_cuts_the_pod_off_and_the_verdict_says_so() -> None:
     with node_pod(57) as pod:
         set_limit(pod, "egress")
-        run(f"ip link del {intermediate_name(NETWORK, pod.container)}")
+        run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")
         (status,) = plan(pod.spec(egress=str(RATE)), policy=Policy()).statuses
         assert (status.verdict, "is lost" in status.detail) == ("filter-missing", True)

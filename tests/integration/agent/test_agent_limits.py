@@ -20,7 +20,7 @@ import pytest
 from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
-from agent.bandwidth.rules import Policy, intermediate_name
+from agent.bandwidth.rules import Policy, plugin_ifb_name
 from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, LimitEgress
 from tests.integration.agent.pods_on_node import (
     NETWORK,
@@ -119,8 +119,8 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     snapshot = take_snapshot(pod.spec())
     device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
     params = plugin_shape(rate_bps, burst)
-    name = intermediate_name(NETWORK, pod.container)
-    execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_hook=True))
+    name = plugin_ifb_name(NETWORK, pod.container)
+    execute(LimitEgress(device.index, device.name, name, 1500, params, alias="", add_ingress_qdisc=True))
     with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.kernel`
         for index in (device.index, socket.if_nametoindex(name)):
             netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, params=params)
@@ -162,7 +162,7 @@ def test_a_buffer_that_wrapped_is_called_so_with_the_numbers_that_tc_shows_and_j
             judged = of_pod(plan(pod.spec(ingress=str(rate_bps), egress=str(rate_bps))), pod)
             for direction, device in (
                 ("ingress", pod.host_device),
-                ("egress", intermediate_name(NETWORK, pod.container)),
+                ("egress", plugin_ifb_name(NETWORK, pod.container)),
             ):
                 shown, status = shown_by_tc(device), judged[direction]
                 assert (status.verdict, status.device) == (verdict, device)
@@ -176,7 +176,7 @@ def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins_but_fo
         spec = pod.spec(ingress="10M", egress="20M")
         assert actions_on(plan(spec), pod) == ["LimitIngress", "LimitEgress"]
         assert actions_on(enforce(spec), pod) == []
-        name = intermediate_name(NETWORK, pod.container)
+        name = plugin_ifb_name(NETWORK, pod.container)
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
         assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "6e61:", 10_000_000 // 8)
         assert json.loads(run(f"tc -j qdisc show dev {name} root"))[0]["options"]["rate"] == 20_000_000 // 8
@@ -204,13 +204,13 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
         assert actions_on(enforce(pod.spec()), pod) == []
         assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
         assert "ingress" not in run(f"tc qdisc show dev {pod.host_device}")
-        assert intermediate_name(NETWORK, pod.container) not in run("ip -br link")
+        assert plugin_ifb_name(NETWORK, pod.container) not in run("ip -br link")
 
 
 @pytest.mark.parametrize("more", ["chain 5", "indev lo"])
 def test_a_filter_that_never_matches_is_no_limit(more: str) -> None:
     with node_pod(36) as pod:
-        name = intermediate_name(NETWORK, pod.container)
+        name = plugin_ifb_name(NETWORK, pod.container)
         enforce(pod.spec(egress="10M"))
         run(f"tc filter del dev {pod.host_device} ingress")
         chain, other = (more, "") if more.startswith("chain") else ("", more)
@@ -223,7 +223,7 @@ def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
     with node_pod(14) as pod:
         spec = pod.spec(egress="10M")
         enforce(spec)
-        name = intermediate_name(NETWORK, pod.container)
+        name = plugin_ifb_name(NETWORK, pod.container)
         run(f"tc filter del dev {pod.host_device} ingress")
         assert of_pod(plan(spec), pod)["egress"].verdict == "filter-missing"
         assert of_pod(enforce(spec), pod)["egress"].verdict == "enforced"
@@ -240,10 +240,10 @@ def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
         assert "UP" in run(f"ip -br link show {name}").split()[-1]
 
 
-def test_the_intermediate_device_of_a_pod_that_is_gone_is_removed() -> None:
+def test_the_ifb_of_a_deleted_pod_is_removed() -> None:
     with node_pod(15) as pod:
         enforce(pod.spec(egress="10M"))
-        name = intermediate_name(NETWORK, pod.container)
+        name = plugin_ifb_name(NETWORK, pod.container)
         run(f"ip link del {pod.host_device}")
         assert name in run("ip -br link")
         enforce()

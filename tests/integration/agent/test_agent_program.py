@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agent.bandwidth.rules import intermediate_name
+from agent.bandwidth.rules import plugin_ifb_name
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
@@ -277,7 +277,7 @@ async def test_a_pods_whole_life_under_enforcement_with_net_admin_alone_on_a_rea
 
             async def no_trace() -> bool:
                 series = await agent.metrics("netaware_pod_bandwidth_")
-                gone = intermediate_name(NETWORK, kernel_pod.container) not in run("ip -br link")
+                gone = plugin_ifb_name(NETWORK, kernel_pod.container) not in run("ip -br link")
                 return gone and not any(kernel_pod.name in text for text in series)
 
             await eventually(no_trace)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.bandwidth.rules import intermediate_name
+from agent.bandwidth.rules import plugin_ifb_name
 from tests.integration.agent.cni_plugins import plugged_pod
 from tests.integration.agent.pods_on_node import NETWORK, enforce, of_pod, plan, run
 
@@ -25,7 +25,7 @@ def test_the_plugins_limits_are_read_followed_and_left_for_its_del(version: str,
         spec = pod.spec(ingress=str(RATE), egress=str(RATE))
         judged = of_pod(plan(spec), pod)
         found = {d: (j.verdict, j.device, j.rate_bytes_per_s) for d, j in judged.items()}
-        name = intermediate_name(NETWORK, pod.container)
+        name = plugin_ifb_name(NETWORK, pod.container)
         assert found == {
             "ingress": ("enforced", pod.host_device, RATE // 8),
             "egress": ("enforced", name, RATE // 8),

@@ -35,7 +35,7 @@ async def main(pid, name):
     state, numbers = await read_kernel({"uid": pid})
     device = next(d for d in state.devices if d.name == name)
     await execute(LimitIngress(device.index, name, params))
-    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_hook=True))
+    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, params, "netaware:test", add_ingress_qdisc=True))
     after, _ = await read_kernel({})
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
@@ -47,7 +47,7 @@ async def main(pid, name):
     }))
     await execute(RemoveLimit(device.index, name, "ingress"))
     ours = tuple(f.priority for f in after.filters if f.device == device.index)
-    await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_hook=True))
+    await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_ingress_qdisc=True))
     limits = ChildLimits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
     try:
         await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL, limits=limits)).wait()

@@ -16,7 +16,7 @@ from agent.bandwidth.tbf import bounded_params
 POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
 PER_S = RATE // 8
-PID, VETH, PIPE = 42, 20, 30
+PID, VETH, IFB = 42, 20, 30
 INTO = LimitStatus(
     pod=POD,
     direction="ingress",
@@ -27,7 +27,7 @@ INTO = LimitStatus(
     is_measurable=True,
 )
 OUT = msgspec.structs.replace(
-    INTO, direction="egress", device="bwp1", counter_source=CounterSource(pid=PID, device=VETH, bucket=PIPE)
+    INTO, direction="egress", device="bwp1", counter_source=CounterSource(pid=PID, device=VETH, bucket=IFB)
 )
 BARE = msgspec.structs.replace(OUT, verdict="missing", counter_source=CounterSource(pid=PID, device=VETH))
 
@@ -37,7 +37,7 @@ def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, 
 
 
 def kernel(let_through: float = 0, redirected: float = 0) -> KernelCount:
-    return KernelCount({PIPE: int(let_through)}, {VETH: int(redirected)})
+    return KernelCount({IFB: int(let_through)}, {VETH: int(redirected)})
 
 
 def test_the_line_of_eth0_is_parsed() -> None:
@@ -167,5 +167,5 @@ def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> Non
     assert backoff.disputed(40.0) == {}
     assert backoff.due([LIMIT], 40.0) == []
     other = msgspec.structs.replace(LIMIT, params=bounded_params(2 * RATE, 1500))
-    orphan = RemoveDevice(PIPE, "bwp1")
+    orphan = RemoveDevice(IFB, "bwp1")
     assert backoff.due([other, orphan], 40.0) == [other, orphan]

@@ -18,15 +18,15 @@ from tests.support.plugin_bucket import plugin_shape
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 SANDBOX = "a" * 64
 NETWORK = "k8s-pod-network"
-IFB = rules.intermediate_name(NETWORK, SANDBOX)
-VETH, PIPE, UPLINK = 20, 30, 2
+IFB = rules.plugin_ifb_name(NETWORK, SANDBOX)
+VETH, IFB_INDEX, UPLINK = 20, 30, 2
 RATE = 10_000_000
 CONTAINERD_BURST = 536_870_911
 ENFORCE, REPAIR = rules.Policy(enforce=True), rules.Policy(enforce=True, repair_burst=True)
 LOCATION = tc.Location(pid=4242, sandbox=SANDBOX, namespace_id=7, eth0_index=3)
 NODE = tc.Device(index=UPLINK, name="eth0")
 POD_DEVICE = tc.Device(index=VETH, name="veth12ab", kind="veth", namespace_id=7, peer=3)
-PIPE_DEVICE = tc.Device(index=PIPE, name=IFB, kind="ifb")
+IFB_DEVICE = tc.Device(index=IFB_INDEX, name=IFB, kind="ifb")
 changed = msgspec.structs.replace
 
 
@@ -47,8 +47,8 @@ def root(kind: str, device: int = VETH, handle: int = 0x50000) -> tc.Qdisc:
     return tc.Qdisc(device=device, kind=kind, handle=handle, parent=tc.ROOT)
 
 
-HOOK = tc.Qdisc(device=VETH, kind="ingress", handle=tc.HOOKS_HANDLE, parent=0xFFFFFFF1)
-REDIRECT = tc.Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=PIPE)
+HOOK = tc.Qdisc(device=VETH, kind="ingress", handle=tc.INGRESS_HANDLE, parent=0xFFFFFFF1)
+REDIRECT = tc.Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB_INDEX)
 FOREIGN = tc.Filter(device=VETH, kind="bpf", name="tc_cls_egress", priority=10)
 
 
@@ -73,8 +73,8 @@ def plan(
     return rules.plan_limits(snapshot, policy)
 
 
-def redirected(*qdiscs: tc.Qdisc, device: tc.Device = PIPE_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
-    """Everything that comes from the pod goes through an intermediate device."""
+def redirected(*qdiscs: tc.Qdisc, device: tc.Device = IFB_DEVICE, filters: Any = (REDIRECT,)) -> dict[str, Any]:
+    """Everything that comes from the pod goes through an ifb."""
     return {"devices": (device,), "qdiscs": (HOOK, *qdiscs), "filters": filters}
 
 
@@ -126,18 +126,23 @@ def test_verdict_and_repair_of_a_root_qdisc(
         assert found.actions == ((action,) if action is not None else ())
 
 
-def test_the_intermediate_device_has_the_plugins_name() -> None:
+def test_the_ifb_has_the_plugins_name() -> None:
     # bwp + sha512("mynet" + id), 15 characters, as utils.MustFormatHashWithPrefix of the CNI plugins gives it.
-    assert rules.intermediate_name("mynet", "0123456789") == "bwpf7f4a9fe4273"
+    assert rules.plugin_ifb_name("mynet", "0123456789") == "bwpf7f4a9fe4273"
 
 
 @pytest.mark.parametrize(
     ("kernel", "verdict", "device", "repair"),
     [
-        ({}, "missing", "veth12ab", limit_out(add_hook=True)),
-        (redirected(ours(PIPE)), "enforced", IFB, None),
-        (redirected(ours(PIPE), filters=()), "filter-missing", IFB, limit_out()),
-        (redirected(ours(PIPE), filters=(changed(REDIRECT, matches_all=False),)), "filter-missing", IFB, limit_out()),
+        ({}, "missing", "veth12ab", limit_out(add_ingress_qdisc=True)),
+        (redirected(ours(IFB_INDEX)), "enforced", IFB, None),
+        (redirected(ours(IFB_INDEX), filters=()), "filter-missing", IFB, limit_out()),
+        (
+            redirected(ours(IFB_INDEX), filters=(changed(REDIRECT, matches_all=False),)),
+            "filter-missing",
+            IFB,
+            limit_out(),
+        ),
         (
             {"qdiscs": (HOOK,), "filters": (changed(REDIRECT, redirects_to=99),)},
             "filter-missing",
@@ -191,7 +196,7 @@ def test_devices_of_cilium_are_not_changed_and_their_limits_are_measured(device:
     assert only(plan(pod(RATE), device=LXC)).verdict == "missing"
 
 
-FELIX = tc.Device(index=PIPE, name="bwcali012345678", kind="ifb")
+FELIX = tc.Device(index=IFB_INDEX, name="bwcali012345678", kind="ifb")
 FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, limit_bytes=2**32 - 1)
 
 
@@ -200,15 +205,15 @@ FELIX_PARAMS = TbfParams(rate_bytes_per_s=RATE // 8, buffer_ticks=2**32 - 1, lim
     [
         # Felix gives its buckets the plugin's handle, but the CNI configuration does not name the plugin.
         (
-            [bucket(i, FELIX_PARAMS) for i in (VETH, PIPE)],
+            [bucket(i, FELIX_PARAMS) for i in (VETH, IFB_INDEX)],
             FELIX,
             ("calico", "portmap"),
             ("tbf 1: on veth12ab", FELIX.name),
         ),
         # Versions 1.5 of the plugin set HTB.
         (
-            [root("htb", i, tc.PLUGIN_HANDLE) for i in (VETH, PIPE)],
-            PIPE_DEVICE,
+            [root("htb", i, tc.PLUGIN_HANDLE) for i in (VETH, IFB_INDEX)],
+            IFB_DEVICE,
             (),
             ("set htb on veth12ab", "set htb on"),
         ),
@@ -240,7 +245,7 @@ def test_container_and_network_come_from_the_runtimes_cache() -> None:
     attachment = Attachment(container="b" * 64, network="delegate-net")
     (action,) = plan(pod(egress=RATE), location=changed(LOCATION, sandbox="b" * 64, attachment=attachment)).actions
     assert isinstance(action, tc.LimitEgress)
-    assert action.through == rules.intermediate_name("delegate-net", "b" * 64)
+    assert action.ifb_name == rules.plugin_ifb_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_to_other_devices_are_foreign() -> None:
@@ -259,13 +264,13 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
     assert [type(action) for action in found.actions] == [tc.LimitIngress if free is into else tc.LimitEgress]
 
 
-MINE = changed(PIPE_DEVICE, alias=f"netaware:{UID}")
+MINE = changed(IFB_DEVICE, alias=f"netaware:{UID}")
 REMOVE_OUT = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
 
 
 def test_a_foreign_filter_before_our_redirect_is_reported() -> None:
     late = changed(REDIRECT, priority=tc.LAST_PRIORITY)
-    stays = plan(pod(egress=RATE), **redirected(ours(PIPE), device=MINE, filters=(late, FOREIGN)))
+    stays = plan(pod(egress=RATE), **redirected(ours(IFB_INDEX), device=MINE, filters=(late, FOREIGN)))
     assert (only(stays).verdict, stays.actions) == ("enforced", ())
     assert "tc_cls_egress" in only(stays).detail
 
@@ -300,22 +305,22 @@ def test_pods_that_cannot_be_limited(
 
 
 def test_our_limits_are_removed_with_the_annotation_and_the_plugins_stay() -> None:
-    found = plan(pod(), **redirected(ours(PIPE), ours(VETH)))
+    found = plan(pod(), **redirected(ours(IFB_INDEX), ours(VETH)))
     assert found.actions == (tc.RemoveLimit(VETH, "veth12ab", "ingress"), REMOVE_OUT)
-    assert plan(pod(), **redirected(bucket(PIPE, plugin_shape(RATE, CONTAINERD_BURST)))).actions == ()
+    assert plan(pod(), **redirected(bucket(IFB_INDEX, plugin_shape(RATE, CONTAINERD_BURST)))).actions == ()
 
 
-def test_our_intermediate_devices_are_removed_with_their_pod_and_others_stay() -> None:
-    gone = changed(PIPE_DEVICE, alias="netaware:gone")
+def test_our_ifbs_are_removed_with_their_pod_and_others_stay() -> None:
+    gone = changed(IFB_DEVICE, alias="netaware:gone")
     theirs = tc.Device(index=31, name="bwp0000000000ff", kind="ifb")
-    used = changed(PIPE_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
+    used = changed(IFB_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
     living = tc.Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
     filters = (changed(REDIRECT, redirects_to=32),)
     found = plan(pod(), devices=(gone, theirs, used, living), filters=filters, qdiscs=(HOOK,))
-    assert found.actions == (tc.RemoveDevice(PIPE, IFB), tc.RemoveDevice(33, "bwp0000000000bb"))
+    assert found.actions == (tc.RemoveDevice(IFB_INDEX, IFB), tc.RemoveDevice(33, "bwp0000000000bb"))
 
 
-def test_an_intermediate_device_that_the_next_repair_uses_stays() -> None:
+def test_an_ifb_that_the_next_repair_uses_stays() -> None:
     assert [type(action) for action in plan(pod(egress=RATE), devices=(MINE,)).actions] == [tc.LimitEgress]
     # The device of a pod without a known sandbox stays too.
     assert plan(pod(egress=RATE), devices=(MINE,), location=None).actions == ()
@@ -324,6 +329,6 @@ def test_an_intermediate_device_that_the_next_repair_uses_stays() -> None:
 def test_the_device_of_eth0_counts_among_several_networks() -> None:
     first, second = (changed(POD_DEVICE, index=40 + i, peer=peer) for i, peer in enumerate((5, 3)))
     elsewhere = changed(POD_DEVICE, index=42, namespace_id=8, peer=5)
-    ends = devices_by_namespace((first, second, elsewhere, changed(PIPE_DEVICE, namespace_id=9)))
+    ends = devices_by_namespace((first, second, elsewhere, changed(IFB_DEVICE, namespace_id=9)))
     for namespace, index, device in ((7, 5, first), (7, 3, second), (7, None, second), (9, None, None)):
         assert rules.find_device(tc.Location(pid=1, namespace_id=namespace, eth0_index=index), ends) == device

@@ -1,4 +1,4 @@
-"""The order of trust among sources of a capacity, and the reserve."""
+"""Precedence of the sources of a capacity, and the reserve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from agent.capacity.instances import firmware_type
 from agent.capacity.links import Machine
-from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, remember_peak
+from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, updated_peak_bps
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse
@@ -52,7 +52,7 @@ EVERYTHING: dict[str, object] = {"capacity_bps": 3 * G, "capacity_rules": RULES,
         (None, {}, HARDWARE, "m5.large", (750_000_000, "instance-type")),
     ],
 )
-def test_the_order_of_trust(
+def test_precedence(
     node: OwnNode | None,
     fields: dict[str, object],
     hardware: HardwareCapacity,
@@ -83,14 +83,14 @@ def test_an_invalid_annotation_is_reported_and_the_next_source_counts(text: str)
 def test_the_reserve_is_subtracted(reserve: Reserve, rate_bps: int | None, warnings: tuple[str, ...]) -> None:
     node_bandwidth = choose_bandwidth(node(), config(reserve=reserve), HARDWARE, None)
     assert (node_bandwidth.rate_bps, node_bandwidth.gross_bps, node_bandwidth.warnings) == (rate_bps, 10 * G, warnings)
-    assert "are reserved" in node_bandwidth.explanation
+    assert ("are reserved" in node_bandwidth.explanation) == (rate_bps is not None)
 
 
 def test_noise_in_measured_throughput_does_not_change_the_capacity() -> None:
     peak = None
     for throughput in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
-        peak = remember_peak(peak, throughput)
-    assert (peak, remember_peak(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
+        peak = updated_peak_bps(peak, throughput)
+    assert (peak, updated_peak_bps(peak, 9.55e9)) == (9_400_000_000, 9_500_000_000)
 
 
 def with_type(type_: str) -> OwnNode:
