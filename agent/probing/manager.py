@@ -55,8 +55,7 @@ class ProbingManager:
         self._on_throughput = on_throughput
         self._source = SecretSource(config.passphrase_file)
         self._plans = PlanSource(config.node)
-        self._metrics = ProbeMetrics(self._plans, registry)
-        self._metrics.secret_refused = lambda: bool(self._source.problem)
+        self._metrics = ProbeMetrics(self._plans, lambda: bool(self._source.problem), registry)
         self._results = ResultsQueue()
         self._writer = ResultsWriter(
             client,
@@ -119,7 +118,7 @@ class ProbingManager:
             self._results.add(outcome.sample)
         elif outcome.failure is not None:
             self._results.add_failure(outcome.failure, outcome.test)
-        elif outcome.heard:
+        elif outcome.peer_answered:
             self._results.clear_failure(outcome.origin, outcome.destination, outcome.test)
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
@@ -150,7 +149,7 @@ class ProbingManager:
             address, settings, secret = inputs
             self._responder = ProbeResponder(address, settings, secret, find_binary("netserver"))
             binary = find_binary("netperf")
-            self._scheduler.use(NetperfProber(binary, secret) if binary is not None else None)
+            self._scheduler.set_prober(NetperfProber(binary, secret) if binary is not None else None)
             await run_until(self._serve_both(self._responder, secret), self._wait_until_inputs_change(inputs))
 
     async def _serve_both(self, responder: ProbeResponder, secret: bytes) -> None:

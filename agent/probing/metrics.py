@@ -43,21 +43,15 @@ class _PairState:
 
 
 class ProbeMetrics:
-    """A collector over the newest sample of each pair; scrapes compute ages, so nothing runs between them.
+    """A collector over the newest sample of each zone pair.
 
     Metrics are collected in a thread, so state that outcomes change is copied before iterating.
     """
 
-    def __init__(
-        self,
-        plans: PlanSource,
-        registry: CollectorRegistry | None = None,
-    ) -> None:
-        self._plans = plans
+    def __init__(self, plans: PlanSource, is_secret_refused: Callable[[], bool], registry: CollectorRegistry) -> None:
+        self._plans, self._is_secret_refused = plans, is_secret_refused
         self._pairs: dict[Pair, _PairState] = {}
-        self.secret_refused: Callable[[], bool] = lambda: False
-        if registry is not None:
-            registry.register(self)
+        registry.register(self)
 
     def follow_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
@@ -66,18 +60,19 @@ class ProbeMetrics:
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
 
     def add(self, outcome: Outcome) -> None:
-        """Add an outcome, unless its pair has left the plan."""
+        """Add an outcome, unless its zone pair has left the plan, or no run ended and no datagram came back.
+
+        Series describe a zone pair by its first node pair; outcomes of additional node pairs are ignored.
+        """
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
-        if (
-            state is None or outcome.result == "waiting" or outcome.pair_index
-        ):  # a pair's own series are those of its pair 0
+        if state is None or outcome.result == "waiting" or outcome.pair_index:
             return
         state.outcomes[outcome.test, outcome.result] = state.outcomes.get((outcome.test, outcome.result), 0) + 1
         sample = outcome.sample
         if sample is None:
             return
-        for doubt in outcome.run_flags or sample.quality_flags:
-            state.quality_flags[outcome.test, doubt] = state.quality_flags.get((outcome.test, doubt), 0) + 1
+        for flag in outcome.run_flags or sample.quality_flags:
+            state.quality_flags[outcome.test, flag] = state.quality_flags.get((outcome.test, flag), 0) + 1
         plan = self._plans.plan
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return
@@ -88,16 +83,16 @@ class ProbeMetrics:
             state.sum_s += value_s
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this node."""
-        yield from self._latency()
-        yield from self._last_run()
-        yield from self._counts()
-        yield from self._about_plan()
+        """The metric families of this node."""
+        yield from self._latencies()
+        yield from self._newest_samples()
+        yield from self._counters()
+        yield from self._plan()
 
     def _samples(self) -> list[tuple[Pair, Sample]]:
         return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
 
-    def _latency(self) -> Iterator[Metric]:
+    def _latencies(self) -> Iterator[Metric]:
         # A summary, because promtool accepts the label quantile nowhere else; count and sum would mean nothing.
         latency = SummaryMetricFamily(
             "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
@@ -112,15 +107,15 @@ class ProbeMetrics:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
         yield latency
-        spread = HistogramMetricFamily(
+        histogram = HistogramMetricFamily(
             "netaware_probe_rtt_seconds", "Medians of runs, not single round trips.", labels=PAIR_LABELS
         )
         for pair, state in self._pairs.items():
             edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
-            spread.add_metric(pair, list(zip(edges, accumulate(state.buckets), strict=True)), state.sum_s)
-        yield spread
+            histogram.add_metric(pair, list(zip(edges, accumulate(state.buckets), strict=True)), state.sum_s)
+        yield histogram
 
-    def _last_run(self) -> Iterator[Metric]:
+    def _newest_samples(self) -> Iterator[Metric]:
         taken = _gauge("sample_timestamp_seconds", "When the newest sample was taken.")
         trusted = _gauge("sample_trusted", "1 if the newest sample has no quality flag, else 0.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
@@ -138,10 +133,10 @@ class ProbeMetrics:
                     family.add_metric(pair, value)
         yield from (taken, trusted, loss, datagram_loss, jitter)
 
-    def _counts(self) -> Iterator[Metric]:
+    def _counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            "Probe runs, by outcome: ok, or the failure.",
+            "Probe runs, by outcome: ok, over-budget, or the failure of the run.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
@@ -156,7 +151,7 @@ class ProbeMetrics:
                 quality_flags.add_metric((*pair, *key), count)
         yield from (runs, quality_flags)
 
-    def _about_plan(self) -> Iterator[Metric]:
+    def _plan(self) -> Iterator[Metric]:
         own = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
         refusals = CounterMetricFamily(
@@ -168,7 +163,7 @@ class ProbeMetrics:
         yield GaugeMetricFamily(
             "netaware_probe_secret_refused",
             "1 if the probing secret cannot be used; the last good one, or none, is used instead.",
-            float(self.secret_refused()),
+            float(self._is_secret_refused()),
         )
 
 

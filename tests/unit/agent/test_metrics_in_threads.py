@@ -1,4 +1,4 @@
-"""Metrics are collected in a thread while the loop goes on traffic_case: no scrape fails."""
+"""Metrics are collected in a thread while the event loop changes them: no scrape fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.registry import Collector
 
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
@@ -32,10 +31,8 @@ def short_switch_interval() -> Iterator[None]:
 
 
 @contextmanager
-def scraped(collector: Collector) -> Iterator[list[Exception]]:
+def scraped(registry: CollectorRegistry) -> Iterator[list[Exception]]:
     """Scrape in a thread until the block ends, at least once; yields the errors."""
-    registry = CollectorRegistry()
-    registry.register(collector)
     errors: list[Exception] = []
     over, has_scraped = threading.Event(), threading.Event()
 
@@ -57,25 +54,27 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
         thread.join()
 
 
-def traffic_case() -> tuple[Collector, Step]:
-    found, workload = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0), Workload("shop", "Deployment", "cart")
+def change_traffic(registry: CollectorRegistry) -> Step:
+    collector = TrafficCollector(lambda: "z1", Path("/proc"), lambda: 0.0)
+    workload = Workload("shop", "Deployment", "cart")
+    registry.register(collector)
 
     def step(number: int) -> None:
         now_s = number * 2 * KEEP_GONE_S
         pods = {bytes([10, number % 256, 0, host]): workload for host in range(1, 40)}
-        found.edges.set_workloads(pods, now_s)
-        found.edges.begin_round(now_s, now_s)
+        collector.edges.set_workloads(pods, now_s)
+        collector.edges.begin_round(now_s, now_s)
         for client in pods:
             for server in pods:
-                found.edges.add_live(Entry(client, server, 80, 1, 1))
-        found.edges.end_round()
+                collector.edges.add_live(Entry(client, server, 80, 1, 1))
+        collector.edges.end_round()
 
-    return found, step
+    return step
 
 
-def probe_case() -> tuple[Collector, Step]:
+def change_probes(registry: CollectorRegistry) -> Step:
     plans = PlanSource("n1")
-    metrics = ProbeMetrics(plans)
+    metrics = ProbeMetrics(plans, lambda: False, registry)
     plans.on_change = metrics.follow_plan
 
     def step(number: int) -> None:
@@ -85,14 +84,15 @@ def probe_case() -> tuple[Collector, Step]:
             plans.refusal_counts[result] = 1
             metrics.add(outcome(THERE[0], result=result))
 
-    return metrics, step
+    return step
 
 
 @pytest.mark.usefixtures("short_switch_interval")
-@pytest.mark.parametrize("make", [traffic_case, probe_case])
-def test_no_scrape_fails_while_the_loop_counts(make: Callable[[], tuple[Collector, Step]]) -> None:
-    collector, step = make()
-    with scraped(collector) as errors:
+@pytest.mark.parametrize("change", [change_traffic, change_probes])
+def test_no_scrape_fails_while_the_loop_counts(change: Callable[[CollectorRegistry], Step]) -> None:
+    registry = CollectorRegistry()
+    step = change(registry)
+    with scraped(registry) as errors:
         for number in range(30):
             step(number)
     assert errors == []

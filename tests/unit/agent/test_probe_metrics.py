@@ -17,7 +17,7 @@ RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
-    metrics = ProbeMetrics(plans, registry)
+    metrics = ProbeMetrics(plans, lambda: False, registry)
     plans.on_change = metrics.follow_plan
     plans.use(plan(*THERE[:2], epoch=1))
     return metrics, registry

@@ -55,7 +55,7 @@ async def probing(
     plans = PlanSource("n1")
     scheduler = ProbeScheduler(plans, 10e6, note, background or Answers(), wall_clock=lambda: EPOCH + loop.time())
     plans.on_change = scheduler.follow_plan
-    scheduler.use(prober)
+    scheduler.set_prober(prober)
     tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagrams())]
     try:
         yield plans, outcomes
@@ -170,7 +170,7 @@ async def test_a_run_that_fails_while_datagrams_come_back_gives_their_sample_and
     between.measurement, between.returned = datagrams(300_000.0), 100
     prober.failure = ProbeFailedError("too-few-samples")
     outcome = await outcome_of(between, prober)
-    assert (outcome.result, outcome.failure, outcome.heard) == ("too-few-samples", None, True)
+    assert (outcome.result, outcome.failure, outcome.peer_answered) == ("too-few-samples", None, True)
     assert outcome.sample is not None
     assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
     assert outcome.sample.run_failure == "too-few-samples"
@@ -209,7 +209,7 @@ async def test_failures_in_a_row_are_counted_and_told_with_whether_the_host_live
         assert counts == [(1, False), (2, False), (3, False)]
         between.returned = 2
         await asyncio.sleep(60)
-        assert (outcomes[-1].failure, outcomes[-1].heard) == (None, True)
+        assert (outcomes[-1].failure, outcomes[-1].peer_answered) == (None, True)
         between.returned, prober.failure = 0, ProbeFailedError("refused")
         await asyncio.sleep(60)
         assert outcomes[-1].failure is not None
