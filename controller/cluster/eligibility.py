@@ -160,16 +160,14 @@ class Constraints:
         taints: Sequence[Taint] = (),
         *,
         volumes: Iterable[NodeSelector] = (),
-        closing: bool = False,
     ) -> str:
-        """Why a pod may not run on a node, regardless of other pods; empty if it may.
+        """Why kube-scheduler would not place a pod on a node, regardless of other pods; empty if it would. Plans ask `Host.refusal`.
 
         Args:
             name: of the node.
             labels: of the node.
             taints: of the node, NoSchedule and NoExecute.
             volumes: what the pod's volumes demand of a node; every one must hold.
-            closing: the node is about to be removed.
         """
         for key, value in self._selector.items():
             if labels.get(key) != value:
@@ -179,8 +177,6 @@ class Constraints:
         taint = first_untolerated_taint(taints, self._tolerations)
         if taint is not None:
             return f"taint {taint.key}"
-        if closing:
-            return "about to be removed"
         held = all(_any_matches(volume.node_selector_terms or (), name, labels) for volume in volumes)
         return "" if held else "volume node affinity"
 

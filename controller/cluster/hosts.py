@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import Location, location_of
-from controller.cluster.eligibility import blocking_taints, is_closing
+from controller.cluster.eligibility import Constraints, blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import NodeSelector
 from controller.cluster.requests import Amounts, add, amounts
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Taint
@@ -23,6 +24,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         taints: those that keep pods away (NoSchedule and NoExecute), with one for a cordoned node.
         allocatable: by resource; cpu in millicores.
         schedulable: not cordoned.
+        ready: its condition Ready is True; also where a file has no conditions.
         closing: it is about to be removed.
         prefer_no_schedule_taints: taints that only ask pods to go elsewhere (PreferNoSchedule).
     """
@@ -38,9 +40,22 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     prefer_no_schedule_taints: tuple[Taint, ...] = ()
 
     @property
+    def unavailable(self) -> str:
+        """Why no new pod should start there, whatever taints it tolerates; empty if one may."""
+        return "about to be removed" if self.closing else "" if self.ready else "not Ready"
+
+    @property
     def takes_pods(self) -> bool:
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
-        return self.ready and self.schedulable and not self.closing
+        return self.schedulable and not self.unavailable
+
+    def refusal(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
+        """Why a plan does not place a pod there, regardless of other pods; empty if it may.
+
+        kube-scheduler asks taints alone, and places a pod that tolerates all of them on a node that is not Ready, where it
+        cannot start.
+        """
+        return constraints.refusal(self.name, self.labels, self.taints, volumes=volumes) or self.unavailable
 
 
 TemplateKey = tuple[str, int, int, bool]
@@ -166,7 +181,7 @@ class NodeCache:
 
 
 def host_of(node: Node) -> Host:
-    """Convert a node. Nodes that are not Ready count too, because Kubernetes taints them."""
+    """Convert a node."""
     labels = node.metadata.labels or {}
     return Host(
         node.metadata.name,
@@ -175,7 +190,7 @@ def host_of(node: Node) -> Host:
         blocking_taints(node),
         amounts(node.status.allocatable),
         schedulable=not node.spec.unschedulable,
-        ready=node.ready,
+        ready=node.ready or not node.status.conditions,
         closing=is_closing(node),
         prefer_no_schedule_taints=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
     )

@@ -62,11 +62,11 @@ class FitChecker:
         constraints = self._constraints_of(pod)
         key = constraints, node.name
         if key not in self._static:
-            self._static[key] = constraints.refusal(node.name, node.labels, node.taints, closing=node.closing)
+            self._static[key] = node.refusal(constraints)
         if self._static[key] or not pod.claims:
             return self._static[key]
         volumes = self._snapshot.volumes.demands(pod.namespace, pod.claims)
-        return constraints.refusal(node.name, node.labels, node.taints, volumes=volumes)
+        return node.refusal(constraints, volumes)
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""

@@ -156,9 +156,10 @@ class PlanInputs(NamedTuple):
         constraints, volumes = Constraints(asked.spec), self.volumes.demands_of(pod)
         found: dict[str, str] = {}
         for number, host in enumerate(hosts):
-            why = constraints.refusal(host.name, host.labels, host.taints, volumes=volumes, closing=host.closing)
             lacks = first_insufficient(asks, host.allocatable, used.get(host.name, {}))
-            why = why or (describe_lack(lacks) if lacks else by_other_pods.get(number, ""))
+            why = host.refusal(constraints, volumes) or (
+                describe_lack(lacks) if lacks else by_other_pods.get(number, "")
+            )
             if why:
                 found[host.name] = why
         return found

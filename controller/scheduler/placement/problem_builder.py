@@ -128,7 +128,7 @@ class _Compiler:
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._locations = sorted({host.location for host in self._hosts})
         index = {location: number for number, location in enumerate(self._locations)}
-        self._repelling = [host.name for host in self._hosts if host.taints or host.closing]
+        self._repelling = [host.name for host in self._hosts if host.taints or host.unavailable]
         self._location_of = np.array([index[host.location] for host in self._hosts], np.int64)
         self._rows: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
@@ -280,8 +280,7 @@ def why_refused(request: PlacementRequest, waiting: WaitingReplica, names: Itera
     """Host -> why a replica may not go there, of those of these hosts that refuse it."""
     constraints, found = Constraints(waiting.pod.spec), {}
     for name in names:
-        host = request.snapshot.hosts[name]
-        why = constraints.refusal(name, host.labels, host.taints, volumes=waiting.volumes, closing=host.closing)
+        why = request.snapshot.hosts[name].refusal(constraints, waiting.volumes)
         if why or name in waiting.refused:
             found[name] = why or "refused by the scheduler a moment ago, or hot"
     return found

@@ -94,8 +94,9 @@ class _Cluster:
             spec["unschedulable"] = True
             taints = [*taints, {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
         elif number and rng.random() < 0.06:
-            ready = "Unknown"
-            taints = [*taints, {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]
+            ready, state = (("Unknown", "unreachable"), ("False", "not-ready"))[number % 2]
+            effects = ("NoSchedule", "NoExecute")
+            taints = [*taints, *({"key": f"node.kubernetes.io/{state}", "effect": effect} for effect in effects)]
         if taints:
             spec["taints"] = taints
         conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}]

@@ -119,6 +119,11 @@ def chosen_by(spec: Json, node: Json) -> bool:
     return required is None or terms_hold(required["nodeSelectorTerms"], node)
 
 
+def is_ready(node: Json) -> bool:
+    """Whether pods can start there; where not, a plan places not even those that tolerate every taint."""
+    return bool(node["status"]["conditions"][0]["status"] == "True")
+
+
 def tolerates(spec: Json, node: Json) -> bool:
     def borne(taint: Json) -> bool:
         return any(
@@ -139,7 +144,7 @@ class World:
         of: dict[str, list[Json]] = defaultdict(list)
         for item in objects:
             of[item["kind"]].append(item)
-        self.nodes = [n for n in of["Node"] if n["status"]["conditions"][0]["status"] == "True"]
+        self.nodes = of["Node"]
         self.index = {node["metadata"]["name"]: i for i, node in enumerate(self.nodes)}
         self.zones = sorted({self._label(node, ZONE) for node in self.nodes})
         self.zone_of = [self.zones.index(self._label(node, ZONE)) for node in self.nodes]
@@ -224,7 +229,7 @@ class World:
                     return False
             return True
 
-        return [chosen_by(spec, node) and tolerates(spec, node) and reached(node) for node in self.nodes]
+        return [is_ready(n) and chosen_by(spec, n) and tolerates(spec, n) and reached(n) for n in self.nodes]
 
     def workload(self, pod: Json) -> int:
         """Number of a pod's workload; -1 for pods of none, and for those that are leaving, which answer nobody."""
@@ -559,9 +564,7 @@ class _Model:
 
     def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
         for row, keys in zip(self.n, self.world.members, strict=True):
-            at = Counter(self.world.index.get(placements[key], -1) for key in keys if key in placements)
-            if at[-1]:
-                raise BrokenRuleError("a pod is on a node that is not ready")
+            at = Counter(self.world.index[placements[key]] for key in keys if key in placements)
             for h, var in enumerate(row):
                 yield var, at[h]
 

@@ -18,7 +18,7 @@ from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.placement.planner import Plan, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
-from kubekit.wire import Node, ResourceRequirements
+from kubekit.wire import Condition, Node, ResourceRequirements
 from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
 
@@ -383,12 +383,25 @@ def test_a_limit_is_not_broken_for_the_sake_of_a_cool_host() -> None:
     assert {target.node for target in plan.targets.values()} <= {"a1", "b1"}
 
 
-@pytest.mark.parametrize("taint", ["DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted"])
-def test_a_host_that_is_about_to_be_removed_gets_nobody(taint: str) -> None:
-    closing = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
-    plan = plan_of(line((1, 0, 0)), [closing])
-    assert plan.unplaced
-    assert "about to be removed" in next(iter(plan.unplaced_reasons.values()))
+@pytest.mark.parametrize(
+    ("taint", "ready", "why"),
+    [
+        ("DeletionCandidateOfClusterAutoscaler", "True", "about to be removed"),
+        ("karpenter.sh/disrupted", "True", "about to be removed"),
+        ("node.kubernetes.io/not-ready", "False", "not Ready"),
+        ("node.kubernetes.io/unreachable", "Unknown", "not Ready"),
+    ],
+)
+def test_a_pod_that_tolerates_every_taint_is_not_planned_where_it_could_not_start(
+    taint: str, ready: str, why: str
+) -> None:
+    closed = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
+    conditions = [Condition(type="Ready", status=ready)]
+    closed = msgspec.structs.replace(closed, status=msgspec.structs.replace(closed.status, conditions=conditions))
+    pod = waiting_pod("w0-0", "w0", tolerations=[{"operator": "Exists"}])
+    assert plan_of(line((1, 0, 0)), [closed], pods=[pod]).unplaced_reasons == {
+        "default/w0-0": f"0/1 nodes are available: 1 {why}"
+    }
 
 
 @pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])
