@@ -22,7 +22,7 @@ from controller.cluster.resources import (
     AppGroupStatus,
     OrderedWorkload,
 )
-from controller.cluster.services import Routing, ServiceIndex, has_zone_hints
+from controller.cluster.services import Endpoints, Routing, ServiceIndex
 from kubekit.conditions import condition, find_condition, merge
 from kubekit.text import command, listed
 from kubekit.wire import Condition, format_time, parse_time
@@ -85,33 +85,26 @@ def gather(
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     members: list[Counter[str]] = [Counter() for _ in graph.workloads]
-    routings: dict[int, Routing] = {}
-    running = 0
-    created: list[str] = []
-    for pod in pods:
-        meta = pod.metadata
-        if membership.group_of(meta.namespace, pod.group) != group.metadata.key:
-            continue
-        created.append(meta.creation_timestamp or "")
-        if not pod.is_active:
-            continue
-        running += pod.status.phase == "Running"
-        position = positions.get(pod.workload)
-        if position is not None and pod.spec.node_name in locations:
-            members[position][pod.spec.node_name] += 1
-            if services is not None:
-                # With pods in several namespaces, the least local routing: the caller's Service is unknown.
-                routing = services.routing_to(meta.namespace, meta.labels or {})
-                routings[position] = min(routing, routings.get(position, routing))
+    own = [pod for pod in pods if membership.group_of(pod.metadata.namespace, pod.group) == group.metadata.key]
+    active = [pod for pod in own if pod.is_active]
+    placed = [pod for pod in active if pod.workload in positions and pod.spec.node_name in locations]
+    for pod in placed:
+        members[positions[pod.workload]][pod.spec.node_name] += 1
+    routings = services.routings_of(placed) if services is not None else {}
     hosts = [hosts_by_location(nodes, locations) for nodes in members]
     checks = tuple(
         check_dependency(
-            edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings.get(edge.dependency, Routing.ANY)
+            edge,
+            hosts[edge.dependant],
+            hosts[edge.dependency],
+            costs,
+            routings.get(graph.selectors[edge.dependency], Routing.ANY),
         )
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
-    started = min((c for c in created if c), key=parse_time, default=None)
+    started = min((c for pod in own if (c := pod.metadata.creation_timestamp)), key=parse_time, default=None)
+    running = sum(pod.status.phase == "Running" for pod in active)
     return GroupFacts(graph, ordered, tuple(members), checks, running, started)
 
 
@@ -132,18 +125,17 @@ def check_dependency(
 ) -> DependencyCheck:
     """Check one dependency: its worst pair of a caller and a replica that may answer, violated before unknown before met."""
     worst = DependencyCheck(edge, "idle")
-    hinted = has_zone_hints(routing, (location.zone for location in called))
-    for origin in sorted(callers):
-        near = {origin} & called.keys() if hinted else set()
-        calling = callers[origin]
-        if routing is Routing.NODE and calling & called.get(origin, frozenset()):
-            worst = max(worst, DependencyCheck(edge, "met", SAME_HOST_COST, origin, origin), key=_severity)
-            calling = calling - called[origin]
-        for destination in sorted(near or called.keys()) if calling else ():
-            one_host = len(calling | called[destination]) == 1
-            check = _check_pair(edge, origin, destination, costs, one_host=one_host)
-            if _severity(check) > _severity(worst):
-                worst = check
+    zones = {node: location for location, nodes in called.items() for node in nodes}
+    endpoints = Endpoints(routing, zones, lambda location: location.zone)
+    for origin, nodes in sorted(callers.items()):
+        calling: dict[Routing, set[str]] = defaultdict(set)
+        for node in nodes:
+            calling[endpoints.routing_from(node, origin)].add(node)
+        for answer, callers_there in calling.items():
+            for destination in sorted(called) if answer is Routing.ANY else (origin,):
+                one_host = answer is Routing.NODE or len(callers_there | called[destination]) == 1
+                check = _check_pair(edge, origin, destination, costs, one_host=one_host)
+                worst = max(worst, check, key=_severity)
     return worst
 
 

@@ -1,19 +1,20 @@
-"""Which replica answers a call: Services and their routing, as in kube-proxy.
-
-The planner, the scheduler's rules and the groups' status all ask here.
-"""
+"""Which replica answers a call: Services and their routing, as in kube-proxy."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 import msgspec
 
 from controller.cluster.index import Index
-from kubekit.wire import Object, Wire
+from controller.cluster.pods import GroupPod
+from kubekit.wire import Object, ObjectMeta, Wire
 
+Node = TypeVar("Node", bound=Hashable)
+Zone = TypeVar("Zone", bound=Hashable)
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
 
@@ -37,16 +38,27 @@ _ROUTINGS: Mapping[str, Routing] = {
 }
 
 
-def has_zone_hints(routing: Routing, zones: Iterable[object]) -> bool:
-    """Whether callers are answered in their own zone where it has a replica.
+class Endpoints(Generic[Node, Zone]):
+    """The replicas behind a Service. Planner, scores and status all decide here which of them answer a call.
 
-    One replica on a node without a zone label turns that off for all of them (pkg/proxy/topology.go, topologyModeFromHints).
+    The compiled search counts by the same rule (`zone_term` in placement/native/state.c).
 
     Args:
         routing: of the Service.
-        zones: of the nodes of its replicas, or whether they have one; empty, or false, for a node without the label.
+        zones: node of a replica -> its zone.
+        is_labelled: whether the nodes of a zone have a zone label.
     """
-    return routing is not Routing.ANY and all(zones)
+
+    def __init__(self, routing: Routing, zones: Mapping[Node, Zone], is_labelled: Callable[[Zone], object]) -> None:
+        self._routing, self._nodes, self._zones = routing, zones.keys(), set(zones.values())
+        self.has_zone_hints = routing is not Routing.ANY and all(map(is_labelled, self._zones))
+        """Without a label on the node of every replica, kube-proxy ignores zones (pkg/proxy/topology.go, topologyModeFromHints)."""
+
+    def routing_from(self, node: Node, zone: Zone) -> Routing:
+        """Which replicas answer a caller: those on its node (NODE), those in its zone (ZONE), or all (ANY)."""
+        if self._routing is Routing.NODE and node in self._nodes:
+            return Routing.NODE
+        return Routing.ZONE if self.has_zone_hints and zone in self._zones else Routing.ANY
 
 
 class ServiceSpec(Wire, frozen=True):
@@ -137,9 +149,19 @@ class ServiceIndex(Index):
         matching = [candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)]
         return [service for service in matching if not service.headless] or matching
 
-    def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
-        """Routing of calls to pods with these labels.
+    def routing_to(self, pods: Iterable[ObjectMeta]) -> Routing:
+        """Routing of calls to a workload, by one of its pods in each of its namespaces.
 
-        If several Services differ, the least local routing counts, because the caller's Service is unknown.
+        Where Services differ, the least local routing counts, because the caller's Service is unknown.
         """
-        return min((service.routing for service in self.selecting(namespace, labels)), default=Routing.ANY)
+        found = (self.selecting(pod.namespace, pod.labels or {}) for pod in pods)
+        return min((min((s.routing for s in each), default=Routing.ANY) for each in found), default=Routing.ANY)
+
+    def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
+        """Workload selector -> routing of calls to it, for the workloads of these pods."""
+        models: dict[str, dict[str, ObjectMeta]] = defaultdict(dict)
+        for pod in pods:
+            known, meta = models[pod.workload], pod.metadata
+            if pod.is_active and (meta.namespace not in known or meta.name < known[meta.namespace].name):
+                known[meta.namespace] = meta
+        return {workload: self.routing_to(known.values()) for workload, known in models.items()}

@@ -19,8 +19,8 @@ from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.resources import AppGroup
-from controller.cluster.services import Routing, Service, has_zone_hints
-from controller.scheduler.placement.evaluation import count_hosts, evaluate_edge
+from controller.cluster.services import Routing, Service
+from controller.scheduler.placement.evaluation import count_hosts, endpoints_of, evaluate_edge
 from controller.scheduler.placement.preferences import call_edges, spread_of
 from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
@@ -48,6 +48,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
         members: per workload, node -> placed pods.
         locations: of these nodes.
         services: per workload, those by which it is called.
+        routings: of calls to each workload.
         spreads: per workload.
         costs: the weight in use.
         measured: whether there is a NetworkTopology.
@@ -59,6 +60,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
     members: Sequence[Mapping[str, int]]
     locations: Mapping[str, Location]
     services: Sequence[Sequence[Service]]
+    routings: Sequence[Routing]
     spreads: Sequence[Spread]
     costs: CostTable
     measured: bool = True
@@ -81,6 +83,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         members=placed,
         locations={node: state.locations[state.location_index[node]] for nodes in placed for node in nodes},
         services=[state.services_of(key, selector) for selector in graph.selectors],
+        routings=[state.routing_to(key, selector) for selector in graph.selectors],
         spreads=[spread_of(found[0].annotations, default, []) if found else default for found in models],
         costs=costs.table,
         measured=bool(costs.topology),
@@ -102,7 +105,6 @@ class _PlacedArrays:
         self.current = current
         hosts = {node: Host(node, where, {}, (), {}) for node, where in current.locations.items()}
         counts = {w: sum(nodes.values()) for w, nodes in enumerate(current.members)}
-        routings = [min((s.routing for s in found), default=Routing.ANY) for found in current.services]
         snapshot = GroupSnapshot(
             graph=current.graph,
             pods=(),
@@ -118,7 +120,7 @@ class _PlacedArrays:
             waiting=(),
             bound=[BoundReplica(node, workload) for node, workload, count in placed for _ in range(count)],
             spreads=current.spreads,
-            edges=call_edges(current.group, current.graph, counts, routings, []),
+            edges=call_edges(current.group, current.graph, counts, current.routings, []),
         )
         self.problem = compile_problem(request)
         self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
@@ -130,8 +132,7 @@ class _PlacedArrays:
 
     def unlabelled(self, callee: int) -> bool:
         """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
-        zoned = self.problem.zoned[self.problem.zone_of[list(self.hosts_of[callee])]]
-        return not has_zone_hints(Routing.ZONE, zoned)
+        return not endpoints_of(self.problem, Routing.ZONE, self.hosts_of[callee]).has_zone_hints
 
     def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
         """Estimate calls as if the Service behind these dependencies had that routing."""

@@ -9,14 +9,14 @@ its cost does not grow with nodes x placed pods.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, LimitCheck, Location
-from controller.cluster.services import Routing, has_zone_hints
+from controller.cluster.services import Endpoints, Routing
 from controller.scheduler.config import AllocatableArgs
 
 MAX_SCORE = 100
@@ -93,112 +93,89 @@ def score_locations(
         location_index: node name -> index in ``locations``.
         costs: the weight in use.
     """
-    sums = _Sums(locations, location_index, costs)
-    for peer in dependencies:
-        sums.add_dependency(peer)
-    for peer in dependants:
-        sums.add_dependant(peer)
-    return sums.result()
+    tables = [_dependency_table(peer, locations, location_index, costs.check_limit) for peer in dependencies]
+    tables += [_dependant_table(peer, locations, location_index, costs) for peer in dependants]
+    scores_of = zip(*(table.by_location for table in tables), strict=True)
+    by_location = [NodeScore(*map(sum, zip(*scores, strict=True))) for scores in scores_of]
+    by_node: dict[str, NodeScore] = {}
+    for table in tables:
+        for node, score in table.by_node.items():
+            index = location_index[node]
+            terms = zip(by_node.get(node) or by_location[index], score, table.by_location[index], strict=True)
+            by_node[node] = NodeScore(*(total + own - replaced for total, own, replaced in terms))
+    return ScoreTable("", by_location or [NodeScore()] * len(locations), by_node)
 
 
-class _Sums:
-    """Sums in the making: per location, and the corrections of nodes that hold pods themselves."""
+_LimitRule = Callable[[Location, Location, int], tuple[LimitCheck, int]]
+"""Candidate, location of a peer's pod, maxNetworkCost -> see `CostTable.check_limit`."""
 
-    def __init__(self, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable) -> None:
-        self._locations, self._location_index, self._costs = locations, location_index, costs
-        self._satisfied, self._violated = [0] * len(locations), [0] * len(locations)
-        self._cost, self._unknown = [0] * len(locations), [0] * len(locations)
-        self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def add_dependency(self, peer: PeerWorkload) -> None:
-        """Add a dependency. Only replicas that kube-proxy would route to count."""
-        by_location = self._by_location(peer)
-        near = self._answered_near(peer, by_location)
-        for index, count in by_location.items():
-            peer_location = self._locations[index]
-            for i, candidate in enumerate(self._locations):
-                if i in near:
-                    continue
-                verdict, cost = self._costs.check_limit(candidate, peer_location, peer.max_cost)
-                self._cost[i] += count * cost
-                self._satisfied[i] += count * (verdict == "satisfied")
-                self._violated[i] += count * (verdict == "violated")
-                self._unknown[i] += count * (verdict == "unknown")
-        for index in near:
-            self._satisfied[index] += by_location[index]
-            self._cost[index] += by_location.total() * SAME_ZONE_COST
-        for node, count in peer.pods.items():
-            if peer.routing is Routing.NODE or near:
-                self._answer_here(peer, node, by_location, near)
-                continue
-            here, verdict = self._correct(node, count)
-            here[0] += count * (verdict != "satisfied")
-            here[1] -= count * (verdict == "violated")
+def _dependency_table(
+    peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], check_limit: _LimitRule
+) -> ScoreTable:
+    """Scores by one dependency: by the replicas that answer calls."""
+    index_of = {node: location_index[node] for node in peer.pods}
+    endpoints = Endpoints(peer.routing, index_of, lambda index: locations[index].zone)
+    replicas_at: Counter[int] = Counter()
+    for node, count in peer.pods.items():
+        replicas_at[index_of[node]] += count
+    total = replicas_at.total()
 
-    def _answered_near(self, peer: PeerWorkload, by_location: Mapping[int, int]) -> frozenset[int]:
-        """Locations whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
-        zones = (self._locations[index].zone for index in by_location)
-        return frozenset(by_location) if has_zone_hints(peer.routing, zones) else frozenset()
+    replicas = [(locations[index], count) for index, count in replicas_at.items()]
+    of_all = [_score_by_all(candidate, replicas, peer.max_cost, check_limit) for candidate in locations]
 
-    def _answer_here(self, peer: PeerWorkload, node: str, by_location: Counter[int], near: Collection[int]) -> None:
-        """Correct the score of a node that holds replicas itself.
+    def score(node: str, index: int) -> NodeScore:
+        on_node = peer.pods.get(node, 0)
+        match endpoints.routing_from(node, index):
+            case Routing.NODE:
+                return NodeScore(on_node, 0, total * SAME_HOST_COST)
+            case Routing.ZONE:
+                # Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
+                saved = round(total * on_node / replicas_at[index] * (SAME_ZONE_COST - SAME_HOST_COST))
+                return NodeScore(replicas_at[index], 0, total * SAME_ZONE_COST - saved)
+        found = of_all[index]
+        if not on_node:
+            return found
+        verdict, cost = check_limit(locations[index], locations[index], peer.max_cost)
+        satisfied, violated = on_node * (verdict != "satisfied"), on_node * (verdict == "violated")
+        saved = on_node * (cost - SAME_HOST_COST)
+        return NodeScore(found.satisfied + satisfied, found.violated - violated, found.cost - saved, found.unknown)
 
-        Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
-        """
-        index, count = self._location_index[node], peer.pods[node]
-        here, total = self._here[node], by_location.total()
-        saved = SAME_ZONE_COST - SAME_HOST_COST
-        if peer.routing is Routing.ZONE:
-            here[2] -= round(total * count / by_location[index] * saved)
-        elif index in near:
-            here[0] += count - by_location[index]
-            here[2] -= total * saved
+    by_location = [score("", index) if index in replicas_at else found for index, found in enumerate(of_all)]
+    return ScoreTable("", by_location, {node: score(node, index) for node, index in index_of.items()})
+
+
+def _score_by_all(
+    candidate: Location, replicas: Iterable[tuple[Location, int]], max_cost: int, check_limit: _LimitRule
+) -> NodeScore:
+    """The score of a node without replicas where any replica may answer."""
+    satisfied = violated = total = unknown = 0
+    for location, count in replicas:
+        verdict, cost = check_limit(candidate, location, max_cost)
+        total += count * cost
+        if verdict == "satisfied":
+            satisfied += count
+        elif verdict == "violated":
+            violated += count
         else:
-            for peer_index, others in by_location.items():
-                verdict, cost = self._costs.check_limit(
-                    self._locations[index], self._locations[peer_index], peer.max_cost
-                )
-                here[0] -= others * (verdict == "satisfied")
-                here[1] -= others * (verdict == "violated")
-                here[2] -= others * cost
-            here[0] += count
-            here[2] += total * SAME_HOST_COST
+            unknown += count
+    return NodeScore(satisfied, violated, total, unknown)
 
-    def add_dependant(self, peer: PeerWorkload) -> None:
-        for index, count in self._by_location(peer).items():
-            origin = self._locations[index]
-            for i, candidate in enumerate(self._locations):
-                verdict, cost = self._costs.check_limit(origin, candidate, peer.max_cost)
-                self._cost[i] += count * cost
-                self._unknown[i] += count * (verdict == "unknown")
-        for node, count in peer.pods.items():
-            self._correct(node, count)
 
-    def result(self) -> ScoreTable:
-        by_location = [
-            NodeScore(*node_score)
-            for node_score in zip(self._satisfied, self._violated, self._cost, self._unknown, strict=True)
-        ]
-        by_node: dict[str, NodeScore] = {}
-        for node, (satisfied, violated, cost) in self._here.items():
-            base = by_location[self._location_index[node]]
-            by_node[node] = base._replace(
-                satisfied=base.satisfied + satisfied, violated=base.violated + violated, cost=base.cost + cost
-            )
-        return ScoreTable("", by_location, by_node)
+def _dependant_table(
+    peer: PeerWorkload, locations: Sequence[Location], location_index: Mapping[str, int], costs: CostTable
+) -> ScoreTable:
+    """Scores by one dependant: only costs, from each of its pods."""
 
-    def _by_location(self, peer: PeerWorkload) -> Counter[int]:
-        found: Counter[int] = Counter()
-        for node, count in peer.pods.items():
-            found[self._location_index[node]] += count
-        return found
+    def check_limit(candidate: Location, caller: Location, max_cost: int) -> tuple[LimitCheck, int]:
+        return costs.check_limit(caller, candidate, max_cost)
 
-    def _correct(self, node: str, count: int) -> tuple[list[int], LimitCheck]:
-        """Replace the in-zone cost of pods on this node by the same-host cost; returns the correction and the in-zone verdict."""
-        location, here = self._locations[self._location_index[node]], self._here[node]
-        verdict, cost = self._costs.check_limit(location, location, 0)
-        here[2] += count * (SAME_HOST_COST - cost)
-        return here, verdict
+    def only_cost(score: NodeScore) -> NodeScore:
+        return score._replace(satisfied=0, violated=0)
+
+    table = _dependency_table(peer._replace(routing=Routing.ANY), locations, location_index, check_limit)
+    by_node = {node: only_cost(score) for node, score in table.by_node.items()}
+    return ScoreTable("", [*map(only_cost, table.by_location)], by_node)
 
 
 def normalise(cost: int, low: int, high: int) -> int:

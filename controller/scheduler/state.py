@@ -188,28 +188,13 @@ class State(Index):
         if self.services.on_change(key, old, new):
             self._touch()
 
-    def _routing_to(self, group: str, workload: str) -> Routing:
-        """Routing of calls to a group's workload; any replica in upstream parity."""
-        if not self._by_answer:
-            return Routing.ANY
-        found = [self.services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
-        return min(found, default=Routing.ANY)
+    def routing_to(self, group: str, workload: str) -> Routing:
+        """Routing of calls to a group's workload."""
+        return self.services.routing_to(self.models(group, workload))
 
     def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
-        """Workload selector -> who answers calls to it, by one of its pods in each of its namespaces; none in upstream parity.
-
-        Where Services differ, the one that keeps least near counts: who calls by which is not known.
-        """
-        models: dict[tuple[str, str], ObjectMeta] = {}
-        for pod in pods if self._by_answer else ():
-            which = pod.workload, pod.metadata.namespace
-            if pod.is_active and (which not in models or pod.metadata.name < models[which].name):
-                models[which] = pod.metadata
-        found: dict[str, Routing] = {}
-        for (workload, namespace), model in models.items():
-            routing = self.services.routing_to(namespace, model.labels or {})
-            found[workload] = min(routing, found.get(workload, routing))
-        return found
+        """Workload selector -> routing of calls to it; empty in upstream parity."""
+        return self.services.routings_of(pods) if self._by_answer else {}
 
     def models(self, group: str, workload: str) -> list[ObjectMeta]:
         """A placed pod of the workload in each namespace that has or had one."""
@@ -332,11 +317,8 @@ class State(Index):
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
             if dependant.selector == workload:
                 pods = self._existing(members.get(dependency.selector, {}), complain=True)
-                dependencies.append(
-                    PeerWorkload(
-                        dependency.selector, edge.max_network_cost, pods, self._routing_to(key, dependency.selector)
-                    )
-                )
+                routing = self.routing_to(key, dependency.selector) if self._by_answer else Routing.ANY
+                dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
             elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._existing(members.get(dependant.selector, {}), complain=False)
                 dependants.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))

@@ -6,12 +6,12 @@ Exact and independent of the search, which works on the same rules by increments
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
 
-from controller.cluster.services import Routing, has_zone_hints
+from controller.cluster.services import Endpoints, Routing
 from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
@@ -76,6 +76,11 @@ def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
     return found
 
 
+def endpoints_of(problem: Problem, routing: Routing, called: Iterable[int]) -> Endpoints[int, int]:
+    """The replicas on these hosts, behind a Service with that routing."""
+    return Endpoints(routing, {host: int(problem.zone_of[host]) for host in called}, problem.zoned.__getitem__)
+
+
 def evaluate_edge(
     problem: Problem, edge: CallEdge, callers: Mapping[int, int], called: Mapping[int, int]
 ) -> EdgeEvaluation:
@@ -96,11 +101,11 @@ def evaluate_edge(
     zone_replicas = np.bincount(zone, replicas_at, zones)
     replicas_in_zone, replicas = zone_replicas[zone], float(replicas_at.sum())
     # Arrays are by host. Callers by who answers them: their host, their zone, or any.
-    same_node = (replicas_at > 0) & (edge.routing is Routing.NODE)
-    hinted = has_zone_hints(edge.routing, problem.zoned[zone[replicas_at > 0]])
-    same_zone = ~same_node & (replicas_in_zone > 0) & problem.zoned[zone] & hinted
-    callers_same_node, callers_same_zone = calling * same_node, calling * same_zone
-    callers_anywhere = calling * ~(same_node | same_zone)
+    endpoints = endpoints_of(problem, edge.routing, called)
+    answer = np.array([endpoints.routing_from(*pair) for pair in zip(hosts.tolist(), zone.tolist(), strict=True)])
+    callers_same_node, callers_same_zone, callers_anywhere = (
+        calling * (answer == routing) for routing in (Routing.NODE, Routing.ZONE, Routing.ANY)
+    )
     zone_latency = table.latency[zone, zone]
     local_gain = table.local - zone_latency
     of_zone = np.divide(replicas_at, replicas_in_zone, out=np.zeros_like(replicas_at), where=replicas_in_zone > 0)

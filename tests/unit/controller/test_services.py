@@ -8,6 +8,7 @@ from itertools import product
 import msgspec
 
 from controller.cluster.services import Routing, Service, ServiceIndex
+from kubekit.wire import ObjectMeta
 
 KEYS, VALUES = ("app", "tier", "zone"), ("a", "b", "c")
 
@@ -24,7 +25,7 @@ def service(rng: random.Random, name: str, namespace: str) -> Service:
 
 def answers(index: ServiceIndex) -> list[Routing]:
     labels = (dict(zip(KEYS, values, strict=True)) for values in product(VALUES, repeat=len(KEYS)))
-    return [index.routing_to(namespace, one) for one in labels for namespace in ("x", "y")]
+    return [index.routing_to([ObjectMeta(namespace=n, labels=one)]) for one in labels for n in ("x", "y")]
 
 
 def test_the_index_finds_what_a_look_at_each_service_finds() -> None:

@@ -28,7 +28,8 @@ static inline int64_t within(const Problem *p, int64_t e, int64_t callers, int64
  *
  * Any replica answers: every pair counts. By zone or node: kube-proxy's rules, that is the caller's node (by node), then its
  * zone where one of the callee's replicas is, then all; no zone counts while a replica is on a node without one. A call that
- * would load a replica above its fair share costs as much as one that leaves the zone.
+ * would load a replica above its fair share costs as much as one that leaves the zone. `Endpoints` in cluster/services.py has the
+ * same rule for callers one by one.
  */
 static double zone_term(const State *s, int64_t e, int64_t z, int64_t callers, int64_t called, int64_t shared, double to_all,
                         int64_t unzoned) {
