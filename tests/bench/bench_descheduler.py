@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +21,6 @@ from tests.support.descheduled import (
     DeschedulerSnapshot,
     GroupPod,
     History,
-    Node,
     PodReader,
     RoundDecision,
     RoundState,
@@ -31,7 +30,8 @@ from tests.support.descheduled import (
     UsageStore,
     World,
     decide,
-    format_time,
+    node_object,
+    pod_document,
 )
 
 NOW_S = 1_800_000_000.0
@@ -45,10 +45,10 @@ def measure() -> Figures:
     large = cluster.rounds(5)
     holds = cluster.holds()
     moves = f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.hot} hot nodes"
-    here = f"of this process' time; {1000 * holds.here:.0f} ms on the loop itself"
+    here = f"of this process' time; {1000 * holds.on_loop:.0f} ms on the loop itself"
     return {
         "descheduler: one round, 5,000 nodes, 100,000 pods": figure(large.seconds, "s", 6, moves),
-        "descheduler: longest hold of the leader's loop by a round": figure(1000 * holds.apart, "ms", 50, here),
+        "descheduler: longest hold of the leader's loop by a round": figure(1000 * holds.in_thread, "ms", 50, here),
     }
 
 
@@ -59,8 +59,8 @@ class _Rounds(msgspec.Struct):
 
 
 class _Holds(NamedTuple):
-    here: float
-    apart: float
+    on_loop: float
+    in_thread: float
 
 
 class _Cluster:
@@ -68,14 +68,15 @@ class _Cluster:
         self._world = World()
         self._names = [f"node-{i:05}" for i in range(nodes)]
         for name in self._names:
-            self._world.on_node_change(name, msgspec.convert(_node(name), Node))
+            node = node_object(name, cpu="32", memory="128Gi", labels={"disk": "ssd"})
+            self._world.on_node_change(name, node)
         decoder, reader = msgspec.json.Decoder(GroupPod), PodReader()
         self._pods: list[tuple[str, int]] = []
         for i in range(pods):
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
             self._world.on_pod_change(pod.metadata.key, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
-        self._book = UsageStore(180)
+        self._usage = UsageStore(180)
         self._settings = _settings()
 
     def rounds(self, count: int) -> _Rounds:
@@ -94,21 +95,21 @@ class _Cluster:
         return _Rounds(min(seconds), moves, hot)
 
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> RoundDecision:
-        self._book.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-        seen = replace(snapshot, usage=self._book.view(now))
+        self._usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
+        seen = replace(snapshot, usage=self._usage.view(now))
         return decide(seen, History(), RoundState(), self._settings, now, assume_lasting=True).decision
 
     def holds(self) -> _Holds:
         """How long a round holds an event loop, on it and beside it as the program has it; one after the other, so the ratio counts."""
 
-        async def here(batch: UsageBatch, now: float) -> None:
+        async def on_loop(batch: UsageBatch, now: float) -> None:
             self._decide(self._world.snapshot(), batch, now)
 
-        async def apart(batch: UsageBatch, now: float) -> None:
+        async def in_thread(batch: UsageBatch, now: float) -> None:
             await asyncio.to_thread(self._decide, self._world.snapshot(), batch, now)
 
         found: list[float] = []
-        for way in (here, apart, here, apart, here, apart):
+        for way in (on_loop, in_thread) * 3:
             now = NOW_S + 60 * (len(found) + 10)
             found.append(asyncio.run(_longest_hold(way(self._batch(now), now))))
         return _Holds(min(found[::2]), min(found[1::2]))
@@ -155,38 +156,17 @@ def _settings() -> Settings:
     return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).compiled()
 
 
-def _node(name: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "disk": "ssd"}},
-        "status": {
-            "allocatable": {"cpu": "32", "memory": "128Gi", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-
-
 def _pod(index: int, node: str) -> bytes:
     app = f"app-{index % 1000}"
-    owner = {"kind": "ReplicaSet", "name": f"{app}-6d5f", "uid": f"owner-{app}", "controller": True}
-    return msgspec.json.encode(
-        {
-            "metadata": {
-                "name": f"{app}-6d5f-{index:06}",
-                "namespace": f"team-{index % 50}",
-                "uid": f"00000000-0000-0000-0000-{index:012}",
-                "labels": {"app": app, "pod-template-hash": "6d5f"},
-                "creationTimestamp": format_time(NOW_S - index % 100_000),
-                "ownerReferences": [owner],
-            },
-            "spec": {
-                "nodeName": node,
-                "nodeSelector": {"disk": "ssd"} if index % 3 else {},
-                "containers": [{"name": "main", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}],
-            },
-            "status": {
-                "phase": "Running",
-                "qosClass": "Burstable",
-                "conditions": [{"type": "Ready", "status": "True"}],
-            },
-        }
+    pod = pod_document(
+        f"{app}-6d5f-{index:06}",
+        node,
+        namespace=f"team-{index % 50}",
+        owner=f"ReplicaSet/{app}-6d5f",
+        labels={"app": app, "pod-template-hash": "6d5f"},
+        cpu="500m",
+        memory="1Gi",
+        created_s=NOW_S - index % 100_000,
+        spec={"nodeSelector": {"disk": "ssd"} if index % 3 else {}},
     )
+    return msgspec.json.encode(pod)

@@ -1,4 +1,7 @@
-"""Made-up clusters for tests and benchmarks of the descheduler: nodes, pods, usage and rounds."""
+"""Made-up clusters for tests and benchmarks of the descheduler: nodes, pods, usage and rounds.
+
+Tests import the product's names from here too, so that a rename changes one file.
+"""
 
 from __future__ import annotations
 
@@ -25,57 +28,6 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
 from kubekit.wire import Node, format_time
-
-# Tests take what they build, read and answer with from here too: one place to change when the product renames it.
-__all__ = [
-    "CALM",
-    "GI",
-    "NOW_S",
-    "AnomalyDetector",
-    "BackOff",
-    "BreakerEntry",
-    "DeschedulerConfig",
-    "DeschedulerSnapshot",
-    "Eviction",
-    "GroupPod",
-    "History",
-    "Host",
-    "Move",
-    "Node",
-    "PendingMove",
-    "PersistentVolume",
-    "PodDisruptionBudget",
-    "PodInfo",
-    "PodReader",
-    "RoundDecision",
-    "RoundState",
-    "SchedulerConfig",
-    "Settings",
-    "Target",
-    "UsageBatch",
-    "UsageReading",
-    "UsageStore",
-    "UsageView",
-    "Volumes",
-    "World",
-    "add_moves",
-    "amounts",
-    "budget",
-    "decide",
-    "decided",
-    "evaluate_moves",
-    "format_time",
-    "moved",
-    "node",
-    "nodes_to_taint",
-    "once",
-    "pending_move",
-    "pod",
-    "read",
-    "settings",
-    "short_uid",
-    "snapshot",
-]
 
 GI = 1 << 30
 NOW_S = 1_800_000_000.0
@@ -126,7 +78,12 @@ class World:
         return replace(take_snapshot(self.inputs, self.pods, self.budgets), usage=usage)
 
 
-def node(
+def node(name: str, **fields: Any) -> Host:
+    """`node_object`, read by the descheduler."""
+    return host_of(node_object(name, **fields))
+
+
+def node_object(
     name: str,
     *,
     cpu: str = "4",
@@ -137,8 +94,8 @@ def node(
     taints: Iterable[Mapping[str, str]] = (),
     unschedulable: bool = False,
     ready: bool = True,
-) -> Host:
-    """A node as the API server would send it, read by the descheduler."""
+) -> Node:
+    """A node as the API server sends it."""
     allocatable = {"cpu": cpu, "memory": memory, "pods": pods}
     if bandwidth:
         allocatable["network.aware.com/bandwidth"] = bandwidth
@@ -147,10 +104,15 @@ def node(
         "spec": {"unschedulable": unschedulable, "taints": list(taints)},
         "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": str(ready)}]},
     }
-    return host_of(msgspec.convert(document, Node))
+    return msgspec.convert(document, Node)
 
 
-def pod(
+def pod(name: str, on: str, **fields: Any) -> PodInfo:
+    """`pod_document`, read by the descheduler."""
+    return read(pod_document(name, on, **fields))
+
+
+def pod_document(
     name: str,
     on: str,
     *,
@@ -160,7 +122,6 @@ def pod(
     annotations: Mapping[str, str] | None = None,
     cpu: str = "",
     memory: str = "",
-    requests: Mapping[str, str] | None = None,
     priority: int = 0,
     priority_class: str = "",
     qos: str = "Burstable",
@@ -170,9 +131,9 @@ def pod(
     ready: bool = True,
     deleting: bool = False,
     spec: Mapping[str, Any] | None = None,
-) -> PodInfo:
-    """A pod as the API server would send it, read by the descheduler. An empty ``owner`` makes it bare."""
-    asked = {**({"cpu": cpu} if cpu else {}), **({"memory": memory} if memory else {}), **(requests or {})}
+) -> dict[str, Any]:
+    """A pod as the API server sends it. An empty ``owner`` makes it bare."""
+    requests = {resource: amount for resource, amount in (("cpu", cpu), ("memory", memory)) if amount}
     kind, _, owner_name = owner.partition("/")
     owners = [{"kind": kind, "name": owner_name, "uid": "o", "controller": True}] if owner else []
     metadata: dict[str, Any] = {
@@ -186,22 +147,17 @@ def pod(
     }
     if deleting:
         metadata["deletionTimestamp"] = format_time(NOW_S)
-    document = {
+    return {
         "metadata": metadata,
         "spec": {
             "nodeName": on,
             "priority": priority,
             "priorityClassName": priority_class,
-            "containers": [{"name": "main", "resources": {"requests": asked}}],
+            "containers": [{"name": "main", "resources": {"requests": requests}}],
             **(spec or {}),
         },
-        "status": {
-            "phase": phase,
-            "qosClass": qos,
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-        },
+        "status": {"phase": phase, "qosClass": qos, "conditions": [{"type": "Ready", "status": str(ready)}]},
     }
-    return read(document)
 
 
 def read(document: Mapping[str, Any]) -> PodInfo:
@@ -211,14 +167,8 @@ def read(document: Mapping[str, Any]) -> PodInfo:
 
 def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
     """Cores, GiB and bits per second as the rules want them."""
-    found = {}
-    if cpu is not None:
-        found["cpu"] = cpu * 1000
-    if memory is not None:
-        found["memory"] = memory * GI
-    if bandwidth is not None:
-        found["network.aware.com/bandwidth"] = bandwidth
-    return found
+    units = {"cpu": (cpu, 1000), "memory": (memory, GI), "network.aware.com/bandwidth": (bandwidth, 1)}
+    return {resource: amount * unit for resource, (amount, unit) in units.items() if amount is not None}
 
 
 def snapshot(

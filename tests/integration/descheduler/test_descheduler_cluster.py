@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 import yaml
 
 from controller.descheduler.evict import evict
 from controller.descheduler.round_plan import Move
+from controller.descheduler.snapshot import DISRUPTION_BUDGETS
 from kubekit.client import Client
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod, Resource
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, PODS, Object, Pod
 from netperf.contract import CONTROLLER
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
 from tests.integration.descheduler.stage import (
@@ -27,13 +27,15 @@ from tests.integration.descheduler.stage import (
     make_nodes,
 )
 
-DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
-
 
 @pytest_asyncio.fixture(autouse=True)
 async def stock_scheduler(scheduler: StartScheduler) -> None:
     """Replacements are placed by kube-scheduler as it is."""
     await scheduler()
+
+
+def move_of(pod: Pod, uid: str = "") -> Move:
+    return Move(pod.metadata.key, uid or pod.metadata.uid, "", pod.spec.node_name, "", "LowNodeLoad", "")
 
 
 async def deschedule(stage: DeschedulerHarness) -> Any:
@@ -87,12 +89,8 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 3)
-    budget = {
-        "apiVersion": DISRUPTION_BUDGETS.api_version,
-        "kind": DISRUPTION_BUDGETS.kind,
-        "metadata": {"name": "never"},
-        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
-    }
+    spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}}
+    budget = {**DISRUPTION_BUDGETS.type_meta, "metadata": {"name": "never"}, "spec": spec}
     await stage.client.create(DISRUPTION_BUDGETS, budget, Object, namespace=stage.namespace)
     await create_bound_replica_set(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
     await stage.running(6)
@@ -105,16 +103,7 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
     why = f"PodDisruptionBudget {stage.namespace}/never allows no disruption now"
     assert {(skip["condition"], skip["why"]) for skip in shown["skips"]} == {("disruption-budget", why)}
     (pod, *_) = stage.usage.running()[names[0]]
-    move = Move(
-        pod=pod.metadata.key,
-        uid=pod.metadata.uid,
-        workload="",
-        node=names[0],
-        target="",
-        strategy="LowNodeLoad",
-        reason="",
-    )
-    result = await evict(stage.client, move)
+    result = await evict(stage.client, move_of(pod))
     assert result.kind == "disruption-budget", "the API server says the same"
 
 
@@ -160,16 +149,6 @@ async def test_an_eviction_leaves_another_pod_of_the_same_name_alone(
     await create_bound_replica_set(client, stage.namespace, "one", 0.1, [name])
     await stage.running(1)
     ((pod,),) = stage.usage.running().values()
-    move = Move(
-        pod=pod.metadata.key,
-        uid="another",
-        workload="",
-        node=name,
-        target="",
-        strategy="LowNodeLoad",
-        reason="",
-    )
-    assert (await evict(client, move)).kind == "gone"
+    assert (await evict(client, move_of(pod, uid="another"))).kind == "gone"
     assert (await client.get(PODS, pod.metadata.name, Pod, namespace=stage.namespace)).metadata.uid == pod.metadata.uid
-    right = msgspec.structs.replace(move, uid=pod.metadata.uid)
-    assert (await evict(client, right)).kind == "evicted"
+    assert (await evict(client, move_of(pod))).kind == "evicted"

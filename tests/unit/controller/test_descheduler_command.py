@@ -44,16 +44,12 @@ def shown(preview: Preview) -> str:
     return out.getvalue()
 
 
-def test_moves_show_where_to_why_and_what_both_nodes_come_to() -> None:
+def test_moves_hot_nodes_and_skipped_pods_are_shown() -> None:
     text = shown(answer())
     (line,) = [line for line in text.splitlines() if line.startswith("default/web-1")]
     assert "idle" in line
     assert "cpu 88 → 48 %" in line
     assert "node is overutilized, node cpu usage(87.50%)>threshold(50.00%)" in line
-
-
-def test_who_stays_is_shown_with_the_reason_and_the_node_that_stays_hot() -> None:
-    text = shown(answer())
     assert "PodDisruptionBudget default/db allows no disruption now" in text
     assert "no further pod can go: 1 disruption-budget" in text
     assert "relieved by the moves above" in text
@@ -62,10 +58,8 @@ def test_who_stays_is_shown_with_the_reason_and_the_node_that_stays_hot() -> Non
 
 def test_every_condition_is_shown_in_order_with_the_pods_that_it_keeps() -> None:
     lines = shown(answer()).splitlines()
-    rows = [
-        line.split()[:2]
-        for line in lines[next(i for i, line in enumerate(lines) if line.startswith("CONDITION")) + 1 :]
-    ]
+    head = next(i for i, line in enumerate(lines) if line.startswith("CONDITION"))
+    rows = [line.split()[:2] for line in lines[head + 1 :]]
     assert [name for name, _ in rows[: len(CONDITIONS)]] == [condition.name for condition in CONDITIONS]
     assert ["disruption-budget", "1"] in rows
 

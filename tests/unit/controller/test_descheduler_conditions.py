@@ -1,4 +1,4 @@
-"""The conditions of a move, each with its case; which pods of a hot node go first, and where a pod fits."""
+"""The conditions of a move, the order of victims, and node fit."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ from tests.support.descheduled import (
 EVICT = "descheduler.alpha.kubernetes.io/evict"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 BY_HOST = {"topologyKey": "kubernetes.io/hostname"}
-
-
 BIG = node("idle", cpu="64", memory="256Gi")
 
 
@@ -73,7 +71,7 @@ class Case(NamedTuple):
     Attributes:
         pod: its fields.
         given: history, settings and budgets.
-        why: what is said, or a part of it.
+        why: the reported reason, or a part of it.
     """
 
     condition: str
@@ -169,21 +167,21 @@ CASES = [
     ),
     Case("node-fit", {"cpu": "65"}, {}, "0/1 nodes are available: 1 insufficient cpu"),
 ]
-BY_THEIR_OWN_TESTS = {"group-complete", "planner"}
+TESTED_ELSEWHERE = {"group-complete", "planner"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.condition)
 def test_each_condition_keeps_a_pod_and_says_why(case: Case) -> None:
     plan = hot_with(pod("p", "hot", **case.pod), **{"cpu": 2.5, **case.given}).plan
     assert not plan.moves
-    said = [(skip.condition, skip.why) for skip in plan.skips]
-    assert [name for name, _ in said] in ([case.condition], [])
-    assert case.why in (said[0][1] if said else next(state.why for state in plan.nodes if state.node == "hot"))
+    skips = [(skip.condition, skip.why) for skip in plan.skips]
+    assert [name for name, _ in skips] in ([case.condition], [])
+    assert case.why in (skips[0][1] if skips else next(state.why for state in plan.nodes if state.node == "hot"))
 
 
 def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     names = [condition.name for condition in CONDITIONS]
-    assert list(dict.fromkeys(case.condition for case in CASES)) == [n for n in names if n not in BY_THEIR_OWN_TESTS]
+    assert list(dict.fromkeys(case.condition for case in CASES)) == [n for n in names if n not in TESTED_ELSEWHERE]
 
 
 @pytest.mark.parametrize(
@@ -201,13 +199,8 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
         ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}, {}),
     ],
 )
-def test_pods_that_go_once_allowed(fields: dict[str, Any], sections: dict[str, Any]) -> None:
+def test_pods_that_settings_or_annotations_allow_are_moved(fields: dict[str, Any], sections: dict[str, Any]) -> None:
     assert moved(hot_with(separate("p", **fields), **sections)) == ["p"]
-
-
-@pytest.mark.parametrize("fields", [{"phase": "Pending"}, {"phase": "Succeeded"}, {"deleting": True}])
-def test_pods_that_do_not_run_are_not_looked_at(fields: dict[str, Any]) -> None:
-    assert moved(hot_with(separate("p", **fields))) == []
 
 
 def test_lower_priority_goes_first_then_lower_class_then_lower_cost_then_greater_use_then_the_younger() -> None:
@@ -279,7 +272,7 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
     assert moved(decision) == ([] if why else ["p"])
 
 
-def test_pods_alike_but_for_labels_are_told_apart_where_others_refuse_one() -> None:
+def test_equal_pods_with_other_labels_are_checked_against_other_pods_one_by_one() -> None:
     anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
     shy = pod("shy", "idle", spec={"affinity": anti})
     nodes, usage = [node("hot"), node("idle", cpu="64")], {"hot": amounts(4, 1), "idle": amounts(0, 1)}
@@ -288,41 +281,34 @@ def test_pods_alike_but_for_labels_are_told_apart_where_others_refuse_one() -> N
     assert moved(once(view, settings())) == ["b", "c"]
 
 
-def required(*terms: dict[str, Any]) -> dict[str, Any]:
-    return {REQUIRED: {"nodeSelectorTerms": terms}}
-
-
 def named(name: str) -> dict[str, Any]:
     return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
 
 
-@pytest.mark.parametrize(
-    ("terms", "fits"), [((named("other"), named("idle")), True), ((named("other"),), False), (({},), False)]
-)
-def test_one_term_of_node_affinity_suffices_and_names_are_a_field(terms: tuple[dict[str, Any]], *, fits: bool) -> None:
-    spec = {"affinity": {"nodeAffinity": required(*terms)}}
-    assert moved(hot_with(separate("p", spec=spec))) == (["p"] if fits else [])
+def labelled(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
 
 
 @pytest.mark.parametrize(
-    ("key", "operator", "values", "fits"),
+    ("terms", "fits"),
     [
-        ("disk", "In", ["ssd"], True),
-        ("disk", "In", ["hdd"], False),
-        ("disk", "NotIn", ["ssd"], False),
-        ("other", "NotIn", ["x"], True),
-        ("disk", "Exists", [], True),
-        ("disk", "DoesNotExist", [], False),
-        ("cores", "Gt", ["31"], True),
-        ("cores", "Lt", ["32"], False),
-        ("disk", "Gt", ["1"], False),
-        ("digits", "Gt", ["5"], False),  # Go's ParseInt refuses 1_000
-        ("cores", "Gt", [" 5"], False),
+        ([named("other"), named("idle")], True),
+        ([named("other")], False),
+        ([{}], False),
+        ([labelled("disk", "In", "ssd")], True),
+        ([labelled("disk", "NotIn", "ssd")], False),
+        ([labelled("other", "NotIn", "x")], True),
+        ([labelled("disk", "Exists")], True),
+        ([labelled("disk", "DoesNotExist")], False),
+        ([labelled("cores", "Gt", "31")], True),
+        ([labelled("cores", "Lt", "32")], False),
+        ([labelled("disk", "Gt", "1")], False),
+        ([labelled("digits", "Gt", "5")], False),  # Go's ParseInt refuses 1_000
+        ([labelled("cores", "Gt", " 5")], False),
     ],
 )
-def test_required_node_affinity_has_every_operator(key: str, operator: str, values: list[str], *, fits: bool) -> None:
-    requirement = {"key": key, "operator": operator, "values": values}
-    spec = {"affinity": {"nodeAffinity": required({"matchExpressions": [requirement]})}}
+def test_required_node_affinity(terms: list[dict[str, Any]], *, fits: bool) -> None:
+    spec = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}
     idle = node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"})
     assert moved(hot_with(separate("p", spec=spec), idle=idle)) == (["p"] if fits else [])
 
@@ -357,53 +343,26 @@ def test_a_share_of_a_workload_is_rounded_down_but_at_least_one(limit: int | str
     assert len(moved(hot_with(*pods, cpu=0.3, limits=limits))) == moves
 
 
-def test_back_off_outlives_a_roll_out_of_the_deployment() -> None:
-    labels = {"pod-template-hash": "5d4f"}
-    assert pod("p", "hot", labels=labels).workload == "default/Deployment/web"
-    assert pod("p", "hot").workload == "default/ReplicaSet/web-5d4f"
-    assert pod("p", "hot", owner="StatefulSet/db").workload == "default/StatefulSet/db"
-
-
-def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
+def test_moves_of_earlier_rounds_take_capacity_before_usage_shows_them() -> None:
     nodes = [node("hot", cpu="8"), node("idle"), node("left", cpu="8")]
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
     view = snapshot(nodes, [separate("p")], usage, {"p": amounts(1, 0.1)})
     assert moved(once(view, settings())) == ["p"]
-    landed = pending_move(
-        node="left",
-        used=amounts(1.5, 0.1),
-        replacement_node="idle",
-        replacement_uid="x",
-        replacement_bound_s=NOW_S - 10,
-    )
-    assert moved(once(view, settings(), memory=History(pending=(landed,)))) == []
-    flying = pending_move(node="left", used=amounts(1.9, 0.1))
-    assert moved(once(view, settings(), memory=History(pending=(flying,)))) == []
+    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_s": NOW_S - 10}
+    for cores, replacement in ((1.5, bound), (1.9, {})):
+        move = pending_move(node="left", used=amounts(cores, 0.1), **replacement)
+        assert moved(once(view, settings(), memory=History(pending=(move,)))) == []
 
 
-SPREAD = [
-    {
-        "topologyKey": "zone",
-        "maxSkew": 1,
-        "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {"matchLabels": {"app": "web"}},
-    }
-]
-
-
-TO_DB = {"podAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}]}}
-FROM_WEB = {
-    "affinity": {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "web"}}}]}}
-}
+WEB_PODS, DB_PODS = ({"labelSelector": {"matchLabels": {"app": app}}} for app in ("web", "db"))
+SPREAD = [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", **WEB_PODS}]
+TO_DB = {"podAffinity": {REQUIRED: [BY_HOST | DB_PODS]}}
+FROM_WEB = {"affinity": {"podAntiAffinity": {REQUIRED: [BY_HOST | WEB_PODS]}}}
 DATA = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
 
 
-def sibling(name: str, on: str) -> PodInfo:
+def web(name: str, on: str) -> PodInfo:
     return pod(name, on, labels={"app": "web"}, owner="ReplicaSet/other")
-
-
-def database(on: str) -> PodInfo:
-    return pod("db", on, labels={"app": "db"})
 
 
 def local(on: str) -> Volumes:
@@ -419,10 +378,10 @@ def local(on: str) -> Volumes:
 @pytest.mark.parametrize(
     ("spec", "others", "volumes", "goes"),
     [
-        ({"topologySpreadConstraints": SPREAD}, [sibling("b", "idle")], None, False),
-        ({"topologySpreadConstraints": SPREAD}, [sibling("b", "idle"), sibling("a", "hot")], None, True),
-        ({"affinity": TO_DB}, [database("hot")], None, False),
-        ({"affinity": TO_DB}, [database("idle")], None, True),
+        ({"topologySpreadConstraints": SPREAD}, [web("b", "idle")], None, False),
+        ({"topologySpreadConstraints": SPREAD}, [web("b", "idle"), web("a", "hot")], None, True),
+        ({"affinity": TO_DB}, [pod("db", "hot", labels={"app": "db"})], None, False),
+        ({"affinity": TO_DB}, [pod("db", "idle", labels={"app": "db"})], None, True),
         ({}, [pod("shy", "idle", spec=FROM_WEB)], None, False),
         # Even while it goes.
         ({}, [pod("shy", "idle", spec=FROM_WEB, deleting=True)], None, False),

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import yaml
 
-from controller.descheduler.policy import read_policy
 from kubekit.errors import ConfigError
 from tests.support.descheduled import DeschedulerConfig
 
@@ -74,10 +73,17 @@ def args(**fields: Any) -> dict[str, Any]:
     return {"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 50}, **fields}
 
 
+def configuration(**fields: Any) -> dict[str, Any]:
+    return {"kind": "DeschedulerConfiguration", **fields}
+
+
 def section(**fields: Any) -> DeschedulerConfig:
     return msgspec.convert(fields, DeschedulerConfig)
 
 
+ENABLED = {"plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}}}
+LOW_ONLY = {"lowThresholds": {"cpu": 80}}
+BANDWIDTH_POLICY = {f"{name}Thresholds": {"network.aware.com/bandwidth": 30} for name in ("low", "high")}
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
 
 
@@ -202,44 +208,25 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         ({"useDeviationThresholds": True}, "highThresholds"),
         ({"kind": "HighNodeLoadArgs"}, "kind"),
         ({"apiVersion": "descheduler/v1"}, "apiVersion"),
-        (["cpu"], "the document"),
         ({"kind": "ConfigMap", "data": {}}, "data"),
-    ],
-)
-def test_bad_arguments_are_refused_naming_the_field(document: Any, field: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        read_policy(document)
-    assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"deschedulingInterval": "often"}, "deschedulingInterval"),
-        ({"maxNoOfPodsToEvictPerNode": -1}, "maxNoOfPodsToEvictPerNode"),
-        ({"profiles": [{}, {}]}, "profiles"),
-        ({"profiles": [{"pluginConfig": [{"name": "LoadAware"}]}]}, "profiles[0].pluginConfig[0].name"),
+        (configuration(deschedulingInterval="often"), "deschedulingInterval"),
+        (configuration(maxNoOfPodsToEvictPerNode=-1), "maxNoOfPodsToEvictPerNode"),
+        (configuration(profiles=[{}, {}]), "profiles"),
+        (configuration(profiles=[{"pluginConfig": [{"name": "LoadAware"}]}]), "profiles[0].pluginConfig[0].name"),
         (
-            {"profiles": [{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]},
+            configuration(profiles=[{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]),
             "profiles[0].plugins.balance.enabled[0].name",
         ),
         (
-            {
-                "profiles": [
-                    {
-                        "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}},
-                        "pluginConfig": [{"name": "LowNodeLoad", "args": {"lowThresholds": {"cpu": 80}}}],
-                    }
-                ]
-            },
+            configuration(profiles=[{**ENABLED, "pluginConfig": [{"name": "LowNodeLoad", "args": LOW_ONLY}]}]),
             "profiles[0].pluginConfig[0].args.highThresholds.cpu",
         ),
     ],
 )
-def test_bad_configurations_are_refused_naming_the_path(change: dict[str, Any], field: str) -> None:
+def test_an_invalid_policy_is_refused_naming_the_field(document: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_policy({"kind": "DeschedulerConfiguration", **change})
-    assert refused.value.field == field
+        section(policy=document).validate("descheduler")
+    assert refused.value.field == f"descheduler.policy.{field}"
 
 
 @pytest.mark.parametrize(
@@ -253,16 +240,7 @@ def test_bad_configurations_are_refused_naming_the_path(change: dict[str, Any], 
         ({"misplacement": {"margin": -1}}, "descheduler.misplacement.margin"),
         ({"usage": {"prometheus": {"url": "prometheus:9090"}}}, "descheduler.usage.prometheus.url"),
         ({"enabled": True, "usage": {"source": "prometheus"}}, "descheduler.usage.prometheus.url"),
-        (
-            {
-                "enabled": True,
-                "policy": {
-                    "lowThresholds": {"network.aware.com/bandwidth": 30},
-                    "highThresholds": {"network.aware.com/bandwidth": 60},
-                },
-            },
-            "descheduler.usage.prometheus.url",
-        ),
+        ({"enabled": True, "policy": BANDWIDTH_POLICY}, "descheduler.usage.prometheus.url"),
     ],
 )
 def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:

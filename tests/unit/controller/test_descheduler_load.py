@@ -19,7 +19,6 @@ from tests.support.descheduled import (
     AnomalyDetector,
     DeschedulerSnapshot,
     History,
-    Host,
     Node,
     PodInfo,
     RoundState,
@@ -43,17 +42,6 @@ HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10
 LOAD = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDLE: amounts(0.182, 1367 / 1024)}
 
 
-def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
-    """The seed's three nodes of 4 cores and 16 GiB, and its two stress pods."""
-    nodes = [node(name) for name in (HOT, WARM, IDLE)]
-    pods = [
-        pod("stress-demo-7fdd89cc6b-xr5dl", HOT, owner="ReplicaSet/stress-demo-7fdd89cc6b", cpu="2", memory="4Gi"),
-        pod("stress-demo-7fdd89cc6b-lml7k", WARM, owner="ReplicaSet/stress-demo-7fdd89cc6b", cpu="2", memory="4Gi"),
-    ]
-    used = {p.name: amounts(1.75, 3.2) for p in pods}
-    return nodes, pods, used
-
-
 def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
     """A pod of a workload of its own."""
     return pod(name, on, owner=f"ReplicaSet/{name}-1", **fields)
@@ -74,7 +62,7 @@ ONE = cluster({"hot": 3, "idle": 0.2}, {"p": 1.5})
 
 
 def kinds(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
-    """How nodes with such cpu usage (and idle memory) are judged."""
+    """Classes of nodes with this cpu usage and idle memory."""
     nodes = [node(name, cpu="100", **flags.get(name, {})) for name in cpu_percent]
     usage = {name: {"cpu": percent * 1000, "memory": 0.0} for name, percent in cpu_percent.items()}
     return {state.node: state.kind for state in once(snapshot(nodes, [], usage), settings(policy)).plan.nodes}
@@ -101,12 +89,10 @@ MEAN = {"useDeviationThresholds": True}
         (cpu(20, 50), {"cordoned": 4, "unready": 4, "cordoned-hot": 98}, "normal normal over"),
     ],
 )
-def test_thresholds_decide_who_gives_and_who_takes(
-    policy: dict[str, Any], percent: dict[str, float], found: str
-) -> None:
+def test_classes_of_nodes_by_their_thresholds(policy: dict[str, Any], percent: dict[str, float], found: str) -> None:
     flags = {"cordoned": {"unschedulable": True}, "unready": {"ready": False}, "cordoned-hot": {"unschedulable": True}}
-    judged = kinds(policy, percent, **flags)
-    assert [judged[name] for name in percent] == found.split()
+    classes = kinds(policy, percent, **flags)
+    assert [classes[name] for name in percent] == found.split()
 
 
 def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
@@ -141,9 +127,13 @@ def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> Non
 # The seed's stress example
 
 
-def test_the_seeds_stress_pod_is_moved_from_the_node_at_98_percent_to_the_one_at_4() -> None:
-    nodes, pods, used = stress()
-    plan = once(snapshot(nodes, pods, LOAD, used), settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
+def test_the_seeds_stress_pod_moves_from_the_hot_node_to_the_idle_one() -> None:
+    """Three nodes of 4 cores and 16 GiB, and two stress pods."""
+    owner, names = "ReplicaSet/stress-demo-7fdd89cc6b", {"xr5dl": HOT, "lml7k": WARM}
+    pods = [pod(f"stress-demo-7fdd89cc6b-{name}", on, owner=owner, cpu="2", memory="4Gi") for name, on in names.items()]
+    used = {p.name: amounts(1.75, 3.2) for p in pods}
+    view = snapshot([node(name) for name in (HOT, WARM, IDLE)], pods, LOAD, used)
+    plan = once(view, settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
     by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
     assert by_node == {HOT: ("over", 96), WARM: ("over", 54), IDLE: ("under", 5)}
     (move,) = plan.moves
@@ -197,7 +187,7 @@ def test_a_reason_names_every_exceeded_resource_with_its_usage_before_the_move(
         ({"nodeSelector": {"matchLabels": {"pool": "b"}}}, ""),
     ],
 )
-def test_namespaces_and_selectors_say_who_may_go(policy: dict[str, Any], goes: str) -> None:
+def test_namespaces_and_selectors_admit_pods_to_moves(policy: dict[str, Any], goes: str) -> None:
     spaces = {"a": "kube-system", "b": "shop", "c": "shop"}
     pods = [pod(n, "hot", namespace=space, labels={"app": n}, owner=f"ReplicaSet/{n}-1") for n, space in spaces.items()]
     nodes = [node(name, labels={"pool": "a"}) for name in ("hot", "idle")]
@@ -224,15 +214,13 @@ def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
 def test_without_node_fit_capacity_is_still_deducted() -> None:
     view = cluster({"hot": 7.5, "idle": 0.2}, {"p0": 0.8, "p1": 0.8, "p2": 0.8}, hot={"cpu": "8"})
     moves = once(view, settings({"nodeFit": False})).plan.moves
-    assert [(move.pod, move.target) for move in moves] == [("default/p0", ""), ("default/p1", "")], "nobody knows where"
+    assert [(move.pod, move.target) for move in moves] == [("default/p0", ""), ("default/p1", "")], (
+        "no target is chosen"
+    )
 
 
 def test_resource_weights_decide_which_hot_node_comes_first() -> None:
-    nodes = [
-        node("cpu-hot", cpu="10", memory="10Gi"),
-        node("memory-hot", cpu="10", memory="10Gi"),
-        node("idle", cpu="100"),
-    ]
+    nodes = [*(node(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")), node("idle", cpu="100")]
     usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
     pods = [pod("c", "cpu-hot", owner="ReplicaSet/c-1"), pod("m", "memory-hot", owner="ReplicaSet/m-1")]
     view = snapshot(nodes, pods, usage, {"c": amounts(5, 0.5), "m": amounts(0.5, 5)})
@@ -241,19 +229,8 @@ def test_resource_weights_decide_which_hot_node_comes_first() -> None:
 
 
 def test_node_pools_have_their_own_thresholds_and_each_node_one_pool() -> None:
-    policy = {
-        "lowThresholds": {"cpu": 20},
-        "highThresholds": {"cpu": 50},
-        "nodePools": [
-            {
-                "name": "batch",
-                "nodeSelector": {"matchLabels": {"pool": "batch"}},
-                "lowThresholds": {"cpu": 80},
-                "highThresholds": {"cpu": 95},
-            },
-            {"name": "rest", "nodeSelector": {}},
-        ],
-    }
+    batch = {"name": "batch", "nodeSelector": {"matchLabels": {"pool": "batch"}}, **cpu(80, 95)}
+    policy = cpu(20, 50, nodePools=[batch, {"name": "rest", "nodeSelector": {}}])
     found = kinds(policy, {"b": 70, "r": 70}, b={"labels": {"pool": "batch"}})
     assert found == {"b": "under", "r": "over"}
     nodes = [node("b", labels={"pool": "batch"}), node("r")]
@@ -310,7 +287,7 @@ def test_consecutive_rounds_make_a_node_hot_and_normal_again_and_a_finding_expir
     assert signs == found
 
 
-def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how_long_it_is_hot() -> None:
+def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
     rules, state, found = settings({"anomalyCondition": condition("1m", 3, 1)}), RoundState(), []
     for i in range(4):
         decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
@@ -321,43 +298,31 @@ def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how
     assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
-def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
-    blind = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
+def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds() -> None:
+    no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
         state = decided(ONE, History(), RoundState(), rules, NOW_S).state
-        state = decided(blind, History(), state, rules, NOW_S + 600).state
+        state = decided(no_usage, History(), state, rules, NOW_S + 600).state
         assert state.detectors.keys() & {"hot"} == left
-
-
-def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None:
-    rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300)
-    state = RoundState()
+    rules, state = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300), RoundState()
     for i in range(5):
         state = decided(ONE, History(), state, rules, NOW_S + 301 * i).state
-    assert state.detectors["hot"].is_hot
+    assert state.detectors["hot"].is_hot, "five rounds of five minutes count"
 
 
-@pytest.mark.parametrize(
-    "taint", ["DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"]
-)
-def test_a_node_that_an_autoscaler_is_about_to_remove_is_no_target(taint: str) -> None:
-    closing = {"taints": [{"key": taint, "effect": "PreferNoSchedule"}]}
-    assert moved(once(cluster({"hot": 3, "idle": 0.1}, {"p": 1}, idle=closing), settings())) == []
-
-
-def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> None:
-    """Where nothing starts, a round a minute would stop two pods more of a node, and twenty of the cluster, each time."""
+def test_limits_count_earlier_moves_whose_replacements_are_not_bound_yet() -> None:
+    """Otherwise each round would evict more pods while no replacement starts."""
     view = cluster({"hot": 39, "idle": 1}, {f"p{i}": 2 for i in range(4)}, size=40)
-    gone = [
-        pending_move(f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", "hot", NOW_S - 300) for i in range(2)
-    ]
-    for limits in ({"perNode": 3}, {"perNamespace": 3}, {"perRound": 3}):
-        assert len(moved(once(view, settings(limits=limits), memory=History(pending=tuple(gone))))) == 1
-        there = tuple(
-            msgspec.structs.replace(move, replacement_node="idle", replacement_bound_s=NOW_S - 250) for move in gone
+    bound: dict[str, Any] = {"replacement_node": "idle", "replacement_bound_s": NOW_S - 250}
+    for replacement, moves in (({}, 1), (bound, 3)):
+        pending = tuple(
+            pending_move(f"default/old{i}", f"old{i}", f"default/Deployment/o{i}", at_s=NOW_S - 300, **replacement)
+            for i in range(2)
         )
-        assert len(moved(once(view, settings(limits=limits), memory=History(pending=there)))) == 3
+        for limit in ("perNode", "perNamespace", "perRound"):
+            decision = once(view, settings(limits={limit: 3}), memory=History(pending=pending))
+            assert len(moved(decision)) == moves
 
 
 def two_planned(**nodes_of: str) -> World:
@@ -380,7 +345,7 @@ def used_by(world: World) -> UsageView:
     return UsageView(nodes, dict.fromkeys(world.pods, amounts(1.2, 0.1)))
 
 
-async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
+async def test_two_moves_of_one_round_do_not_use_the_same_capacity() -> None:
     """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
     world = two_planned(a="hot1", b="hot2")
     unconfirmed = decide(
@@ -388,10 +353,10 @@ async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
     )
     assert moved(unconfirmed.decision) == ["a", "b"]
 
-    async def place(_group: str, _key: str, _turn: int) -> Target:
+    async def simulate_replacement(_group: str, _key: str, _seed: int) -> Target:
         return Target(node="idle")
 
-    found = await unconfirmed.confirm(place)
+    found = await unconfirmed.confirm(simulate_replacement)
     assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
     (skip,) = found.plan.skips
     assert (skip.pod, skip.condition) == ("default/b", "planner")
@@ -399,60 +364,55 @@ async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
 
 
 @pytest.mark.parametrize("max_skips", [2000, 0])
-async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_node_from_going(
+async def test_a_pod_that_the_planner_would_not_move_does_not_keep_other_pods_on_the_node(
     max_skips: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the first in order, round after round, and each round ended with it."""
+    """It comes first in each round."""
     monkeypatch.setattr("controller.descheduler.round.MAX_SKIPS", max_skips)
-    world, asked_for = two_planned(first="hot1"), list[str]()
+    world, simulated = two_planned(first="hot1"), list[str]()
     world.pods["default/second"] = alone("second", "hot1")
 
-    async def place(_group: str, key: str, _turn: int) -> Target:
-        asked_for.append(key)
+    async def simulate_replacement(_group: str, key: str, _seed: int) -> Target:
+        simulated.append(key)
         return Target(node="hot1")
 
     history, moves = History(), []
     for i in range(8):
         view = world.snapshot(used_by(world))
-        found = await decide(view, history, RoundState(), settings(), NOW_S + 60 * i, assume_lasting=True).confirm(
-            place
-        )
+        unconfirmed = decide(view, history, RoundState(), settings(), NOW_S + 60 * i, assume_lasting=True)
+        found = await unconfirmed.confirm(simulate_replacement)
         history = found.history
         moves.append(moved(found))
     assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
-    assert asked_for == ["default/first"] * 2, "asked again after five minutes, then ten, and so on"
+    assert simulated == ["default/first"] * 2, "the planner is asked again after five minutes, then ten, and so on"
 
 
 # The soft taint
 
 
-def share_state(name: str, cpu: float, kind: LoadClass = "normal") -> NodeState:
-    return NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0})
-
-
-def test_hot_nodes_and_those_half_way_there_are_shunned_until_they_have_low_load_again() -> None:
-    """Half way from 20 to 50 % is 35 %."""
+def test_hot_nodes_and_those_above_the_middle_of_their_thresholds_are_tainted_until_they_have_low_load() -> None:
+    """The middle of 20 and 50 % is 35 %."""
     soft = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}]
     nodes = {n.name: n for n in (node("plain"), node("tainted", taints=soft))}
 
-    def shunned(cpu: float, *, kind: LoadClass = "normal", hot: bool = False) -> set[str]:
-        states = [share_state(name, cpu, kind) for name in nodes]
+    def tainted(cpu: float, *, kind: LoadClass = "normal", hot: bool = False) -> set[str]:
+        states = [NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0}) for name in nodes]
         return set(nodes_to_taint(states, dict.fromkeys(nodes, AnomalyDetector(is_hot=hot)), nodes))
 
-    assert shunned(36) == {"plain", "tainted"}
-    assert shunned(30) == {"tainted"}
-    assert shunned(20) == set()
-    assert shunned(20, hot=True) == {"plain", "tainted"}
-    assert shunned(0, kind="unknown") == {"tainted"}
+    assert tainted(36) == {"plain", "tainted"}
+    assert tainted(30) == {"tainted"}
+    assert tainted(20) == set()
+    assert tainted(20, hot=True) == {"plain", "tainted"}
+    assert tainted(0, kind="unknown") == {"tainted"}
 
 
-def test_the_taint_is_written_and_taken_back_beside_the_taints_of_others() -> None:
+def test_the_taint_is_added_and_removed_beside_other_taints() -> None:
     def wire(name: str, *keys: str, effect: str = "PreferNoSchedule") -> Node:
         taints = [{"key": key, "effect": effect} for key in keys]
         return msgspec.convert({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"taints": taints}}, Node)
 
     nodes = {n.metadata.name: n for n in (wire("a"), wire("b", "x"), wire("c", "x", HOT_TAINT), wire("d", HOT_TAINT))}
-    # Somebody's own: the controller's rights do not reach it.
+    # With another effect it is a user's own.
     nodes["e"] = wire("e", HOT_TAINT, effect="NoSchedule")
     ours = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
     assert taint_patches(nodes, frozenset({"a", "b", "d"})) == {

@@ -1,7 +1,8 @@
-"""Pods of an AppGroup follow their peers: only for a lasting gain, one at a time, while the group is whole, by the scheduler's score."""
+"""NetworkMisplacement and ZoneSurvival: pods move for a lasting gain by the scheduler's score, one of a complete group at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -16,20 +17,22 @@ from tests.support.descheduled import (
     NOW_S,
     DeschedulerSnapshot,
     History,
-    Node,
+    PodInfo,
     RoundDecision,
     RoundState,
     SchedulerConfig,
     Target,
     UsageView,
     World,
+    add_moves,
     amounts,
     decide,
+    decided,
     evaluate_moves,
-    format_time,
     moved,
+    node_object,
     pending_move,
-    read,
+    pod,
     settings,
     short_uid,
 )
@@ -45,29 +48,17 @@ def cluster(
     members: int = 0,
     max_cost: int = 15,
     not_ready: frozenset[str] = frozenset(),
-    labels: dict[str, dict[str, str]] | None = None,
-    requests: dict[str, str] | None = None,
+    cpu: str = "100m",
     cordoned: frozenset[str] = frozenset(),
     score_dependents: bool = True,
+    spread: str = "",
 ) -> World:
     """Two nodes per zone; workload ``web`` depends on ``db``; pods named ``workload-n`` on the nodes given."""
-    overhead = NetworkOverheadArgs(score_dependents=score_dependents)
-    world = World(SchedulerConfig(network_overhead=overhead))
+    world = World(SchedulerConfig(network_overhead=NetworkOverheadArgs(score_dependents=score_dependents)))
     for zone in ZONES:
-        for i in (1, 2):
-            name = f"{zone}-n{i}"
-            document = {
-                "metadata": {
-                    "name": name,
-                    "labels": {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"},
-                },
-                "spec": {"unschedulable": name in cordoned},
-                "status": {
-                    "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "10"},
-                    "conditions": [{"type": "Ready", "status": "True"}],
-                },
-            }
-            world.on_node_change(name, msgspec.convert(document, Node))
+        labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"}
+        for name in (f"{zone}-n1", f"{zone}-n2"):
+            world.on_node_change(name, node_object(name, pods="10", labels=labels, unschedulable=name in cordoned))
     both = {**(costs or CHEAP), **{(b, a): cost for (a, b), cost in (costs or CHEAP).items()}}
     origins = [
         {
@@ -76,60 +67,34 @@ def cluster(
         }
         for a in ZONES
     ]
+    by_zone = [{"topologyKey": "topology.kubernetes.io/zone", "originList": origins}]
     topology = {
         "metadata": {"name": "nt-default", "namespace": "default", "resourceVersion": "1"},
-        "spec": {
-            "weights": [
-                {
-                    "name": "UserDefined",
-                    "topologyList": [{"topologyKey": "topology.kubernetes.io/zone", "originList": origins}],
-                }
-            ]
-        },
+        "spec": {"weights": [{"name": "UserDefined", "topologyList": by_zone}]},
     }
     world.network.on_topology_change("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
-    web = {"kind": "Deployment", "name": "web", "selector": "web"}
-    db = {"kind": "Deployment", "name": "db", "selector": "db"}
+    web, db = ({"kind": "Deployment", "name": name, "selector": name} for name in ("web", "db"))
+    dependencies = [{"workload": db, "maxNetworkCost": max_cost}]
+    annotations = {"netaware.io/spread": spread} if spread else {}
     group = {
-        "metadata": {"name": "shop", "namespace": "default"},
+        "metadata": {"name": "shop", "namespace": "default", "annotations": annotations},
         "spec": {
             "numMembers": members or len(placed),
-            "workloads": [
-                {"workload": web, "dependencies": [{"workload": db, "maxNetworkCost": max_cost}]},
-                {"workload": db},
-            ],
+            "workloads": [{"workload": web, "dependencies": dependencies}, {"workload": db}],
         },
     }
     world.network.on_group_change("default/shop", None, msgspec.convert(group, AppGroup))
     for name, on in placed.items():
-        pod = pod_document(name, on, ready=name not in not_ready, labels=(labels or {}).get(name), requests=requests)
-        world.on_pod_change(f"default/{name}", read(pod))
+        world.on_pod_change(f"default/{name}", replica(name, on, ready=name not in not_ready, cpu=cpu))
     return world
 
 
-def pod_document(
-    name: str,
-    on: str,
-    *,
-    ready: bool = True,
-    labels: dict[str, str] | None = None,
-    requests: dict[str, str] | None = None,
-    created_s: float = NOW_S - 1000,
-) -> dict[str, Any]:
+def replica(name: str, on: str, **fields: Any) -> PodInfo:
+    """A pod of the group, of the workload that its name begins with."""
     workload = name.partition("-")[0]
-    names = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": workload, **(labels or {})}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "uid": f"uid-{name}",
-            "labels": names,
-            "creationTimestamp": format_time(created_s),
-            "ownerReferences": [{"kind": "ReplicaSet", "name": f"{workload}-rs", "controller": True}],
-        },
-        "spec": {"nodeName": on, "containers": [{"resources": {"requests": requests or {"cpu": "100m"}}}]},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
-    }
+    labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": workload}
+    known = {"owner": f"ReplicaSet/{workload}-rs", "labels": labels, "cpu": "100m", "created_s": NOW_S - 1000}
+    return pod(name, on, **{**known, **fields})
 
 
 def plan(
@@ -151,10 +116,11 @@ def plan(
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
 
 
-def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_would_put_it() -> None:
+def test_a_pod_with_a_violated_dependency_moves_to_the_node_with_the_best_score() -> None:
     world = cluster(APART)
     decision = plan(world)
     (move,) = decision.plan.moves
+    assert moved(plan(world, enabled=False)) == []
     assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
     assert (move.cost_before, move.cost_after) == (40, 0)
     assert (
@@ -165,10 +131,6 @@ def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_w
     score = {name: score_table.node_score(name, world.network.location_index[name]).cost for name in world.nodes}
     assert (move.cost_before, move.cost_after) == (score["z3-n1"], score[move.target])
     assert move.cost_after == min(score.values())
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    assert moved(plan(cluster(APART), enabled=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -191,21 +153,15 @@ def test_a_fifth_of_the_cost_counts_when_it_is_more_than_the_margin(beside: int,
 
 def test_the_gain_must_last_without_a_break() -> None:
     apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
-    state, found = RoundState(), []
+    state, moves, skips = RoundState(), [], []
     for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
         decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
         state = decision.state
-        found.append(len(decision.plan.moves))
+        moves.append(len(decision.plan.moves))
+        skips += [(s.pod, s.condition, s.why) for s in decision.plan.skips]
     # The break in minute 2 starts the five minutes anew in minute 3.
-    assert found == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
-
-
-def test_a_gain_that_has_not_lasted_is_reported() -> None:
-    decision = plan(cluster(APART), assume_lasting=False, holdS=300)
-    assert [(s.pod, s.condition, s.why) for s in decision.plan.skips] == [
-        ("default/db-1", "lasting", "there has been a better node for 0 of 300 s"),
-        ("default/web-1", "lasting", "there has been a better node for 0 of 300 s"),
-    ]
+    assert moves == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert skips[1] == ("default/web-1", "lasting", "there has been a better node for 0 of 300 s")
 
 
 def test_one_pod_of_a_group_moves_at_a_time() -> None:
@@ -220,83 +176,72 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
         node="z3-n1",
         at_s=NOW_S,
         group="default/shop",
-        sibling_short_uids=tuple(map(short_uid, ("uid-web-1", "uid-web-2"))),
+        sibling_short_uids=tuple(map(short_uid, ("uid-default-web-1", "uid-default-web-2"))),
     )
     assert moved(plan(cluster(placed), memory=History(pending=(underway,)))) == []
 
 
 @pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
-def test_a_group_that_is_not_whole_loses_nobody(fields: dict[str, Any]) -> None:
+def test_no_pod_of_an_incomplete_group_moves(fields: dict[str, Any]) -> None:
     decision = plan(cluster(APART, **fields))
     assert moved(decision) == []
     assert "group-complete" in decision.plan.skip_counts
 
 
-def test_a_better_node_must_have_room_now() -> None:
-    full = {"cpu": "3"}
-    assert plan(cluster(APART, requests=full)).plan.moves[0].target == "z1-n2", "beside its peer there is no room"
+def test_a_better_node_must_have_free_capacity() -> None:
+    assert plan(cluster(APART, cpu="3")).plan.moves[0].target == "z1-n2", "its peer's node is full"
     cordoned = frozenset({"z1-n1", "z1-n2", "z2-n1", "z2-n2"})
-    decision = plan(cluster({"web-1": "z3-n1", "db-1": "z1-n1"}, cordoned=cordoned), margin=1)
-    assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "then the peer comes here"
+    decision = plan(cluster(APART, cordoned=cordoned), margin=1)
+    assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "its peer moves instead"
 
 
-def test_hot_nodes_are_no_places_to_go() -> None:
+def test_hot_nodes_are_no_targets() -> None:
     hot, idle = amounts(3.9, 1), amounts(0.1, 1)
     usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
     (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
     assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
 
 
-def test_protected_pods_stay_where_they_are() -> None:
-    world = cluster({"web-1": "z3-n1", "db-1": "z1-n1"})
-    for name, on in (("web-1", "z3-n1"), ("db-1", "z1-n1")):
-        document = pod_document(name, on)
-        document["metadata"]["annotations"] = {"descheduler.alpha.kubernetes.io/evict": "false"}
-        world.on_pod_change(f"default/{name}", read(document))
+def test_protected_pods_are_not_moved() -> None:
+    world = cluster(APART)
+    for name, on in APART.items():
+        protected = replica(name, on, annotations={"descheduler.alpha.kubernetes.io/evict": "false"})
+        world.on_pod_change(f"default/{name}", protected)
     decision = plan(world)
     assert moved(decision) == []
     assert decision.plan.skip_counts == {"protected": 2}
 
 
-def test_no_flapping_when_the_latency_returns() -> None:
-    """z3 becomes dear, web follows its peer to z1; z3 becomes cheap again and web stays."""
-    together = {"web-1": "z1-n1", "db-1": "z1-n1"}
-    for costs in (CHEAP, {("z1", "z2"): 5, ("z1", "z3"): 3, ("z2", "z3"): 3}):
-        assert moved(plan(cluster(together, costs=costs))) == []
+@pytest.mark.parametrize(
+    ("strategy", "on", "outcome"),
+    [
+        ("NetworkMisplacement", "z1-n1", "helped"),
+        ("NetworkMisplacement", "z3-n2", "cost-not-fallen"),
+        ("ZoneSurvival", "z1-n1", "helped"),
+        ("ZoneSurvival", "z3-n2", "returned"),
+        ("ZoneSurvival", "z3-n1", "returned"),
+    ],
+)
+def test_a_workload_backs_off_if_the_cost_did_not_fall_or_the_zone_is_the_same(
+    strategy: str, on: str, outcome: str
+) -> None:
+    workload = "default/ReplicaSet/web-rs"
+    move = pending_move("default/web-1", "uid-web-1", workload, "z3-n1", NOW_S - 400, strategy, cost_before=40)
+    world = cluster({"db-1": "z1-n1"})
+    world.on_pod_change("default/web-2", replica("web-2", on, created_s=NOW_S - 390))
+    memory, evaluated = evaluate_moves(world.snapshot(), History(pending=(move,)), settings().limits, NOW_S)
+    assert [end.outcome for end in evaluated] == [outcome]
+    assert (workload in memory.backoffs) is (outcome != "helped")
 
 
-def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
-    move = pending_move(
-        pod="default/web-1",
-        uid="uid-web-1",
-        workload="default/ReplicaSet/web-rs",
-        node="z3-n1",
-        at_s=NOW_S - 400,
-        strategy="NetworkMisplacement",
-        cost_before=40,
-    )
-    for on, outcome in (("z1-n1", "helped"), ("z3-n2", "cost-not-fallen")):
-        world = cluster({"db-1": "z1-n1"})
-        newborn = pod_document("web-2", on, created_s=NOW_S - 390)
-        world.on_pod_change("default/web-2", read(newborn))
-        view: DeschedulerSnapshot = world.snapshot()
-        rules = settings().limits
-        _, ended = evaluate_moves(view, History(pending=(move,)), rules, NOW_S)
-        assert [end.outcome for end in ended] == [outcome]
-
-
-def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
-    """In affinity mode the release wrote a required zone; what the user asked for is what counts."""
+def test_a_zone_that_netaware_required_holds_no_pod_there() -> None:
+    """In affinity mode the release wrote a required zone; only the user's own constraints count."""
     ours = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z3"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    for narrowed, moves in ((True, 1), (False, 0)):
+    spec = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+    for added, moves in (({NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}, 1), ({}, 0)):
         world = cluster(APART, score_dependents=False)
-        document = pod_document("web-1", "z3-n1")
-        document["spec"]["affinity"] = affinity
-        if narrowed:
-            document["metadata"]["annotations"] = {NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}
-        world.on_pod_change("default/web-1", read(document))
+        world.on_pod_change("default/web-1", replica("web-1", "z3-n1", spec=spec, annotations=added))
         assert len(plan(world).plan.moves) == moves
 
 
@@ -305,9 +250,8 @@ def planned(world: World) -> World:
     for name in ("web-1", "web-2"):
         known = world.pods.get(f"default/{name}")
         if known is not None:
-            document = pod_document(name, known.node)
-            document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
-            world.on_pod_change(f"default/{name}", read(document))
+            annotations = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
+            world.on_pod_change(f"default/{name}", replica(name, known.node, annotations=annotations))
     return world
 
 
@@ -322,7 +266,7 @@ def planned(world: World) -> World:
         (("z1-n1", "refuses"), "", "planner"),
     ],
 )
-async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_it_for_a_gain(
+async def test_a_planned_pod_moves_only_if_two_new_plans_place_its_replacement_on_a_better_node(
     answers: tuple[str | None, ...], target: str, kind: str
 ) -> None:
     world = planned(cluster(APART))
@@ -330,16 +274,86 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     rules = settings(misplacement={"enabled": True})
     unconfirmed = decide(view, History(), RoundState(), rules, NOW_S, assume_lasting=True)
 
-    async def place(group: str, key: str, turn: int) -> Target | None:
+    async def simulate_replacement(group: str, key: str, seed: int) -> Target | None:
         assert (group, key) == ("default/shop", "default/web-1")
-        answer = answers[turn]
+        answer = answers[seed]
         if answer == "refuses":
             raise PlanningError("TooManyPods", "too many")
         return None if answer is None else Target(node=answer)
 
-    found = await unconfirmed.confirm(place)
+    found = await unconfirmed.confirm(simulate_replacement)
     assert [move.target for move in found.plan.moves] == ([target] if target else [])
     assert [p.move.target for p in found.pending] == ([target] if target else [])
     assert [s.condition for s in found.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
-    assert [promise.target.node for promise in found.replacement_targets.values()] == ([target] if target else [])
+    assert [expected.target.node for expected in found.replacement_targets.values()] == ([target] if target else [])
     assert not target or found.plan.moves[0].cost_after == (0 if target == "z1-n1" else 1)
+
+
+# ZoneSurvival
+
+TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
+"""After an outage of the other zones: web is wholly in z1."""
+EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
+
+
+def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
+    decision = plan(cluster(TOGETHER, spread="zone"))
+    (move,) = decision.plan.moves
+    assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
+    assert move.reason == "all replicas of its workload are in zone z1, and it should survive the loss of a zone"
+
+
+@pytest.mark.parametrize(
+    ("spread", "max_cost", "cordoned"),
+    [("soft", 15, ()), ("none", 15, ()), ("zone", 15, EVERYWHERE_BUT_Z1), ("zone", 1, ())],
+    ids=["soft", "none", "other zones are cordoned", "beyond maxNetworkCost"],
+)
+def test_no_replica_moves(spread: str, max_cost: int, cordoned: Iterable[str]) -> None:
+    placed = {name: on for name, on in TOGETHER.items() if name != "db-2" or max_cost > 1}
+    world = cluster(placed, spread=spread, max_cost=max_cost, cordoned=frozenset(cordoned))
+    assert moved(plan(world)) == []
+
+
+def test_a_replica_moves_once_after_the_hold_time() -> None:
+    """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
+    placed, state, moves = dict(TOGETHER), RoundState(), []
+    for minute in range(30):
+        world = cluster(placed, spread="zone")
+        decision = plan(world, assume_lasting=False, state=state, now=NOW_S + 60 * minute, holdS=300)
+        state = decision.state
+        for move in decision.plan.moves:
+            moves.append((minute, move.pod, move.target))
+            placed[move.pod.partition("/")[2]] = move.target
+    assert moves == [(5, "default/web-2", "z2-n1")]
+
+
+def test_network_misplacement_does_not_undo_zone_survival() -> None:
+    """Two days of rounds with all defaults: web's peer is in z1, 30 away from z2, and web is to survive a zone."""
+    placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
+    costs = {("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}
+    world = cluster(placed, costs=costs, max_cost=50, spread="zone")
+    rules = settings(misplacement={"enabled": True})
+    memory, state, moves = History(), RoundState(), []
+    for minute in range(0, 2 * 1440, 5):
+        now = NOW_S + 60 * minute
+        view = world.snapshot()
+        decision = decided(view, memory, state, rules, now)
+        state, memory = decision.state, add_moves(decision.history, decision.pending)
+        for move in decision.plan.moves:
+            moves.append((move.strategy, move.target))
+            world.on_pod_change(move.pod, None)
+            name = f"web-{minute}"
+            world.on_pod_change(f"default/{name}", replica(name, move.target, created_s=now))
+    assert moves == [("ZoneSurvival", "z2-n1")]
+
+
+def test_network_misplacement_may_move_the_only_replica_of_a_zone_to_a_third_zone() -> None:
+    """Both of web have their peers in z3; with web-1 there already, web-2 must not follow."""
+    far = {("z1", "z2"): 90, ("z1", "z3"): 90, ("z2", "z3"): 90}
+    peers = {"web-2": "z2-n1", "db-1": "z3-n1", "db-2": "z3-n2"}
+    (move,) = plan(cluster({"web-1": "z1-n1", **peers}, costs=far, max_cost=100, spread="zone")).plan.moves
+    assert (move.pod, move.strategy) == ("default/web-1", "NetworkMisplacement")
+    assert move.target in {"z3-n1", "z3-n2"}
+    there = {"web-1": "z3-n1", **peers}
+    assert "default/web-2" not in moved(plan(cluster(there, costs=far, max_cost=100, spread="zone")))
+    assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would without the spread"

@@ -1,4 +1,4 @@
-"""A round is decided in a thread, of a copy of the cluster; what has changed by then is not evicted."""
+"""A round is decided in a thread, from a copy of the cluster; outdated moves are not made. Results of evictions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolumeClaim
+from controller.descheduler.evict import evict, outdated_reason
 from controller.descheduler.low_node_load import LowNodeLoadRound
 from controller.descheduler.program import Descheduler
+from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import ObjectMeta
 from tests.support.descheduled import (
     CALM,
     GI,
     NOW_S,
     DeschedulerConfig,
-    Node,
+    Move,
     PersistentVolume,
     UsageBatch,
     UsageReading,
@@ -33,6 +35,8 @@ from tests.support.descheduled import (
     amounts,
     budget,
     moved,
+    node,
+    node_object,
     pod,
 )
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan
@@ -47,14 +51,22 @@ NODES = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
 
 
 class Api:
-    """Of the client, what a round needs."""
+    """Stands for a client; refuses evictions with an error, if one is given."""
 
-    def __init__(self) -> None:
-        self.evicted: list[str] = []
+    def __init__(self, error: KubekitError | None = None) -> None:
+        self._error = error
+        self.evictions: list[tuple[str, str, str, bool]] = []
         self.tainted: list[str] = []
 
+    @property
+    def evicted(self) -> list[str]:
+        """Names of the pods."""
+        return [name for _, name, _, _ in self.evictions]
+
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        self.evicted.append(name)
+        self.evictions.append((namespace, name, uid, dry_run))
+        if self._error is not None:
+            raise self._error
 
     async def apply(self, *_: Any, **__: Any) -> None:
         pass
@@ -70,22 +82,11 @@ class Pods(SimpleNamespace):
         return iter(self.items.values())
 
 
-def node(name: str) -> Node:
-    document = {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
-        "status": {
-            "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
-    return msgspec.convert(document, Node)
-
-
 def program(api: Api) -> tuple[Descheduler, World]:
     """Over three nodes, one of them hot by four pods."""
     world = World()
     for name in NODES:
-        world.on_node_change(name, node(name))
+        world.on_node_change(name, node_object(name))
     for name in ("a", "b", "c", "d"):
         world.on_pod_change(f"default/{name}", pod(name, "hot"))
 
@@ -191,3 +192,40 @@ def test_a_round_leaves_nothing_of_its_cluster_behind(cores: float, strategy: st
         assert pods() is None
     finally:
         gc.enable()
+
+
+MOVE = Move("default/p", "uid-default-p", "default/Deployment/w", "n", "m", "LowNodeLoad", "r")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "ends_round"),
+    [
+        (None, "evicted", False),
+        (ApiError(429, "TooManyRequests", "budget", causes=("DisruptionBudget",)), "disruption-budget", False),
+        (ApiError(429, "TooManyRequests", "busy", retry_after_s=7), "throttled", True),
+        (ApiError(503, "ServiceUnavailable", ""), "throttled", True),
+        (ApiError(404, "NotFound", ""), "gone", False),
+        (ApiError(409, "Conflict", "the UID in the precondition does not match"), "gone", False),
+        (ApiError(403, "Forbidden", "no"), "forbidden", False),
+        (ApiError(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False),
+        # Neither done nor refused.
+        (UnreachableError("no answer"), "unknown", True),
+    ],
+)
+async def test_the_result_of_an_eviction_by_the_api_servers_answer(
+    error: KubekitError | None, kind: str, *, ends_round: bool
+) -> None:
+    api = Api(error)
+    for dry_run in (False, True):
+        result = await evict(cast("Any", api), MOVE, dry_run=dry_run)
+        assert result.kind == ("dry-run" if dry_run and error is None else kind)
+        assert result.ends_round == ends_round
+    assert api.evictions == [("default", "p", "uid-default-p", dry_run) for dry_run in (False, True)]
+
+
+@pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
+def test_a_move_is_outdated_if_its_target_takes_no_more_pods(unschedulable: bool, ready: bool) -> None:
+    pods, nodes = {"default/p": pod("p", "n")}, {"n": node("n"), "m": node("m")}
+    assert outdated_reason(MOVE, pods, nodes) == ""
+    nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
+    assert outdated_reason(MOVE, pods, nodes) == "node m, its target, takes no more pods"

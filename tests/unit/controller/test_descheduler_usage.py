@@ -1,4 +1,4 @@
-"""Usage is read from both sources, smoothed, expired, and refused where it cannot be true.
+"""Usage is read from both sources, expires, and is refused if it is impossible.
 
 The servers here are simulated: real HTTP on the loopback that answers as the resource metrics API and Prometheus do.
 """
@@ -28,8 +28,8 @@ def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = 
     return UsageReading(name, resource, value, at_s)
 
 
-def fold(book: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
-    return {str(k): v for k, v in book.update(UsageBatch(nodes=readings), {"n", "m"}, (), now).items()}
+def update(store: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
+    return {str(k): v for k, v in store.update(UsageBatch(nodes=readings), {"n", "m"}, (), now).items()}
 
 
 @pytest.mark.parametrize(
@@ -44,30 +44,30 @@ def fold(book: UsageStore, *readings: UsageReading, now: float = NOW_S) -> dict[
         (reading(1, name="stranger"), "unknown-node"),
     ],
 )
-def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
-    book = UsageStore(180)
-    assert fold(book, reading(100), bad) == {why: 1}
-    assert book.view(NOW_S).nodes == {"n": {"cpu": 100}}
+def test_impossible_readings_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
+    store = UsageStore(180)
+    assert update(store, reading(100), bad) == {why: 1}
+    assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
 
 
 def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
-    book = UsageStore(180)
-    pods = (UsageReading("default/a", "cpu", 1.0, NOW_S), UsageReading("default/gone", "cpu", 1.0, NOW_S))
-    assert book.update(UsageBatch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
-    assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
+    store = UsageStore(180)
+    pods = [reading(1.0, name=name) for name in ("default/a", "default/gone")]
+    assert store.update(UsageBatch(pods=tuple(pods)), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
+    assert store.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
 
 def test_usage_is_gone_at_its_expiry_and_with_its_node() -> None:
     for expiry_s in (90, 180):
-        book = UsageStore(expiry_s)
-        fold(book, reading(100), reading(50, name="m"))
-        assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}, "m": {"cpu": 50}}
-        late = book.view(NOW_S + expiry_s + 1)
+        store = UsageStore(expiry_s)
+        update(store, reading(100), reading(50, name="m"))
+        assert store.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}, "m": {"cpu": 50}}
+        late = store.view(NOW_S + expiry_s + 1)
         assert not late.nodes
         assert late.expired == {"n", "m"}
-        book.update(UsageBatch(), {"m"}, (), NOW_S)
-        assert book.view(NOW_S).nodes.keys() == {"m"}
-        assert book.view(NOW_S + 999).expired == {"m"}
+        store.update(UsageBatch(), {"m"}, (), NOW_S)
+        assert store.view(NOW_S).nodes.keys() == {"m"}
+        assert store.view(NOW_S + 999).expired == {"m"}
 
 
 # Simulated servers
@@ -142,14 +142,7 @@ class SimulatedPrometheus:
         return 200, {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
-QUERIES = Queries(
-    node_cpu="nc",
-    node_memory="nm",
-    node_bandwidth="nb",
-    pod_cpu="pc",
-    pod_memory="",
-    pod_bandwidth="pb",
-)
+QUERIES = Queries(node_cpu="nc", node_memory="nm", node_bandwidth="nb", pod_cpu="pc", pod_memory="", pod_bandwidth="pb")
 
 
 async def asked(url: str, token_file: str = "") -> UsageBatch:
@@ -179,8 +172,8 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries(t
     assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
-    book = UsageStore(180)
-    assert book.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
+    store = UsageStore(180)
+    assert store.update(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
 
 
 async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
