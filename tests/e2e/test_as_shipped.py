@@ -25,6 +25,16 @@ from tests.support.tools.builds import find_or_fetch_operator_definitions
 pytestmark = pytest.mark.real_nodes
 
 NEXT_VERSION = "0.0.0-next"
+# MiB below /opt/netaware, and modules that are not there.
+IMAGES = {
+    "daemonset/netaware-agent": (42, ("kubernetes", "requests", "numpy", "rich", "controller", "lab")),
+    "deployment/netaware-controller": (150, ("kubernetes", "psutil", "pyroute2", "agent", "lab")),
+}
+INSPECT = """
+import importlib.util, json, pathlib, sys
+found = [name for name in sys.argv[1:] if importlib.util.find_spec(name)]
+print(json.dumps([found, sum(p.lstat().st_size for p in pathlib.Path("/opt/netaware").rglob("*") if p.is_file())]))
+"""
 FOUR = """\
 name: four
 regions:
@@ -108,6 +118,7 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
         cluster.apply(MANIFESTS / "overlays" / overlay)
         assert bool(monitors(cluster)) == (overlay == "prometheus-operator")
     tools_work(cluster)
+    images_are_small_and_hold_one_program(cluster)
     measures_and_prices(cluster)
     places(cluster)
     images = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
@@ -153,6 +164,15 @@ def tools_work(cluster: Cluster) -> None:
         assert urllib.request.urlopen(f"{url}/healthz", timeout=30).status == 200
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(f"{url}/", timeout=30)
+
+
+def images_are_small_and_hold_one_program(cluster: Cluster) -> None:
+    """The installation as a whole, bytecode included, and what an image does without."""
+    for workload, (limit_mib, absent) in IMAGES.items():
+        words = ["exec", workload, "--", "python", "-c", INSPECT, *absent]
+        found, size = json.loads(cluster.run("-n", NAMESPACE, *words))
+        assert found == [], workload
+        assert size <= limit_mib << 20, f"{workload}: {size / 2**20:.0f} MiB"
 
 
 def measures_and_prices(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Sends dry-run requests for every verb and kind, and for every field of an object.
+"""Sends dry-run requests for every field of an object.
 
 A dry run goes through authentication, RBAC, validation and admission, and stores nothing. A changed field is read from the answer.
 """
@@ -6,8 +6,7 @@ A dry run goes through authentication, RBAC, validation and admission, and store
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,99 +14,8 @@ import msgspec
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 
-VERBS = ("get", "list", "create", "update", "patch", "delete", "deletecollection")
-METHODS = {
-    "get": "GET",
-    "list": "GET",
-    "create": "POST",
-    "update": "PUT",
-    "patch": "PATCH",
-    "delete": "DELETE",
-    "deletecollection": "DELETE",
-}
 AT_ONCE = 24
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, order=True)
-class Kind:
-    """One kind, or one of its subresources, as discovery lists it."""
-
-    prefix: str
-    resource: str
-    kind: str
-    namespaced: bool
-    verbs: tuple[str, ...]
-
-    @property
-    def shown(self) -> str:
-        """As people write it: ``deployments.apps``."""
-        group = self.prefix.removeprefix("/apis/").rpartition("/")[0] if self.prefix.startswith("/apis/") else ""
-        plain, _, subresource = self.resource.partition("/")
-        return ".".join(p for p in (plain, group) if p) + (f"/{subresource}" if subresource else "")
-
-    def path(self, namespace: str, name: str) -> str:
-        """Of one object, or of the collection when ``name`` is empty."""
-        plain, _, subresource = self.resource.partition("/")
-        parts = [self.prefix, *(["namespaces", namespace] if self.namespaced else []), plain]
-        parts += [part for part in (name, subresource if name else "") if part]
-        return "/".join(parts)
-
-
-async def kinds(admin: Client) -> list[Kind]:
-    """All kinds of the API server, in their preferred versions."""
-    groups: Json = msgspec.json.decode(await admin.request("GET", "/apis"))
-    prefixes = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in groups["groups"])]
-    found: list[Kind] = []
-    for prefix in prefixes:
-        listed: Json = msgspec.json.decode(await admin.request("GET", prefix))
-        found += [
-            Kind(prefix, r["name"], r["kind"], bool(r["namespaced"]), tuple(r["verbs"])) for r in listed["resources"]
-        ]
-    return found
-
-
-@dataclass(frozen=True, order=True)
-class Passed:
-    """A request that was not refused by the rights: what, how, where."""
-
-    resource: str
-    verb: str
-    where: str
-
-
-async def sweep(client: Client, known: list[Kind], namespaces: Collection[str]) -> tuple[set[Passed], int]:
-    """Try every verb on every kind; which were not forbidden, and how many requests that took.
-
-    Args:
-        client: with the stolen token.
-        known: all kinds.
-        namespaces: in which it is tried.
-    """
-    limit = asyncio.Semaphore(AT_ONCE)
-    passed: set[Passed] = set()
-
-    async def one(kind: Kind, verb: str, namespace: str) -> None:
-        name = (
-            "" if verb in {"list", "deletecollection"} or (verb == "create" and "/" not in kind.resource) else "victim"
-        )
-        body: Json | None = {} if verb in {"create", "update", "patch"} else None
-        async with limit:
-            refusal, _ = await dry_run(client, METHODS[verb], kind.path(namespace, name), body)
-        # A policy's refusal says so: RBAC let the request through, and what it may change is tried by field.
-        if refusal[:3] not in {"401", "403"} or "ValidatingAdmissionPolicy" in refusal:
-            passed.add(Passed(kind.shown, verb, namespace or "the cluster"))
-
-    jobs = [
-        one(kind, verb, namespace)
-        for kind in known
-        for verb in VERBS
-        # Not offered by the API server at all, or everybody's: discovery's reviews of oneself.
-        if verb in kind.verbs and not kind.shown.startswith(("selfsubject", "selfsubjectrules"))
-        for namespace in (namespaces if kind.namespaced else [""])
-    ]
-    await asyncio.gather(*jobs)
-    return passed, len(jobs)
 
 
 async def dry_run(

@@ -245,6 +245,8 @@ async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
     documents = await running.kubectl.build(MANIFESTS / "overlays" / "descheduler")
     given = set(rights(documents))
     assert len(given) > 20
+    bound = {d["roleRef"]["name"] for d in documents if d["kind"].endswith("RoleBinding")}
+    assert bound - {d["metadata"]["name"] for d in documents} == {"system:kube-scheduler", "system:volume-scheduler"}
     # Each program comes to its work in its own time: the agent that measures last is the one that patches the results.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DEADLINE_S):

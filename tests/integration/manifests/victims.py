@@ -17,7 +17,6 @@ from tests.integration.manifests.kubectl import NAMESPACE, installed
 OVERLAY = "descheduler"
 PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
 OTHERS = ("unrelated", "with-appgroup")
-NAMESPACES = (NAMESPACE, "kube-system", *OTHERS)
 UNRELATED, IN_GROUP, SYSTEM = (f"/api/v1/namespaces/{n}/pods/victim" for n in (*OTHERS, "kube-system"))
 GATE = "netaware.io/topological-order"
 LABEL = "appgroup.diktyo.x-k8s.io"

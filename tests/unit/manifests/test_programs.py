@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from controller.config import parse_config
+from lab.image_build import AGENT, CONTROLLER
 from tests.unit.manifests.metric_names import ROOT
 
 MANIFESTS = ROOT / "manifests"
@@ -20,6 +21,14 @@ def test_agents_image_writes_bytecode_of_modules_that_exist() -> None:
     (modules,) = re.findall(r'^RUN python -c "import (.+)"$', (ROOT / "Dockerfile.agent").read_text(), re.MULTILINE)
     for module in modules.split(", "):
         import_module(module)
+
+
+def test_the_build_context_holds_what_the_images_copy_and_each_image_its_own_program() -> None:
+    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert patterns[0] == "*", "everything is excluded unless included below"
+    included = {pattern.removeprefix("!").removesuffix("/**") for pattern in patterns if pattern.startswith("!")}
+    agent, controller = set(AGENT.sources), set(CONTROLLER.sources)
+    assert (agent | controller, agent - controller, controller - agent) == (included, {"agent"}, {"controller"})
 
 
 @pytest.mark.parametrize("program", ["agent", "controller"])
