@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from lab import namespaces
+from lab.errors import WanError
 from lab.network import LabNetwork
 from lab.topology import Link
 from lab.wan.control import WanControl
@@ -83,6 +84,12 @@ def test_each_pair_has_its_delay_and_never_less(wan: Wan) -> None:
 
 def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
     assert wan.control.change_link("b", "a", rtt_us=30_000.0) == Link(30_000.0)
+    for pair, changes, said in (
+        ("ac", {"loss": 1.0}, "no link"),
+        ("ab", {"jitter_us": 30_001.0}, "more than the round"),
+    ):
+        with pytest.raises(WanError, match=said):
+            wan.control.change_link(*pair, **changes)
     assert wan.control.links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000

@@ -47,16 +47,12 @@ async def _versions(kubectl: Kubectl) -> dict[str, str]:
 
 async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
     folder = MANIFESTS / "examples"
-    examples = (
-        ("online-boutique", "-k"),
-        ("redis-cluster", "-k"),
-        ("cloud2edge", "-k"),
-        ("networktopology.yaml", "-f"),
-    )
-    for example, flag in examples:
-        namespace = [] if flag == "-f" else ["-n", "default"]
-        said = await kubectl("apply", "--server-side", "--dry-run=server", *namespace, flag, str(folder / example))
-        assert "serverside-applied (server dry run)" in said, example
+    applied: list[tuple[str, ...]] = [("-n", "default", "-k", str(path.parent)) for path in folder.glob("*/kustomization.yaml")]
+    applied += [("-f", str(folder / name)) for name in ("networktopology.yaml", "bandwidth-pod.yaml")]
+    assert len(applied) == 6
+    for words in applied:
+        said = await kubectl("apply", "--server-side", "--dry-run=server", *words)
+        assert "serverside-applied (server dry run)" in said, words
 
 
 HOSTILE = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')

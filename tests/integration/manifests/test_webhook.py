@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -39,25 +36,6 @@ async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path
     await kubectl("delete", "-f", "-", stdin=documents)
     await plane.programs.stop(program)
     await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", "netaware-system", "gated", "plain")
-
-
-def test_certificate_is_good_for_the_service_that_the_configuration_names(tmp_path: Path) -> None:
-    secret, configuration = printed("--namespace", "elsewhere", "--days", "2")
-    for name, value in secret["data"].items():
-        (tmp_path / name).write_bytes(base64.b64decode(value))
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    for hook in configuration["webhooks"]:
-        service = hook["clientConfig"]["service"]
-        calling = ssl.create_default_context(cadata=base64.b64decode(hook["clientConfig"]["caBundle"]).decode())
-        calling.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = calling.wrap_bio(to_client, to_server, server_hostname=f"{service['name']}.{service['namespace']}.svc")
-        server = serving.wrap_bio(to_server, to_client, server_side=True)
-        for side in (client, server, client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-        assert client.getpeercert()
 
 
 def test_cert_manager_keeps_the_same_configuration() -> None:

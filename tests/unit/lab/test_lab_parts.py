@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,36 +10,15 @@ import pytest
 from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.build import find_or_build
-from lab.errors import BootError, BuildError, LabError
+from lab.errors import BootError, BuildError
 from lab.programs import Programs, run_to_end
-from lab.reclaim import hold, holder, place_of, reclaim
-from lab.topology import load
+from lab.reclaim import place_of, reclaim
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
 def test_a_name_that_could_leave_its_directory_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
         place_of(name)
-
-
-def test_one_lab_per_name_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
-    place = place_of("one", tmp_path)
-    code = (
-        "import sys,time; from pathlib import Path; from lab.reclaim import *\n"
-        f"with hold(place_of('one', Path({str(tmp_path)!r}))): print('held', flush=True); time.sleep(60)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
-        assert holder(place) == other.pid
-        with pytest.raises(LabError, match="a lab named one is running"), hold(place):
-            pass
-        other.kill()
-    assert holder(place) is None
-    with hold(place):
-        assert place.lock.read_text() == str(os.getpid())
-    assert not place.lock.exists()
 
 
 def test_reclaim_ends_the_lab_with_its_childrens_children_and_no_other_process(tmp_path: Path) -> None:
@@ -83,20 +58,6 @@ def test_a_wan_change_that_cannot_be_names_its_option(
 ) -> None:
     assert main(["wan", "set", "z1", "z2", *words]) == 2
     assert named in capsys.readouterr().err
-
-
-def test_up_reports_a_running_lab_only_if_its_nodes_are_those_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    topology = load("kubecon")
-    nodes = [{"name": n.name, "zone": n.zone, "region": n.region, "kubelet": n.kubelet} for n in topology.nodes]
-    place = place_of("lab")
-    with hold(place):
-        place.description.parent.mkdir(parents=True, exist_ok=True)
-        place.description.write_text(json.dumps({"topology": topology.name, "nodes": nodes, "addresses": {}}))
-        assert main(["up", "--topology", "kubecon", "--nodes", "real"]) == 1
-    assert "other nodes or kubelets" in capsys.readouterr().err
 
 
 def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
