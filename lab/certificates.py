@@ -29,8 +29,8 @@ class KeyPair:
     key: Path
 
 
-class Authority:
-    """A new certificate authority, whose files live in one directory. In an existing directory it replaces the authority there."""
+class CertificateAuthority:
+    """A new certificate authority; writes its files into a directory, and replaces an authority that is there."""
 
     def __init__(self, folder: Path, common_name: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,7 +51,7 @@ class Authority:
             decipher_only=False,
         )
         built = (
-            self._draft(self._name, self._key.public_key())
+            self._builder(self._name, self._key.public_key())
             .not_valid_after(datetime.now(UTC) + _LIFETIME)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
@@ -79,18 +79,19 @@ class Authority:
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
             attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
-        draft = self._draft(x509.Name(attributes), key.public_key())
-        both = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-        draft = draft.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        builder = self._builder(x509.Name(attributes), key.public_key())
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if hosts:
-            draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
-        certificate = draft.not_valid_after(datetime.now(UTC) + _LIFETIME).sign(self._key, hashes.SHA256())
+            names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+            builder = builder.add_extension(names, critical=False)
+        certificate = builder.not_valid_after(datetime.now(UTC) + _LIFETIME).sign(self._key, hashes.SHA256())
         pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_private_key(pair.key, key)
         return pair
 
-    def _draft(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         issuer = self._key.public_key()
         return (
@@ -106,10 +107,9 @@ class Authority:
         )
 
 
-def generate_signing_key(path: Path) -> Path:
+def generate_signing_key(path: Path) -> None:
     """Write a key with which the API server signs service account tokens."""
     write_private_key(path, ec.generate_private_key(ec.SECP256R1()))
-    return path
 
 
 def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

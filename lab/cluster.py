@@ -30,10 +30,10 @@ from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
 from lab.paths import write_whole
-from lab.programs import Program, Programs, importable
+from lab.programs import Program, Programs, pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
-from lab.reclaim import LabPlace, hold, place_of, reclaim
+from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim
 from lab.scheduling import DEFAULT_PROFILE
 from lab.topology import Topology
 from lab.wan.control import WanControl
@@ -56,7 +56,7 @@ class Lab:
 
     Attributes:
         name: of the lab.
-        place: its files.
+        paths: its files.
         topology: ``None`` for a control plane without nodes.
         control_plane: API server and its fellows.
         programs: everything that runs.
@@ -68,7 +68,7 @@ class Lab:
     """
 
     name: str
-    place: LabPlace
+    paths: LabPaths
     topology: Topology | None
     control_plane: ControlPlane
     programs: Programs
@@ -105,29 +105,29 @@ class Lab:
             LabError: a lab of this name runs, this machine lacks something, or a program did not start.
         """
         started = time.monotonic()
-        place = place_of(name, folder)
+        paths = lab_paths(name, folder)
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build)
         node_binaries = await asyncio.to_thread(find_node_programs, topology)
-        with hold(place):
-            await _to_its_end(reclaim, place)
-            place.state_dir.mkdir(parents=True, mode=0o700)
+        with lock_lab(paths):
+            await _to_its_end(reclaim, paths)
+            paths.state_dir.mkdir(parents=True, mode=0o700)
             try:
                 flags = tuple(api_server_flags)
                 async with _boot(
-                    place, topology, tuple(components), binaries, node_binaries, api_server_flags=flags
+                    paths, topology, tuple(components), binaries, node_binaries, api_server_flags=flags
                 ) as lab:
                     lab.boot_s = time.monotonic() - started
                     try:
                         yield lab
                     finally:
                         # A lab that is on its way out must not be found as running.
-                        place.description.unlink(missing_ok=True)
+                        paths.description.unlink(missing_ok=True)
             except Exception:
-                await _to_its_end(_keep_logs, place)
+                await _to_its_end(_keep_logs, paths)
                 raise
             finally:
-                await _to_its_end(reclaim, place)
+                await _to_its_end(reclaim, paths)
 
     @property
     def client_config(self) -> ClusterConfig:
@@ -137,7 +137,7 @@ class Lab:
     @property
     def wan(self) -> WanControl:
         """The emulated network: read and change links while packets flow."""
-        return WanControl(self.place.wan_socket)
+        return WanControl(self.paths.wan_socket)
 
     def node(self, name: str) -> NodeNetwork:
         """The network side of one node. Raises KeyError when there is none of this name."""
@@ -194,7 +194,7 @@ class Lab:
         return {
             "name": self.name,
             "pid": os.getpid(),
-            "state_dir": str(self.place.state_dir),
+            "state_dir": str(self.paths.state_dir),
             "kubeconfig": str(self._host_kubeconfig()),
             "kubectl": str(self.control_plane.kubectl),
             "server": self.host_server or self.control_plane.server,
@@ -218,19 +218,19 @@ class Lab:
         inside = self.control_plane.kubeconfig
         if not self.host_server:
             return inside
-        outside = self.place.state_dir / "host.kubeconfig"
+        outside = self.paths.state_dir / "host.kubeconfig"
         outside.touch(mode=0o600)
         outside.write_text(inside.read_text().replace(self.control_plane.server, self.host_server))
         return outside
 
     def publish(self) -> None:
         """Write the description for other commands; its presence says that the lab is up."""
-        write_whole(self.place.description, msgspec.json.encode(self.describe()))
+        write_whole(self.paths.description, msgspec.json.encode(self.describe()))
 
 
 @asynccontextmanager
 async def _boot(
-    place: LabPlace,
+    paths: LabPaths,
     topology: Topology | None,
     components: tuple[str, ...],
     binaries: Binaries,
@@ -239,14 +239,14 @@ async def _boot(
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
     # A crash in native code leaves its stack in the program's log.
-    programs = Programs(place.state_dir, {**importable(), "PYTHONFAULTHANDLER": "1"})
+    programs = Programs(paths.state_dir, {**pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     if topology is not None:
-        network = await _to_its_end(create_network, topology.nodes, place.state_dir)
+        network = await _to_its_end(create_network, topology.nodes, paths.state_dir)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
-        place.name,
-        state_dir=place.state_dir,
+        paths.name,
+        state_dir=paths.state_dir,
         # On real nodes our own scheduler runs as a pod: another one of its name would place the same pods without us.
         components=components if node_binaries is None else tuple(c for c in components if c != "scheduler"),
         address=address,
@@ -254,15 +254,15 @@ async def _boot(
         programs=programs,
         api_server_flags=api_server_flags,
     ) as control_plane:
-        lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
+        lab = Lab(paths.name, paths, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
             await _start_wan(lab, topology, programs)
             if node_binaries is not None:
                 if "scheduler" in components:
                     await control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
                 lab.real = await start_real_nodes(
-                    place.name,
-                    place.state_dir,
+                    paths.name,
+                    paths.state_dir,
                     network,
                     control_plane=control_plane,
                     programs=programs,
@@ -270,7 +270,7 @@ async def _boot(
                 )
             async with Client(control_plane.client_config) as client:
                 if "kwok" in components:
-                    await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), place.name)
+                    await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), paths.name)
                 await await_usable(client)
         async with contextlib.AsyncExitStack() as stack:
             listener = unprivileged.relay_socket()
@@ -288,9 +288,9 @@ def find_node_programs(topology: Topology | None) -> NodePrograms | None:
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     nodes = [WanNode(n.node.zone, n.netns, n.address, n.node.nic_bps, n.pod_ranges) for n in lab.nodes]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
-    plan_file = lab.place.state_dir / "wan.json"
+    plan_file = lab.paths.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))
-    socket_path = lab.place.wan_socket
+    socket_path = lab.paths.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     what = "the emulated network to start"
     await poll_until(
@@ -310,8 +310,8 @@ async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         raise
 
 
-def _keep_logs(place: LabPlace) -> None:
+def _keep_logs(paths: LabPaths) -> None:
     """Save the logs of a lab that ended by an error from the removal of its state directory."""
-    shutil.rmtree(place.kept_logs, ignore_errors=True)
+    shutil.rmtree(paths.kept_logs, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        shutil.move(place.logs, place.kept_logs)
+        shutil.move(paths.logs, paths.kept_logs)

@@ -29,7 +29,7 @@ from kubekit.waiting import poll_until
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from lab import controlplane_commands
 from lab.build import Binaries, find_or_build
-from lab.certificates import Authority, KeyPair, generate_signing_key
+from lab.certificates import CertificateAuthority, KeyPair, generate_signing_key
 from lab.errors import BootError
 from lab.programs import Program, Programs, run_to_end
 from lab.scheduling import DEFAULT_PROFILE, build_config
@@ -66,7 +66,7 @@ class ControlPlane:
     version: str
     binaries: Binaries
     programs: Programs
-    authority: Authority
+    authority: CertificateAuthority
     admin_token: str
     server: str = ""
     etcd: str = ""
@@ -105,7 +105,7 @@ class ControlPlane:
         """
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build)
-        authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
+        authority = CertificateAuthority(state_dir / "pki", f"netaware-lab-{name}")
         owned = programs or Programs(state_dir)
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
         plane = cls(state_dir, address, binaries.version, binaries, owned, authority, token, api_server_flags=flags)

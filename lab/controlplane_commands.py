@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.certificates import Authority, KeyPair
+from lab.certificates import CertificateAuthority, KeyPair
 
 LOOPBACK = "127.0.0.1"
 _DOCUMENTATION_ADDRESS = "192.0.2.1"
@@ -46,7 +46,7 @@ def etcd_command(
 
 
 def api_server_command(
-    binary: Path, authority: Authority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
+    binary: Path, authority: CertificateAuthority, serving: KeyPair, *, address: str, port: int, etcd: str, tokens: Path
 ) -> list[str | Path]:
     """kube-apiserver at an address.
 

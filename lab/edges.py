@@ -11,7 +11,7 @@ import msgspec
 from lab import measure, namespaces
 from lab.errors import BootError
 from lab.installation import Installation
-from lab.programs import importable, run_to_end
+from lab.programs import pythonpath_env, run_to_end
 from netperf.sample import Measurement
 
 _PROBE_S, _DEADLINE_S = 1.0, 120.0
@@ -22,7 +22,7 @@ _AT_ONCE = 2
 async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
     """Median round trip, µs, by origin and destination. Raises BootError."""
     lab, prober = installation.lab, ["--prober", installation.prober]
-    env = {**installation.environment, measure.SECRET_VARIABLE: installation.secret, **importable()}
+    env = {**installation.environment, measure.SECRET_VARIABLE: installation.secret, **pythonpath_env()}
     origins: dict[str, list[str]] = {}
     for origin, destination in sorted(pairs):
         origins.setdefault(destination, []).append(origin)

@@ -69,7 +69,7 @@ class Installation:
     @property
     def config(self) -> Path:
         """The controller's configuration."""
-        return self.lab.place.state_dir / "controller.yaml"
+        return self.lab.paths.state_dir / "controller.yaml"
 
     def check(self) -> None:
         """Raise BootError, with the end of its log, when a program of the lab or an agent ended by itself."""
@@ -194,7 +194,7 @@ def spawn_central(
 
 async def _start_agents(client: Client, installation: Installation) -> None:
     lab = installation.lab
-    passphrase = lab.place.state_dir / "probe-passphrase"
+    passphrase = lab.paths.state_dir / "probe-passphrase"
     passphrase.touch(mode=0o600)
     passphrase.write_text(installation.secret)
     for network in lab.nodes:

@@ -159,8 +159,7 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
             _route_pods(host, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
-        msg = f"cannot make the nodes' network: {error}"
-        raise LabError(msg) from error
+        raise LabError(f"cannot make the nodes' network: {error}") from error
     return network
 
 
@@ -210,8 +209,7 @@ def _take_slot(host: IPRoute, state_dir: Path) -> int:
         taken = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
         slot = next((n for n in range(_SLOTS) if bridge_name(n) not in taken), None)
         if slot is None:
-            msg = f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`"
-            raise LabError(msg)
+            raise LabError(f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`")
         _slot_file(state_dir).write_text(f"{slot} {_own_network()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
         host.link("set", index=index_of(host, bridge_name(slot)), ifalias=_alias(state_dir))
@@ -269,8 +267,7 @@ def index_of(routes: IPRoute, name: str) -> int:
     """The number of a device by its name. Raises OSError when there is none."""
     found = routes.link_lookup(ifname=name)
     if not found:
-        msg = f"device {name} is gone"
-        raise OSError(msg)
+        raise OSError(f"device {name} is gone")
     return int(found[0])
 
 
@@ -285,7 +282,6 @@ def _machine_wide_mutex() -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    msg = "another lab has been changing network slots for 10 s"
-                    raise LabError(msg) from None
+                    raise LabError("another lab has been changing network slots for 10 s") from None
                 time.sleep(0.02)
         yield

@@ -25,7 +25,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         "kubernetes.io/hostname": node.name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": ARCHITECTURE,
-        **place_labels(node, lab),
+        **topology_labels(node, lab),
     }
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
     addresses = [{"type": "InternalIP", "address": network.address}, {"type": "Hostname", "address": node.name}]
@@ -37,7 +37,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
     }
 
 
-def place_labels(node: LabNode, lab: str) -> dict[str, str]:
+def topology_labels(node: LabNode, lab: str) -> dict[str, str]:
     """Labels of the node's zone and region."""
     return {REGION_LABEL: node.region, ZONE_LABEL: node.zone, "netaware.io/lab": lab}
 
@@ -64,8 +64,7 @@ async def await_usable(client: Client) -> None:
                     return
                 await asyncio.sleep(_POLL_S)
     except TimeoutError as error:
-        msg = f"nodes are not Ready after {_READY_TIMEOUT_S:.0f} s: {', '.join(waiting)}"
-        raise BootError(msg) from error
+        raise BootError(f"nodes are not Ready after {_READY_TIMEOUT_S:.0f} s: {', '.join(waiting)}") from error
 
 
 def is_usable(node: Node) -> bool:

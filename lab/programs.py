@@ -41,7 +41,7 @@ def agent_program(node: str) -> str:
     return f"agent-{node}"
 
 
-def importable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def pythonpath_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variable by which a Python that runs anywhere finds this project's packages, also from a plain checkout."""
     root = str(Path(__file__).parents[1])
     return {"PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))}
@@ -180,8 +180,7 @@ class Programs:
                     start_new_session=True,
                 )
             except OSError as error:
-                msg = f"{name}: {full[0]}: {error.strerror}"
-                raise BootError(msg) from error
+                raise BootError(f"{name}: {full[0]}: {error.strerror}") from error
         again = partial(
             self.start,
             name,

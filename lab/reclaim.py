@@ -1,6 +1,6 @@
 """Removes processes, devices and files of a lab.
 
-A lab holds a lock on ``<name>.lock`` while it lives; the kernel drops it when the process dies. So a free lock beside a state
+A lab holds a lock on ``<name>.lock`` while it runs; the kernel releases it when the process ends. So a free lock beside a state
 directory means leftovers.
 """
 
@@ -22,17 +22,17 @@ from lab.network import remove_network
 from lab.paths import LOGS, labs_dir
 from lab.processes import kill_processes
 
-_LOCK_PATIENCE_S = 0.3
+_LOCK_TIMEOUT_S, _POLL_S = 0.3, 0.02
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 
 
 @dataclass(frozen=True)
-class LabPlace:
+class LabPaths:
     """Paths of a lab's files.
 
     Attributes:
         name: of the lab.
-        state_dir: certificates, data, logs; exists while the lab lives, or after it was killed.
+        state_dir: certificates, data, logs; exists while the lab runs, or after it was killed.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LabPlace:
 
     @property
     def lock(self) -> Path:
-        """Held while the lab lives."""
+        """Locked while the lab runs."""
         return self.state_dir.with_suffix(".lock")
 
     @property
@@ -55,7 +55,7 @@ class LabPlace:
 
     @property
     def wan_socket(self) -> Path:
-        """By which its emulated network is asked (lab.wan.control)."""
+        """Unix socket that controls the emulated network (lab.wan.control)."""
         return self.state_dir / "wan.sock"
 
     @property
@@ -69,47 +69,46 @@ class LabPlace:
         return self.state_dir.with_suffix(".logs")
 
 
-def place_of(name: str, folder: Path | None = None) -> LabPlace:
+def lab_paths(name: str, folder: Path | None = None) -> LabPaths:
     """Paths of the lab of this name.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name is not valid.
     """
     if not _NAME.match(name):
         raise ConfigError("--name", f"{name!r} is no usable name", "lower-case letters, digits and -, up to 32")
-    return LabPlace(name, (folder or labs_dir()) / name)
+    return LabPaths(name, (folder or labs_dir()) / name)
 
 
 @contextmanager
-def hold(place: LabPlace) -> Iterator[None]:
+def lock_lab(paths: LabPaths) -> Iterator[None]:
     """Hold the lab's lock.
 
     Raises:
-        LabError: a lab of this name lives.
+        LabError: a lab of this name runs.
     """
-    place.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    paths.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
-        with place.lock.open("a+") as file:
-            if _lock(file.fileno()) and _is_current(file.fileno(), place.lock):
+        with paths.lock.open("a+") as file:
+            if _lock(file.fileno(), fcntl.LOCK_EX) and _is_current(file.fileno(), paths.lock):
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
                 try:
                     yield
                 finally:
-                    place.lock.unlink(missing_ok=True)
+                    paths.lock.unlink(missing_ok=True)
                 return
         if time.monotonic() > deadline:
-            msg = f"a lab named {place.name} is running; `python -m lab down --name {place.name}` ends it"
-            raise LabError(msg)
-        # A check whether the lab lives holds the lock for a moment.
-        time.sleep(0.02)
+            raise LabError(f"a lab named {paths.name} is running; `python -m lab down --name {paths.name}` ends it")
+        # `running_pid` takes a shared lock for a moment.
+        time.sleep(_POLL_S)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -123,28 +122,29 @@ def _is_current(descriptor: int, path: Path) -> bool:
         return False
 
 
-def holder(place: LabPlace) -> int | None:
-    """The process that holds the lab's lock, ``None`` when the lab does not live."""
+def running_pid(paths: LabPaths) -> int | None:
+    """Process id of the running lab, ``None`` if it does not run."""
     try:
-        with place.lock.open("r") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                text = file.read().strip()
-                return int(text) if text.isdecimal() else None
+        with paths.lock.open("r") as file:
+            while not _lock(file.fileno(), fcntl.LOCK_SH):
+                # A lab has the lock a moment before it writes its process id.
+                file.seek(0)
+                if (text := file.read()).isdecimal():
+                    return int(text)
+                time.sleep(_POLL_S)
     except FileNotFoundError:
         pass
     return None
 
 
-def reclaim(place: LabPlace) -> int:
-    """Kill the lab's processes, remove its devices and its state directory; return how many processes there were.
+def reclaim(paths: LabPaths) -> int:
+    """Kill the lab's processes, remove its devices and its state directory; return how many processes were killed.
 
     Only call it while holding the lab's lock. Blocks for up to some seconds.
     """
-    if not place.state_dir.exists():
+    if not paths.state_dir.exists():
         return 0
-    killed = kill_processes(place.state_dir)
-    remove_network(place.state_dir)
-    shutil.rmtree(place.state_dir)
+    killed = kill_processes(paths.state_dir)
+    remove_network(paths.state_dir)
+    shutil.rmtree(paths.state_dir)
     return killed

@@ -1,4 +1,4 @@
-"""A lab without root: the process that holds it runs again inside user, network and mount namespaces of its own.
+"""A lab without root: its process runs again inside user, network and mount namespaces of its own.
 
 Inside, it is root over its own network and can make bridges, namespaces and TUN devices as everywhere else. What it cannot
 do is touch the host's network; so a listening socket made outside is carried in, and relays the host to the API server.
@@ -28,7 +28,7 @@ _CHUNK = 65536
 
 @dataclass
 class Launch:
-    """A command that starts the process that holds a lab.
+    """A command that starts the process of a lab.
 
     Attributes:
         argv: the command, wrapped when it needs namespaces of its own.
@@ -45,8 +45,8 @@ class Launch:
         """Descriptors that the new process must inherit."""
         return () if self.relay is None else (self.relay.fileno(),)
 
-    def enter(self) -> None:
-        """Return at once on the host's own network; else re-run the process in namespaces of its own, without Internet: fetch what is needed before."""
+    def exec_if_wrapped(self) -> None:
+        """Replace this process by the wrapped command, which has no Internet: fetch what is needed before. Returns if it is not wrapped."""
         if self.relay is None:
             return
         for descriptor in self.pass_fds:

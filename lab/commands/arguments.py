@@ -11,7 +11,7 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.progress import Say
-from lab.reclaim import LabPlace, holder, place_of
+from lab.reclaim import LabPaths, lab_paths, running_pid
 from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
 
 _NAME = "lab"
@@ -65,15 +65,15 @@ def progress_printer() -> Say:
     return say
 
 
-def running(name: str, start: str = "up") -> LabPlace:
+def running(name: str, start: str = "up") -> LabPaths:
     """The files of a running lab; ``start`` is the command that would start it. Raises LabError if it does not run."""
-    place = place_of(name)
-    if holder(place) is None:
+    paths = lab_paths(name)
+    if running_pid(paths) is None:
         raise LabError(f"no lab named {name} is running; `python -m lab {start}` starts one")
-    return place
+    return paths
 
 
-def name_again(name: str) -> str:
+def name_option(name: str) -> str:
     """The ``--name`` that a printed command needs to mean the same lab."""
     return "" if name == _NAME else f" --name {name}"
 

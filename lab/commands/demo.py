@@ -25,7 +25,7 @@ _PICTURE_COLUMNS = 96
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command."""
+    """Register the subcommand."""
     parser = commands.add_parser("demo", help="measure, price, place, and show what was gained", description=__doc__)
     arguments.add_topology(parser)
     arguments.add_nodes(parser)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     find_if_available()
     find_node_programs(topology)
     images = build_images() if topology.real_nodes else None
-    launch.enter()
+    launch.exec_if_wrapped()
     say = arguments.progress_printer()
 
     async def main() -> None:

@@ -8,18 +8,19 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from lab.commands import arguments
 from lab.errors import LabError
-from lab.reclaim import LabPlace, hold, holder, place_of, reclaim
+from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim, running_pid
 
-_PATIENCE_S = 45.0
+_STOP_TIMEOUT_S = 45.0
 _POLL_S = 0.05
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command."""
+    """Register the subcommand."""
     parser = commands.add_parser("down", help="end a lab, or clean up after a killed one", description=__doc__)
     arguments.add_name(parser)
     arguments.add_json(parser)
@@ -27,16 +28,16 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """End it; 0 also when there is nothing to end."""
-    place = place_of(args.name)
-    pid = holder(place)
+    """Stop the lab; returns 0 also if there is none."""
+    paths = lab_paths(args.name)
+    pid = running_pid(paths)
     if pid is not None:
-        _end(place, pid)
-    with hold(place):
-        leftovers = place.state_dir.exists()
-        processes = reclaim(place)
-    place.supervisor_log.unlink(missing_ok=True)
-    shutil.rmtree(place.kept_logs, ignore_errors=True)
+        _stop(paths, pid)
+    with lock_lab(paths):
+        leftovers = paths.state_dir.exists()
+        processes = reclaim(paths)
+    paths.supervisor_log.unlink(missing_ok=True)
+    shutil.rmtree(paths.kept_logs, ignore_errors=True)
     outcome = "ended" if pid is not None else "cleaned up" if leftovers else "absent"
     if args.json:
         arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": processes})
@@ -46,18 +47,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _end(place: LabPlace, pid: int) -> None:
-    """Ask the lab's process to end, wait, and insist; the kernel frees the lock when it is gone."""
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + _PATIENCE_S
-    while holder(place) is not None:
+def _stop(paths: LabPaths, pid: int) -> None:
+    """Send SIGTERM, and SIGKILL after 45 s; wait for the lock, which the kernel frees when the process ends."""
+    _send(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while running_pid(paths) is not None:
         if time.monotonic() > deadline:
-            print(f"lab {place.name} did not end within {_PATIENCE_S:.0f} s; killing it", file=sys.stderr)
-            os.kill(pid, signal.SIGKILL)
+            print(f"lab {paths.name} did not end within {_STOP_TIMEOUT_S:.0f} s; killing it", file=sys.stderr)
+            _send(pid, signal.SIGKILL)
             break
         time.sleep(_POLL_S)
-    while holder(place) is not None:
-        if time.monotonic() > deadline + _PATIENCE_S:
-            msg = f"process {pid} of lab {place.name} cannot be ended"
-            raise LabError(msg)
+    while running_pid(paths) is not None:
+        if time.monotonic() > deadline + _STOP_TIMEOUT_S:
+            raise LabError(f"process {pid} of lab {paths.name} cannot be ended")
         time.sleep(_POLL_S)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    # The lab may end between the look at its lock and the signal.
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

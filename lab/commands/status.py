@@ -13,14 +13,14 @@ from lab.commands.up import read_description
 from lab.commands.wan import rows, table_of
 from lab.errors import WanError
 from lab.processes import find_processes
-from lab.reclaim import LabPlace, holder, place_of
+from lab.reclaim import LabPaths, lab_paths, running_pid
 from lab.wan.control import WanControl
 
 EXIT_NOT_RUNNING = 3
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command."""
+    """Register the subcommand."""
     parser = commands.add_parser(
         "status", help="what a lab is doing; exit code 3 when it does not run", description=__doc__
     )
@@ -31,13 +31,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state; 0 when the lab is up, 3 when not."""
-    place = place_of(args.name)
-    state = _state(place)
+    paths = lab_paths(args.name)
+    state = _state(paths)
     report: dict[str, Any] = {"name": args.name, "state": state}
     if state == "running":
-        report |= read_description(place)
-        report["programs"] = _programs(place, report["programs"])
-        report["wan"] = _wan(place) if report["nodes"] else None
+        report |= read_description(paths)
+        report["programs"] = _programs(paths, report["programs"])
+        report["wan"] = _wan(paths) if report["nodes"] else None
     if args.json:
         arguments.print_json(report)
     else:
@@ -45,16 +45,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if state == "running" else EXIT_NOT_RUNNING
 
 
-def _state(place: LabPlace) -> str:
-    if holder(place) is not None:
-        return "running" if place.description.exists() else "starting or stopping"
-    return "killed" if place.state_dir.exists() else "absent"
+def _state(paths: LabPaths) -> str:
+    if running_pid(paths) is not None:
+        return "running" if paths.description.exists() else "starting or stopping"
+    return "killed" if paths.state_dir.exists() else "absent"
 
 
-def _programs(place: LabPlace, pids: dict[str, int]) -> list[dict[str, Any]]:
+def _programs(paths: LabPaths, pids: dict[str, int]) -> list[dict[str, Any]]:
     """Every program that the lab started, with its resident memory in bytes."""
     rss_bytes = {}
-    for process in find_processes(place.state_dir):
+    for process in find_processes(paths.state_dir):
         with suppress(psutil.Error):
             rss_bytes[process.pid] = process.memory_info().rss
     return [
@@ -63,14 +63,14 @@ def _programs(place: LabPlace, pids: dict[str, int]) -> list[dict[str, Any]]:
             "pid": pid,
             "alive": pid in rss_bytes,
             "rss_bytes": rss_bytes.get(pid, 0),
-            "log": str(place.logs / f"{name}.log"),
+            "log": str(paths.logs / f"{name}.log"),
         }
         for name, pid in pids.items()
     ]
 
 
-def _wan(place: LabPlace) -> dict[str, Any]:
-    control = WanControl(place.wan_socket)
+def _wan(paths: LabPaths) -> dict[str, Any]:
+    control = WanControl(paths.wan_socket)
     try:
         counters, links = control.counters(), control.links()
     except WanError as error:

@@ -23,8 +23,8 @@ from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
 from lab.netperf_install import find_if_available
-from lab.programs import importable
-from lab.reclaim import LabPlace, holder, place_of
+from lab.programs import pythonpath_env
+from lab.reclaim import LabPaths, lab_paths, running_pid
 from lab.shipped import build_images, install_as_shipped
 from lab.topology import Topology
 from lab.unprivileged import Launch, plan_launch
@@ -35,7 +35,7 @@ _POLL_S = 0.05
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command."""
+    """Register the subcommand."""
     parser = commands.add_parser("up", help="boot a lab and leave it running", description=__doc__)
     arguments.add_name(parser)
     arguments.add_topology(parser)
@@ -44,7 +44,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
     )
-    parser.add_argument("--foreground", action="store_true", help="stay, and end the lab on Ctrl-C or SIGTERM")
+    parser.add_argument(
+        "--foreground", action="store_true", help="run in the foreground; Ctrl-C or SIGTERM stops the lab"
+    )
     parser.set_defaults(run=run)
 
 
@@ -53,15 +55,15 @@ def run(args: argparse.Namespace) -> int:
     topology = arguments.read_topology(args.topology, args.nodes)
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
-    place = place_of(args.name)
-    running = _find_running(place, topology, programs=args.programs)
+    paths = lab_paths(args.name)
+    running = _find_running(paths, topology, programs=args.programs)
     if running is not None:
-        print(f"lab {place.name} is up already", file=sys.stderr)
+        print(f"lab {paths.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    command, environment = _holder_command(args), {**os.environ, **importable()}
+    command, environment = _supervisor_command(args), {**os.environ, **pythonpath_env()}
     launch = plan_launch(command, environment) if topology is not None else Launch(command, environment)
-    # Here, and not in the background, so that the progress of the first build is visible.
+    # Build in the foreground, so that its progress is visible.
     find_or_build()
     find_node_programs(topology)
     if args.programs and topology is not None and topology.real_nodes:
@@ -70,26 +72,25 @@ def run(args: argparse.Namespace) -> int:
         find_if_available()
     if args.foreground:
         launch.argv += ["--json"] if args.json else []
-        launch.enter()
-        return run_program(lambda: _serve(topology, place, args))
-    _print(_start_in_background(launch, place), as_json=args.json)
+        launch.exec_if_wrapped()
+        return run_program(lambda: _serve(topology, paths, args))
+    _print(_start_in_background(launch, paths), as_json=args.json)
     return 0
 
 
-def _find_running(place: LabPlace, topology: Topology | None, *, programs: bool) -> dict[str, Any] | None:
-    if holder(place) is None:
+def _find_running(paths: LabPaths, topology: Topology | None, *, programs: bool) -> dict[str, Any] | None:
+    if running_pid(paths) is None:
         return None
-    running = read_description(place)
-    wanted = topology.name if topology else None
-    if running["topology"] != wanted:
-        msg = f"lab {place.name} runs with topology {running['topology'] or 'none'}; `down` it first, or use --name"
-        raise LabError(msg)
-    if topology is not None and _nodes_of(running) != {(n.name, n.zone, n.region, n.kubelet) for n in topology.nodes}:
-        msg = f"lab {place.name} runs with other nodes or kubelets; `down` it first, or use --name"
-        raise LabError(msg)
-    if programs and "controller" not in running["addresses"]:
-        msg = f"lab {place.name} runs without our programs; `down` it first, or use --name"
-        raise LabError(msg)
+    running = read_description(paths)
+    difference = ""
+    if running["topology"] != (topology.name if topology else None):
+        difference = f"with topology {running['topology'] or 'none'}"
+    elif topology is not None and _nodes_of(running) != {(n.name, n.zone, n.region, n.kubelet) for n in topology.nodes}:
+        difference = "with other nodes or kubelets"
+    elif programs and "controller" not in running["addresses"]:
+        difference = "without our programs"
+    if difference:
+        raise LabError(f"lab {paths.name} runs {difference}; `down` it first, or use --name")
     return running
 
 
@@ -97,22 +98,22 @@ def _nodes_of(running: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     return {(node["name"], node["zone"], node["region"], node["kubelet"]) for node in running["nodes"]}
 
 
-def read_description(place: LabPlace) -> dict[str, Any]:
+def read_description(paths: LabPaths) -> dict[str, Any]:
     """Read a running lab's description. Raises LabError if the lab is not up."""
     try:
-        return msgspec.json.decode(place.description.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(paths.description.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
-        msg = f"lab {place.name} is being started or stopped by another command; try again in a few seconds"
-        raise LabError(msg) from None
+        problem = "is being started or stopped by another command; try again in a few seconds"
+        raise LabError(f"lab {paths.name} {problem}") from None
 
 
-async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Namespace) -> None:
+async def _serve(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
     as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
-    # As programs beside pods that stand for them, ours come before the scheduler, which must know the extender's address.
+    # Without real kubelets our programs run on the host, and start first: the scheduler needs the extender's address.
     later = {"scheduler"} if args.programs and not as_shipped else set()
     components = [component for component in ALL_COMPONENTS if component not in later]
     images = await asyncio.to_thread(build_images) if as_shipped else {}
-    async with Lab.start(topology, name=place.name, components=components) as lab:
+    async with Lab.start(topology, name=paths.name, components=components) as lab:
         if as_shipped:
             await install_as_shipped(lab, images)
         elif args.programs:
@@ -122,10 +123,10 @@ async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Name
         await lab.tend()
 
 
-def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
-    """Start the process that holds the lab, and wait until the lab is up."""
-    place.supervisor_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with place.supervisor_log.open("wb") as log:
+def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:
+    """Start the process that runs the lab, and wait until the lab is up."""
+    paths.supervisor_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with paths.supervisor_log.open("wb") as log:
         process = subprocess.Popen(
             [*launch.argv, "--json"],
             stdin=subprocess.DEVNULL,
@@ -136,7 +137,7 @@ def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
             pass_fds=launch.pass_fds,
         )
     try:
-        _await_up(process, place)
+        _await_up(process, paths)
     except BaseException:
         # Ctrl-C, or a lab that does not come up: leave nothing behind.
         process.send_signal(signal.SIGTERM)
@@ -146,32 +147,32 @@ def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
             process.kill()
             process.wait()
         raise
-    return read_description(place)
+    return read_description(paths)
 
 
-def _await_up(process: subprocess.Popen[bytes], place: LabPlace) -> None:
+def _await_up(process: subprocess.Popen[bytes], paths: LabPaths) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while not _is_up(process, place):
+    while not _is_up(process, paths):
         if process.poll() is not None:
             msg = (
-                f"lab {place.name} did not come up:\n{place.supervisor_log.read_text(errors='replace').strip()[-3000:]}"
+                f"lab {paths.name} did not come up:\n{paths.supervisor_log.read_text(errors='replace').strip()[-3000:]}"
             )
             raise BootError(msg)
         if time.monotonic() > deadline:
-            msg = f"lab {place.name} is not up after {_START_TIMEOUT_S:.0f} s; its log is {place.supervisor_log}"
+            msg = f"lab {paths.name} is not up after {_START_TIMEOUT_S:.0f} s; its log is {paths.supervisor_log}"
             raise BootError(msg)
         time.sleep(_POLL_S)
 
 
-def _is_up(process: subprocess.Popen[bytes], place: LabPlace) -> bool:
+def _is_up(process: subprocess.Popen[bytes], paths: LabPaths) -> bool:
     try:
-        return bool(read_description(place)["pid"] == process.pid)
+        return bool(read_description(paths)["pid"] == process.pid)
     except LabError:
         return False
 
 
-def _holder_command(args: argparse.Namespace) -> list[str]:
-    """The command of the process that is to hold the lab."""
+def _supervisor_command(args: argparse.Namespace) -> list[str]:
+    """The command of the process that runs the lab."""
     options = ["--foreground", "--name", args.name, "--topology", args.topology]
     options += ["--nodes", args.nodes] if args.nodes else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
@@ -190,7 +191,7 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
         for node in lab["nodes"]:
             table.add_row(node["name"], node["region"], node["zone"], node["address"], node["netns"], node["kubelet"])
         console.print(table)
-    again = arguments.name_again(lab["name"])
+    option = arguments.name_option(lab["name"])
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:
@@ -198,11 +199,11 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
         console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(
-            f"{sys.executable} -m lab wan set{again} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
+            f"{sys.executable} -m lab wan set{option} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
         )
     if "controller" in lab["addresses"]:
         _print_page(console, lab)
-    console.print(f"{sys.executable} -m lab down{again}", soft_wrap=True)
+    console.print(f"{sys.executable} -m lab down{option}", soft_wrap=True)
 
 
 def _print_page(console: Console, lab: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    """Describe the command and its two subcommands."""
+    """Register the command and its two subcommands."""
     parser = commands.add_parser("wan", help="show or change the delays between zones", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="show|set")
     show = actions.add_parser("show", help="all links between and inside zones")

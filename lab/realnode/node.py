@@ -19,7 +19,7 @@ from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
 from lab.errors import BootError
 from lab.network import NodeNetwork
-from lab.nodes import place_labels
+from lab.nodes import topology_labels
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
 from lab.realnode.programs import NodePrograms
@@ -111,7 +111,7 @@ class RealNode:
 
     def _start_kubelet(self) -> None:
         network = self.network
-        labels = {**place_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
+        labels = {**topology_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
         self._start(
             "kubelet",
             *_ONCE_CONTAINERD_ANSWERS,

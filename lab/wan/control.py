@@ -40,8 +40,7 @@ class WanControl:
             old = known[site_pair(site, other)]
         except KeyError:
             sites = ", ".join(sorted({name for pair in known for name in pair}))
-            msg = f"there is no link between {site} and {other}; the sites are {sites}"
-            raise WanError(msg) from None
+            raise WanError(f"there is no link between {site} and {other}; the sites are {sites}") from None
         new = replace(old, **changes)
         if new.jitters_too_much:
             msg = f"a jitter of {new.jitter_us:g} us is more than the round trip itself, {new.rtt_us:g} us; set both"
@@ -67,8 +66,7 @@ class WanControl:
                 with connection.makefile("rb") as reply:
                     answer = msgspec.json.decode(reply.read(), type=Answer)
         except (OSError, msgspec.DecodeError) as error:
-            msg = f"the emulated network does not answer: {error}"
-            raise WanError(msg) from error
+            raise WanError(f"the emulated network does not answer: {error}") from error
         finally:
             os.close(folder)
         if answer.error:

@@ -20,7 +20,7 @@ from kubekit.runtime import EXIT_FAILED, EXIT_USAGE, run_program
 from lab.build import find_or_build
 from lab.commands import arguments
 from lab.netperf_install import find_if_available
-from lab.reclaim import place_of
+from lab.reclaim import lab_paths
 from lab.unprivileged import plan_this_command
 from tests.chaos.run import ChaosReport, run_chaos
 
@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     launch = plan_this_command("tests.chaos")
     find_or_build()
     find_if_available()
-    launch.enter()
+    launch.exec_if_wrapped()
     found: list[ChaosReport] = []
 
     async def main() -> None:
-        kept = place_of(args.name).state_dir.with_suffix(f".{seed}.logs")
+        kept = lab_paths(args.name).state_dir.with_suffix(f".{seed}.logs")
         found.append(await run_chaos(topology, name=args.name, seed=seed, minutes=args.minutes, kept=kept))
         if args.json:
             arguments.print_json(found[0])

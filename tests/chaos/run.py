@@ -161,7 +161,7 @@ async def run_chaos(topology: Topology, *, name: str, seed: int, minutes: float,
             finally:
                 await run.injector.cancel()
             if report.violations:
-                shutil.copytree(lab.place.logs, kept, dirs_exist_ok=True)
+                shutil.copytree(lab.paths.logs, kept, dirs_exist_ok=True)
             else:
                 with_log.unlink()
             return report

@@ -148,7 +148,7 @@ class Steps:
     async def place(self) -> None:
         application = self._application
         documents = [application.group, *application.services.values(), *application.deployments.values()]
-        file = self._lab.place.state_dir / "boutique.yaml"
+        file = self._lab.paths.state_dir / "boutique.yaml"
         file.write_text(yaml.safe_dump_all(documents))
         await self.kubectl("apply", "-n", BOUTIQUE, "-f", file)
         await until(self._are_placed, "eleven pods on nodes, as planned")

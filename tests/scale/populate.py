@@ -63,7 +63,7 @@ async def install_rules(lab: Lab) -> None:
         for d in documents
         if not (d["kind"] == "ValidatingAdmissionPolicyBinding" and d["metadata"]["name"].startswith(AGENT))
     ]
-    path = lab.place.state_dir / "manifests.yaml"
+    path = lab.paths.state_dir / "manifests.yaml"
     path.write_text(yaml.safe_dump_all(wanted, sort_keys=False))
     await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
 

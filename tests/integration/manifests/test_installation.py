@@ -47,7 +47,9 @@ async def _versions(kubectl: Kubectl) -> dict[str, str]:
 
 async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
     folder = MANIFESTS / "examples"
-    applied: list[tuple[str, ...]] = [("-n", "default", "-k", str(path.parent)) for path in folder.glob("*/kustomization.yaml")]
+    applied: list[tuple[str, ...]] = [
+        ("-n", "default", "-k", str(path.parent)) for path in folder.glob("*/kustomization.yaml")
+    ]
     applied += [("-f", str(folder / name)) for name in ("networktopology.yaml", "bandwidth-pod.yaml")]
     assert len(applied) == 6
     for words in applied:

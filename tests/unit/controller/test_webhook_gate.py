@@ -16,7 +16,7 @@ import pytest
 
 from controller.webhook import program
 from controller.webhook.gate import answer
-from lab.certificates import Authority, KeyPair
+from lab.certificates import CertificateAuthority, KeyPair
 from lab.controlplane import free_ports
 
 LABELS = {"appgroup.diktyo.x-k8s.io": "shop"}
@@ -60,7 +60,7 @@ def test_what_is_no_review_is_said_to_be_none(body: bytes) -> None:
 
 
 async def test_a_certificate_is_replaced_once_its_key_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority, served = Authority(tmp_path / "pki", "tests"), tmp_path / "served"
+    authority, served = CertificateAuthority(tmp_path / "pki", "tests"), tmp_path / "served"
     first, second = (authority.issue(name, name, hosts=("127.0.0.1",)) for name in ("first", "second"))
     client, (port,) = ssl.create_default_context(cafile=str(authority.certificate)), free_ports(1)
 

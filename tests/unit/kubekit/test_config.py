@@ -10,12 +10,12 @@ from kubekit import config as config_module
 from kubekit.config import load_cluster
 from kubekit.credentials import TokenFile
 from kubekit.errors import ConfigError
-from lab.certificates import Authority
+from lab.certificates import CertificateAuthority
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    Authority(tmp_path, "cluster")
+    CertificateAuthority(tmp_path, "cluster")
     for name, text in {"server": "https://127.0.0.1:6443/\n", "token": "abc\n", "namespace": "shop"}.items():
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from kubekit import http_limits
 from kubekit.http import Server
-from lab.certificates import Authority
+from lab.certificates import CertificateAuthority
 
 HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
@@ -131,7 +131,7 @@ async def test_an_answer_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch)
 async def test_half_open_tls_handshakes_are_few_and_keep_no_request_out(
     tmp_path: Path,
 ) -> None:
-    authority = Authority(tmp_path / "pki", "tests")
+    authority = CertificateAuthority(tmp_path / "pki", "tests")
     pair = authority.issue("server", "server", hosts=("127.0.0.1",))
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pair.certificate, pair.key)
@@ -160,7 +160,7 @@ async def test_half_open_tls_handshakes_are_few_and_keep_no_request_out(
 
 async def test_a_tls_handshake_that_does_not_come_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "HANDSHAKE_TIMEOUT_S", 0.2)
-    pair = Authority(tmp_path / "pki", "tests").issue("server", "server", hosts=("127.0.0.1",))
+    pair = CertificateAuthority(tmp_path / "pki", "tests").issue("server", "server", hosts=("127.0.0.1",))
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pair.certificate, pair.key)
     server = Server("127.0.0.1:0", registry=CollectorRegistry(), tls=tls)

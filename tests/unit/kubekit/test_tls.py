@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubekit.tls import client_context
-from lab.certificates import Authority
+from lab.certificates import CertificateAuthority
 
 
 def test_only_the_strict_flag_is_cleared() -> None:
@@ -19,7 +19,7 @@ def test_only_the_strict_flag_is_cleared() -> None:
 
 
 def test_authorities_come_as_a_bundle_with_comments_in_any_language(tmp_path: Path) -> None:
-    parts = [Authority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
+    parts = [CertificateAuthority(tmp_path / name, name).certificate.read_bytes() for name in ("a", "b")]
     assert len(client_context("# Zürich, ключ\n".encode() + b"\n# next\n".join(parts)).get_ca_certs()) == 2
 
 

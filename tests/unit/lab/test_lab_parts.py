@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -12,25 +16,49 @@ from lab.__main__ import main
 from lab.build import find_or_build
 from lab.errors import BootError, BuildError
 from lab.programs import Programs, run_to_end
-from lab.reclaim import place_of, reclaim
+from lab.reclaim import lab_paths, reclaim
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
 def test_a_name_that_could_leave_its_directory_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
-        place_of(name)
+        lab_paths(name)
+
+
+def test_down_waits_for_a_lab_that_starts_or_ends_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    paths, gone = lab_paths("brief"), subprocess.Popen(["true"])
+    gone.wait()
+    paths.lock.parent.mkdir(parents=True)
+    lock = paths.lock.open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def live() -> None:
+        time.sleep(0.1)
+        lock.write(str(gone.pid))
+        lock.flush()
+        time.sleep(0.1)
+        lock.close()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert main(["down", "--name", "brief", "--json"]) == 0
+    thread.join()
+    assert json.loads(capsys.readouterr().out)["outcome"] == "ended"
 
 
 def test_reclaim_ends_the_lab_with_its_childrens_children_and_no_other_process(tmp_path: Path) -> None:
-    place = place_of("dead", tmp_path)
-    programs, others = Programs(place.state_dir), Programs(tmp_path / "dead-2")
+    paths = lab_paths("dead", tmp_path)
+    programs, others = Programs(paths.state_dir), Programs(tmp_path / "dead-2")
     words = ["sh", "-c", "sleep 60 & echo started; wait"]
     started = [owner.start("parent", words) for owner in (programs, others)]
     while not all(program.log.read_text() for program in started):
         time.sleep(0.02)
-    assert (reclaim(place), place.state_dir.exists()) == (2, False)
+    assert (reclaim(paths), paths.state_dir.exists()) == (2, False)
     assert [program.poll() for program in started] == [-9, None]
-    assert reclaim(place_of("dead-2", tmp_path)) == 2
+    assert reclaim(lab_paths("dead-2", tmp_path)) == 2
     assert started[1].poll() == -9
 
 
