@@ -1,10 +1,9 @@
-"""Connections as the kernel tells them, and bytes by who called whom."""
+"""Connections of the kernel's table, byte totals by client and server, and the metrics of them."""
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -52,12 +51,12 @@ def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: 
     six = Entry(socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2)
     four = Entry(CLIENT, SERVER, 8080, 1424, 50_424)
     bare = four._replace(request_bytes=None, response_bytes=None)
-    # An attribute of another kind whose payload looks like nothing we know comes first, as the kernel's order may change.
+    # An unknown attribute comes first, because the kernel's order may change.
     data = message(four, kind, first=struct.pack("=HHI", 8, 12, 7)) + message(six, kind, family=socket.AF_INET6)
     assert list(read_entries(data + message(bare, kind))) == [four, six, bare]
 
 
-def test_what_is_cut_off_or_has_no_ports_is_passed_over_and_errors_are_raised() -> None:
+def test_messages_that_are_cut_or_have_no_ports_are_skipped_and_errors_are_raised() -> None:
     whole = message(Entry(CLIENT, SERVER, 80, 5, 6))
     assert list(read_entries(whole[:60])) == []
     assert list(read_entries(struct.pack("=IHHII", 3, 0x100, 0, 1, 0))) == []
@@ -92,7 +91,7 @@ def edges() -> EdgeTotals:
 EDGE = Edge(WEB, "10.9.1.2", 80)
 
 
-def test_what_moved_before_the_agent_started_is_not_counted_and_what_moves_then_is() -> None:
+def test_bytes_from_before_the_agents_start_are_not_counted() -> None:
     edges = EdgeTotals()
     edges.set_workloads({CLIENT: WEB}, 0)
     assert rounds(edges, entry(1000, 9000)) == {EDGE: (0, 0)}
@@ -101,7 +100,7 @@ def test_what_moved_before_the_agent_started_is_not_counted_and_what_moves_then_
 
 def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(edges: EdgeTotals) -> None:
     assert rounds(edges, entry(100)) == {EDGE: (100, 0)}
-    edges.add_ended(entry(150))  # told after the dump
+    edges.add_ended(entry(150))  # ended after the dump
     assert rounds(edges) == {EDGE: (150, 0)}
     edges.add_ended(entry(70))  # lived between two dumps
     assert rounds(edges, entry(1)) == {EDGE: (221, 0)}
@@ -117,7 +116,7 @@ def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(edges:
     assert rounds(edges, entry(9))[EDGE] == (109, 0)
 
 
-def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_reported(edges: EdgeTotals) -> None:
+def test_counters_go_on_after_the_kernel_dropped_events(edges: EdgeTotals) -> None:
     assert rounds(edges, entry(1000), entry(10))[EDGE] == (1010, 0)
     assert rounds(edges, entry(20))[EDGE] == (1010, 0)
     assert rounds(edges, entry(50))[EDGE] == (1040, 0)
@@ -125,7 +124,7 @@ def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_reported
     assert edges.uncounted == 2, "without counters"
 
 
-def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(edges: EdgeTotals) -> None:
+def test_only_the_clients_node_counts_and_the_servers_node_names_the_server(edges: EdgeTotals) -> None:
     server = EdgeTotals()
     server.set_workloads({SERVER: CART}, 0)
     assert rounds(server, entry(100)) == {}
@@ -143,7 +142,7 @@ def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(edges: Ed
     assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
 
 
-def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(edges: EdgeTotals) -> None:
+def test_an_address_belongs_to_its_deleted_pod_for_a_while_unless_another_pod_gets_it(edges: EdgeTotals) -> None:
     edges.set_workloads({}, 10)
     edges.add_ended(entry(70))
     assert rounds(edges, now_s=10) == {EDGE: (70, 0)}
@@ -154,14 +153,14 @@ def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_a
     assert CLIENT not in edges.workloads
 
 
-def test_an_edge_that_was_quiet_for_an_hour_goes(edges: EdgeTotals) -> None:
+def test_an_edge_is_forgotten_after_an_hour_without_traffic(edges: EdgeTotals) -> None:
     edges.add_ended(entry(70))
     assert rounds(edges, now_s=0)
     assert rounds(edges, now_s=3600)
     assert not rounds(edges, now_s=3601)
 
 
-def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are_nobodys() -> None:
+def test_running_pods_with_a_network_of_their_own_have_a_workload() -> None:
     owner = [{"kind": "ReplicaSet", "name": "web-5d", "controller": True}]
     meta = {"namespace": "shop", "name": "web-5d-x", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owner}
     status = {"podIP": "10.9.0.2", "podIPs": [{"ip": "10.9.0.2"}, {"ip": "fd00::2"}]}
@@ -179,72 +178,49 @@ def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are
     assert found == {CLIENT: WEB, socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB}
 
 
-def kernel(folder: Path, **settings: str) -> Path:
-    for name, text in settings.items():
-        path = folder / ("self/net/stat/nf_conntrack" if name == "stat" else f"sys/net/netfilter/nf_conntrack_{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
-
-
-def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
+def test_the_state_of_the_table_is_read(tmp_path: Path) -> None:
     assert read_table_state(tmp_path).accounting is None
     stat = (
         "entries  found drop early_drop\n00000001  00000000 0000000a 00000001\n00000001  00000000 00000010 00000002\n"
     )
-    state = read_table_state(kernel(tmp_path, acct="0\n", events="2\n", stat=stat))
-    assert state == (False, True, 26, 3)
+    settings = tmp_path / "sys/net/netfilter"
+    for path, text in (
+        (settings / "nf_conntrack_acct", "0\n"),
+        (settings / "nf_conntrack_events", "2\n"),
+        (tmp_path / "self/net/stat/nf_conntrack", stat),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert read_table_state(tmp_path) == (False, True, 26, 3)
 
 
-@pytest.fixture
-def scraped_collector(tmp_path: Path) -> tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]:
-    """Counting with one call in its totals; and bytes by direction as a scrape sees them so many seconds after they were read."""
-    clock = [READ_AT_S]
-    collector = TrafficCollector(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
+def test_exported_bytes_are_those_of_the_last_complete_round_with_its_time(tmp_path: Path) -> None:
+    clock, registry = [READ_AT_S], CollectorRegistry()
+    collector = TrafficCollector(lambda: "z1", tmp_path, lambda: clock[0])
+    registry.register(collector)
     collector.edges.set_workloads({CLIENT: WEB, SERVER: CART}, 0)
     rounds(collector.edges)
     collector.add_ended(message(entry(100, 900), 0x102))
     rounds(collector.edges)
 
-    def scrape(after_s: float) -> dict[str, Sample]:
+    def scrape(after_s: float) -> list[Sample]:
         clock[0] = READ_AT_S + after_s
-        samples = (
-            s for family in collector.collect() if family.name == "netaware_traffic_bytes" for s in family.samples
-        )
-        return {sample.labels["direction"]: sample for sample in samples}
+        return [s for family in collector.collect() if family.name == "netaware_traffic_bytes" for s in family.samples]
 
-    return collector, scrape
-
-
-def test_what_prometheus_sees(scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]]) -> None:
-    collector, scrape = scraped_collector
-    registry = CollectorRegistry()
-    registry.register(collector)
     labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
     labels |= {"server": "10.9.1.2", "port": "80"}
-    for direction, moved in (("request", 100), ("response", 900)):
-        sample = scrape(0)[direction]
-        assert (sample.labels, sample.value) == (labels | {"direction": direction}, moved)
+    assert [(s.labels, s.value, s.timestamp) for s in scrape(29)] == [
+        (labels | {"direction": "request"}, 100, READ_AT_S),
+        (labels | {"direction": "response"}, 900, READ_AT_S),
+    ]
     server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
     assert "tracks no connections" in collector.problem
-
-
-def test_bytes_carry_the_time_at_which_they_were_read_and_are_shown_no_longer_than_scrapers_take_them(
-    scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
-) -> None:
-    _, scrape = scraped_collector
-    assert {sample.timestamp for sample in scrape(29).values()} == {READ_AT_S}
-    assert {sample.timestamp for sample in scrape(SHOWN_S).values()} == {READ_AT_S}
-    assert scrape(SHOWN_S + 1) == {}
-
-
-def test_a_scrape_in_the_middle_of_a_round_sees_the_one_before(
-    scraped_collector: tuple[TrafficCollector, Callable[[float], dict[str, Sample]]],
-) -> None:
-    collector, scrape = scraped_collector
+    # Prometheus refuses samples that are much older.
+    assert len(scrape(SHOWN_S)) == 2
+    assert scrape(SHOWN_S + 1) == []
     collector.edges.begin_round(30, READ_AT_S + 30)
     collector.edges.add_live(entry(5000, 5000))
-    assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S, 100), (READ_AT_S, 900)]
+    assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S, 100), (READ_AT_S, 900)]
     collector.edges.end_round()
-    assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]
+    assert [(s.timestamp, s.value) for s in scrape(31)] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

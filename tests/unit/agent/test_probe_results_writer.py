@@ -1,4 +1,4 @@
-"""The writing loop in virtual time: few writes when nothing changes, never stale, jittered retries, and no growth without end."""
+"""The writing loop in virtual time: few writes while nothing changes, never stale, jittered retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.errors import OBJECT_LIMIT_BYTES
 from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
-from netperf.sample import Failure, Sample
+from netperf.sample import Failure, Percentile, Sample
 from tests.unit.agent.probing import measured, peer, plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -59,14 +59,11 @@ class Store:
             raise ApiError(403, "Forbidden", "an agent on here writes only results that its own node is the origin of")
         merged = {**(found.data or {}), **body["data"]}
         self.data = {key: value for key, value in merged.items() if value is not None}
-        self._note(body)
-        return self._found()
-
-    def _note(self, body: dict[str, Any]) -> None:
         now = asyncio.get_running_loop().time()
         self.writes.append(now)
         for key in body["data"]:
             self.written.setdefault(key, []).append(now)
+        return self._found()
 
     def sequences(self) -> dict[str, int]:
         found = decode_results(self.data, PLACES).samples.values()
@@ -81,6 +78,12 @@ def written(*samples: Sample) -> dict[str, str]:
     return {key: value for key, value in encode_samples(samples).items() if value is not None}
 
 
+def failed(node: str, in_a_row: int) -> Failure:
+    return Failure(
+        origin=PLACES["here"], destination=PLACES[node], failure="timeout", in_a_row=in_a_row, sequence=10 + in_a_row
+    )
+
+
 def written_failure(node: str, sequence: int) -> dict[str, str]:
     encoded = encode_failure(msgspec.structs.replace(failed(node, 1), sequence=sequence), "TCP_RR")
     return {key: value for key, value in encoded.items() if value is not None}
@@ -93,12 +96,23 @@ def planned(*nodes: str) -> ZonePlan:
 
 @asynccontextmanager
 async def writing(
-    store: Store, seed: int = 1, now_s: float = 1.8e9, plans: PlanSource | None = None
+    store: Store,
+    seed: int = 1,
+    now_s: float = 1.8e9,
+    plans: PlanSource | None = None,
+    upstream: tuple[Percentile, ...] = (),
 ) -> AsyncIterator[tuple[ResultsQueue, ResultsWriter, CollectorRegistry]]:
     registry = CollectorRegistry()
     plans, queue = plans or PlanSource("here"), ResultsQueue()
     writer = ResultsWriter(
-        cast("Client", store), "ns", plans, queue, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
+        cast("Client", store),
+        "ns",
+        plans,
+        queue,
+        upstream=upstream,
+        registry=registry,
+        rng=random.Random(seed),
+        wall_clock=lambda: now_s,
     )
     plans.on_change = writer.follow_plan
     plans.use(planned("n1", "n2", "n3"))
@@ -116,7 +130,7 @@ def count(registry: CollectorRegistry, outcome: str) -> float:
 
 
 @pytest.mark.parametrize("round_s", [8.0, 60.0, 90.0, 100.0, 234.0, 594.0])
-async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(round_s: float) -> None:
+async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(round_s: float) -> None:
     store, rng = Store(), random.Random(3)
     async with writing(store) as (queue, _, _):
         for sequence in range(1, 1 + int(6000 / round_s)):
@@ -136,7 +150,7 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
     assert len(store.writes) <= 6 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
 
 
-async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
+async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
     store, plans = Store({}), PlanSource("here")
     async with writing(store, plans=plans) as (queue, writer, _):
         store.reachable = False
@@ -160,7 +174,7 @@ async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_n
         assert writer.problem == ""
 
 
-async def test_a_key_that_is_refused_costs_that_key_and_is_named() -> None:
+async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
     store = Store()
     bad = sample_key(PLACES["here"], PLACES["n2"], "TCP_RR")
     store.refused_keys = {bad}
@@ -171,7 +185,7 @@ async def test_a_key_that_is_refused_costs_that_key_and_is_named() -> None:
             await asyncio.sleep(60)
         assert store.sequences() == {"n1": 5, "n3": 5}
         assert bad in writer.warning
-        assert writer.problem == "", "what is not refused counts, so the node stays in the plan"
+        assert writer.problem == "", "other keys are written, so the node stays in the plan"
         assert len(store.attempts) < 5 * 8 + 10
         store.refused_keys = set()
         await asyncio.sleep(60)
@@ -179,10 +193,10 @@ async def test_a_key_that_is_refused_costs_that_key_and_is_named() -> None:
         assert writer.warning == ""
 
 
-async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
+async def test_waiting_values_are_written_along_with_the_next_write() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
-        for sequence in (1, 2):  # a change is told twice, since one run is no level
+        for sequence in (1, 2):  # a change is written twice, because readers wait for a second run
             for node in ("n1", "n2"):
                 queue.add(sample(node, sequence))
             await asyncio.sleep(10)
@@ -196,13 +210,7 @@ async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
     assert len(store.writes) == 3
 
 
-def failed(node: str, in_a_row: int) -> Failure:
-    return Failure(
-        origin=PLACES["here"], destination=PLACES[node], failure="timeout", in_a_row=in_a_row, sequence=10 + in_a_row
-    )
-
-
-async def test_a_failure_is_reported_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
+async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_success() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 1))
@@ -213,15 +221,14 @@ async def test_a_failure_is_reported_and_the_last_sample_stays_until_a_success_t
         found = decode_results(store.data, PLACES)
         assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
+    # The next run of the agent does not know of the failure.
+    async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 13))
         await asyncio.sleep(5)
-        assert decode_results(store.data, PLACES).failures == {}
-        assert list(store.data) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
+    assert list(store.data) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
 
 
-async def test_a_pair_that_stays_dead_is_reported_as_seldom_as_a_value_that_stays_and_one_that_is_heard_is_taken_back() -> (
-    None
-):
+async def test_repeated_failures_are_written_rarely_and_removed_once_the_peer_answers() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
         for in_a_row in range(1, 31):
@@ -233,8 +240,7 @@ async def test_a_pair_that_stays_dead_is_reported_as_seldom_as_a_value_that_stay
     assert store.data == {}
 
 
-async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> None:
-    """Its sequences begin with the clock, and what an earlier life of it wrote carries higher ones."""
+async def test_sequences_grow_over_a_restart_with_a_clock_that_was_set_back() -> None:
     store = Store()
     async with writing(store) as (queue, _, _):
         queue.add(sample("n1", 5000))
@@ -254,55 +260,34 @@ async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> 
 
 
 NOW_S = 1.8e9
+OF_2026, FORGED = 1_795_257_936, next(iter(written(sample("n1", 5000)).values()))
+THEIRS = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
+FORGED_KEY = sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR")
 
 
 @pytest.mark.parametrize("now_s", [NOW_S, 0.0], ids=["clock", "clock-at-1970"])
-@pytest.mark.parametrize("far", [2**53 - 1, int(NOW_S) + 12 * YEAR_S])
-async def test_a_number_that_no_clock_gives_is_not_counted_on_from_and_overtakes_nothing(
-    far: int, now_s: float
-) -> None:
-    """A number of 2026 is one of a clock."""
-    store = Store(written(sample("n1", far), sample("n3", 1_795_257_936)) | written_failure("n3", far))
+@pytest.mark.parametrize(
+    ("data", "sequence"),
+    [
+        # Numbers that no clock gives do not count; one of 2026 does.
+        (written(sample("n1", 2**53 - 1), sample("n3", OF_2026)) | written_failure("n3", 2**53 - 1), OF_2026 + 1),
+        (written(sample("n1", int(NOW_S) + 12 * YEAR_S), sample("n3", OF_2026)), OF_2026 + 1),
+        # Nor do other nodes' entries, or entries under another node's key.
+        (THEIRS, 12),
+        ({FORGED_KEY: FORGED}, 12),
+        ({FORGED_KEY + FAILED_SUFFIX: FORGED}, 12),
+    ],
+)
+async def test_sequences_continue_after_own_entries_only(data: dict[str, str], sequence: int, now_s: float) -> None:
+    store = Store(dict(data))
     async with writing(store, now_s=now_s) as (queue, _, _):
         queue.add(sample("n2", 12))
         await asyncio.sleep(5)
-        assert store.sequences()["n2"] == 1_795_257_937
-        found = decode_results(store.data, PLACES, now_s=NOW_S)
-        assert (found.failures, found.samples[sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")].sequence) == ({}, 0)
+    assert store.sequences()["n2"] == sequence
+    assert data.items() <= store.data.items(), "nothing else is changed"
 
 
-@pytest.mark.parametrize("suffix", ["", FAILED_SUFFIX])
-async def test_what_names_us_under_another_key_is_neither_counted_on_from_nor_removed(suffix: str) -> None:
-    value = next(iter(written(sample("n1", 5000)).values()))
-    forged = {sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR") + suffix: value}
-    store = Store(dict(forged))
-    async with writing(store) as (queue, _, _):
-        queue.add(sample("n2", 12))
-        await asyncio.sleep(5)
-    assert store.sequences() == {"n2": 12}
-    assert forged.items() <= (store.data).items()
-
-
-async def test_what_others_say_of_themselves_stays_whatever_its_number() -> None:
-    theirs = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
-    store = Store(dict(theirs))
-    async with writing(store) as (queue, _, _):
-        queue.add(sample("n2", 12))
-        await asyncio.sleep(5)
-    assert theirs.items() <= (store.data).items()
-    assert store.sequences()["n2"] == 12
-
-
-async def test_a_failure_that_an_earlier_life_of_the_agent_left_goes_with_the_first_success() -> None:
-    store = Store({key: value for key, value in encode_failure(failed("n1", 9), "TCP_RR").items() if value is not None})
-    async with writing(store) as (queue, _, _):
-        queue.add(sample("n1", 20))
-        await asyncio.sleep(5)
-    assert decode_results(store.data, PLACES).failures == {}
-    assert len(store.data) == 1
-
-
-async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
+async def test_an_outage_loses_no_pair_and_retries_are_jittered() -> None:
     first, second = Store(), Store()
     for seed, store in ((1, first), (2, second)):
         store.reachable = False
@@ -321,7 +306,7 @@ async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
     assert waits[0] != waits[1]
 
 
-async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_there() -> None:
+async def test_a_full_object_gets_new_values_but_no_new_keys() -> None:
     store = Store()
     async with writing(store) as (queue, writer, registry):
         queue.add(sample("n1", 1))
@@ -342,7 +327,7 @@ async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_t
         assert store.sequences() == {"n1": 3, "n2": 1}
 
 
-async def test_a_refusal_is_forgotten_once_its_pair_leaves_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     store, plans = Store(), PlanSource("here")
     store.refused_keys = {sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")}
@@ -350,39 +335,23 @@ async def test_a_refusal_is_forgotten_once_its_pair_leaves_the_plan(caplog: pyte
         queue.add(sample("n1"))
         await asyncio.sleep(5)
         assert writer.warning
-        plans.use(planned("n2"))
+        queue.add(sample("n1", 2))
         queue.add(sample("n2"))
+        plans.use(planned("n2"))
+        store.refused_keys = set()
         await asyncio.sleep(60)
         assert not writer.warning
+    assert store.sequences() == {"n2": 1}
     assert ("INFO", "no result is refused any more") in [(each.levelname, each.message) for each in caplog.records]
 
 
-async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
+async def test_upstreams_format_has_the_usual_test_only() -> None:
     store = Store()
-    plans = PlanSource("here")
-    async with writing(store, plans=plans) as (queue, _, _):
-        queue.add(sample("n1"))
-        queue.add(sample("n2"))
-        plans.use(planned("n2"))
+    async with writing(store, upstream=("p90",)) as (queue, _, _):
+        usual = sample("n1", p50_us=2000.0)
+        extra = msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
+        queue.add(usual)
+        queue.add(msgspec.structs.replace(usual, measurement=extra))
         await asyncio.sleep(5)
-    assert store.sequences() == {"n2": 1}
-
-
-async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
-    store = Store()
-    plans = PlanSource("here")
-    queue = ResultsQueue()
-    writer = ResultsWriter(cast("Client", store), "ns", plans, queue, upstream=("p90",), rng=random.Random(1))
-    plans.on_change = writer.follow_plan
-    plans.use(planned("n1"))
-    task = asyncio.create_task(writer.run())
-    usual = sample("n1", p50_us=2000.0)
-    extra = msgspec.structs.replace(
-        usual, measurement=msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
-    )
-    queue.add(usual)
-    queue.add(extra)
-    await asyncio.sleep(5)
-    task.cancel()
     assert len(store.data) == 3
     assert store.data["netperf.p90.latency.milliseconds.origin.here.destination.n1"] == "2"

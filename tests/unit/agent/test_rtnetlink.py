@@ -1,4 +1,4 @@
-"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests of pyroute2 to a stand-in for it."""
+"""Decoding of rtnetlink messages recorded from a kernel, and of noise; requests of pyroute2 to a stand-in for the kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recorded(kind: str) -> list[bytes]:
     return [bytes.fromhex(text) for text in RECORDED[kind]]
 
 
-def test_devices_with_their_kind_alias_and_the_namespace_at_their_other_end() -> None:
+def test_devices_have_kind_alias_and_the_namespace_at_their_other_end() -> None:
     devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in recorded("links"))}
     assert devices[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer)
     assert devices[VETH].peer is not None
@@ -59,9 +59,11 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
         rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
     )
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
+    roots = dict(root for m in recorded("qdiscs") if (root := parse_root(m, HEADER, len(m))) is not None)
+    assert (roots[VETH], roots[IFB]) == (("tbf", 10), ("tbf", 100_000))
 
 
-def test_of_the_filters_only_the_one_that_matches_and_redirects_is_left() -> None:
+def test_hash_tables_of_u32_are_no_filters() -> None:
     found = [one for m in recorded("filters") if (one := parse_filter(m, HEADER, len(m))) is not None]
     assert found == [
         Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB, loses_packets=True)
@@ -117,40 +119,13 @@ def test_links_of_every_kind(attributes: tuple[Attribute, ...], expected: dict[s
     assert found == msgspec.structs.replace(Link(index=7, name="x0", kind=found.kind), **expected)
 
 
-def test_roots_with_the_rate_of_a_token_bucket() -> None:
-    found = dict(one for m in recorded("qdiscs") if (one := parse_root(m, HEADER, len(m))) is not None)
-    assert found[VETH] == ("tbf", 10)
-    assert found[IFB] == ("tbf", 100_000)
-
-
 @given(st.binary(max_size=200))
-def test_rubbish_is_read_without_an_end_or_an_error(data: bytes) -> None:
+def test_noise_is_read_without_an_error(data: bytes) -> None:
     spans = attributes(data, 0, len(data))
     for kind, (begin, end) in spans.items():
         assert 0 <= begin <= end
         read_text(data, spans, kind)
         assert read_number(data, spans, kind) is None or end > begin
-
-
-@pytest.mark.parametrize("kind", ["links", "qdiscs", "filters"])
-def test_a_message_that_is_cut_after_any_attribute_is_still_read(kind: str) -> None:
-    parsers: dict[str, Callable[[bytes, int, int], object]] = {
-        "links": parse_device,
-        "qdiscs": parse_qdisc,
-        "filters": parse_filter,
-    }
-    parse = parsers[kind]
-    fixed = HEADER + (16 if kind == "links" else 20)
-    for message in recorded(kind):
-        ends = [fixed]
-        while ends[-1] + 4 <= len(message):
-            length = struct.unpack_from("=H", message, ends[-1])[0]
-            if length < 4:
-                break
-            ends.append(ends[-1] + ((length + 3) & ~3))
-        for end in ends:
-            cut = message[: min(end, len(message))]
-            parse(cut, HEADER, len(cut))
 
 
 def packed(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
@@ -159,7 +134,7 @@ def packed(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 1) -> b
 
 INTERRUPTED = NLM_F_MULTI | NLM_F_DUMP_INTR
 Answer = Callable[[bytes, int], list[bytes]]
-"""What the stand-in answers, in datagrams, to a request and its sequence number."""
+"""Makes the datagrams that answer a request, from the request and its sequence number."""
 
 
 @asynccontextmanager
@@ -201,7 +176,7 @@ def messages(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
 
 
 def late(request: bytes, sequence: int) -> list[bytes]:
-    """An answer to somebody else comes first."""
+    """An answer to another request comes first."""
     other = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
     return [other, *messages(b"one!", b"two!")(request, sequence)]
 
@@ -210,26 +185,26 @@ def late(request: bytes, sequence: int) -> list[bytes]:
     ("answers", "read"),
     [
         ([late], [b"one!", b"two!"]),
-        # A dump that a change interrupted is taken again, three times at most.
+        # At most three times.
         ([messages(b"half", flags=INTERRUPTED), messages(b"good")], [b"good"]),
         ([messages(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5)], [b"0003"]),
     ],
 )
-async def test_a_dump_is_read_to_its_end_and_once_more_when_it_was_interrupted(
+async def test_an_interrupted_dump_is_repeated(
     answers: list[Answer], read: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stand_in(monkeypatch, *answers):
         assert await links() == read
 
 
-async def test_a_dump_that_ends_with_an_error_is_no_short_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dump_that_ends_with_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stand_in(monkeypatch, messages(b"one!", code=errno.ENODEV)):
         with pytest.raises(KernelError, match="cannot ask: No such device") as failed:
             await links()
     assert failed.value.code == errno.ENODEV
 
 
-async def test_a_refusal_has_the_kernels_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: bytes, sequence: int) -> list[bytes]:
         words = b"Specified qdisc kind is unknown\0"
         body = struct.pack("=i", -errno.EINVAL) + request + struct.pack("=HH", 4 + len(words), 1) + words
@@ -241,7 +216,7 @@ async def test_a_refusal_has_the_kernels_own_words(monkeypatch: pytest.MonkeyPat
     assert refused.value.code == errno.EINVAL
 
 
-async def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rtnetlink_module, "DEADLINE_S", 0.01)
     async with stand_in(monkeypatch):
         with pytest.raises(KernelError, match="cannot ask: no answer in time"):
