@@ -33,9 +33,8 @@ def measure() -> Figures:
 
 
 def _measure() -> Figures:
-    from tests.integration.agent.limit_figures import SECONDS, delay_s, shares
+    from tests.integration.agent.limit_figures import SECONDS, delay_s, serving, shares
     from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod
-    from tests.integration.agent.test_agent_limits import serving
 
     passed: dict[str, tuple[float, float]] = {}
     highest, slowest_s = 0.0, 0.0
@@ -73,9 +72,8 @@ def _measure() -> Figures:
 
 def _cpu_per_gbit(rate: str) -> float:
     """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
-    from tests.integration.agent.limit_figures import SECONDS
+    from tests.integration.agent.limit_figures import SECONDS, finish, serving, start
     from tests.integration.agent.pods_on_node import enforce, node_pod
-    from tests.integration.agent.test_agent_limits import finish, serving, start
 
     with node_pod(99) as pod, serving(pod):
         if rate:

@@ -20,9 +20,6 @@ MAIN_VERSION = "v1.9.1"
 """Of bridge, ptp and host-local; the bandwidth plugin is the one that differs."""
 CHECKSUMS = {
     "v1.9.1": CNI.checksum,
-    "v1.6.2": "h1:pqP8Mq923TLyef5g97XfJ/xpDeVek4yF8A4mzy9Tc4U=",
-    "v1.5.1": "h1:T5ji+LPYjjgW0QM+KyrigZbLsZ8jaX+E5J/EcKOE4gQ=",
-    "v1.5.0": "h1:P09DMlfvvsLSskDoftnuwXY7lwa7IAhTGznZxA5E8fk=",
     "v1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
 }
 PROGRAMS = {"ptp": "./plugins/main/ptp", **CNI.programs}

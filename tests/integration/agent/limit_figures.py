@@ -1,20 +1,57 @@
-"""How exact a limit is from its first second, and how long a packet waits at it: by what the kernel counts at its bucket."""
+"""Traffic between pods, how exact a limit is from its first second, and how long a packet waits at it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 from agent.bandwidth.counters import read_kernel_counts
 from tests.integration.agent.pods_on_node import NodePod
-from tests.integration.agent.test_agent_limits import finish, start
 
+GENERATOR = (sys.executable, str(Path(__file__).with_name("traffic.py")))
+PORT = 7000
 SECONDS = 3.0
 
 
+@contextmanager
+def serving(pod: NodePod) -> Iterator[None]:
+    """Generators that answer in the pod and on its node."""
+    commands = pod.command(*GENERATOR, "serve", pod.address), [*pod.node, *GENERATOR, "serve", pod.host_address]
+    with ExitStack() as stack:
+        for command in commands:
+            server = stack.enter_context(subprocess.Popen([*command, str(PORT)], stdout=subprocess.PIPE))
+            stack.callback(server.kill)
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+        yield
+
+
+def start(
+    pod: NodePod, direction: str, mode: str, seconds: float, target: str = "", port: int = PORT
+) -> subprocess.Popen[bytes]:
+    """Start traffic from the node into the pod, or from the pod to its node or a target."""
+    target = target or (pod.address if direction == "ingress" else pod.host_address)
+    command = [*GENERATOR, mode, target, str(port), str(seconds)]
+    return subprocess.Popen(command if direction == "ingress" else pod.command(*command), stdout=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> Any:
+    """What the generator prints at its end."""
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return json.loads(output)
+
+
 def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[float, float]:
-    """What passed the bucket on ``device``, headers included, of the limit: in the first second, and in SECONDS, from the first packet on."""
+    """Share of the limit that passes the bucket on ``device``, headers included, in the first second and in SECONDS."""
     index = socket.if_nametoindex(device)
 
     def passed() -> int:

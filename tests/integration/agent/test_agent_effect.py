@@ -1,4 +1,4 @@
-"""Limits that are passed by: what goes through is counted by the kernel, and ``exceeded`` says so within two readings.
+"""Limits that packets bypass: the kernel counts the packets, and the limit is exceeded within two readings.
 
 Devices, queues, filters, programs and traffic are the kernel's. The pods are network namespaces without a runtime.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 from pyroute2 import IPRoute
@@ -25,6 +22,7 @@ from agent.bandwidth.meters import TrafficMeters
 from agent.bandwidth.rules import Policy, plugin_ifb_name
 from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
+from tests.integration.agent.limit_figures import start
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
 from tests.support.plugin_bucket import plugin_shape
 
@@ -32,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
     pytest.mark.alone,  # traffic is measured
 ]
-GENERATOR = str(Path(__file__).with_name("traffic.py"))
 RATE = 5_000_000
 CONTAINERD_BURST = 536_870_911
 
@@ -45,19 +42,6 @@ def set_limit(pod: NodePod, direction: str) -> None:
     for action in plan(pod.spec(**{direction: str(RATE)})).actions:
         if action.name == pod.host_device:
             execute(action)
-
-
-@contextmanager
-def flooding(pod: NodePod, direction: str, seconds: float) -> Iterator[None]:
-    """Eight times the limit, into the pod or out of it."""
-    target = pod.address if direction == "ingress" else pod.host_address
-    command = [sys.executable, GENERATOR, "flood", target, "7001", str(seconds)]
-    process = subprocess.Popen(command if direction == "ingress" else pod.command(*command))
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def follow(statuses: Sequence[LimitStatus], readings: int) -> TrafficMeters:
@@ -94,7 +78,7 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
     run(f"ip link del {name}")
 
 
-def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         wrapped, peer, stray, deleted, kept, kept_out, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
@@ -130,13 +114,14 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
             *((wrapped, "ingress"), (stray, "ingress"), (kept, "ingress")),
             *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
         ):
-            stack.enter_context(flooding(pod, direction, seconds))
+            flood = stack.enter_context(start(pod, direction, "flood", seconds))
+            stack.callback(flood.kill)
         meters = follow(found.statuses, 3)
         exceeded = {status.pod.name: meters.excess_of(status) for status in found.statuses}
         assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
 
 
-def test_a_deleted_device_behind_our_own_filter_cuts_the_pod_off_and_the_verdict_says_so() -> None:
+def test_a_deleted_ifb_behind_our_filter_cuts_the_pod_off_which_is_reported() -> None:
     with node_pod(57) as pod:
         set_limit(pod, "egress")
         run(f"ip link del {plugin_ifb_name(NETWORK, pod.container)}")

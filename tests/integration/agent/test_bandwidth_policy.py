@@ -33,7 +33,7 @@ def container(name: str, amount: str | None = None, **fields: Any) -> dict[str, 
 
 
 class Pods:
-    """Creates pods that never run and shows what admission made of their annotations."""
+    """Creates pods that never run, and returns their annotations after admission."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace, self.count = client, namespace, 0
@@ -72,21 +72,15 @@ async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
             await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
 
 
-async def test_annotations_are_the_sum_of_the_limits_in_bits_per_second(pods: Pods) -> None:
+async def test_annotations_follow_from_limits(pods: Pods) -> None:
     sidecar = container("s", "1M", restartPolicy="Always")
     init = container("i", "50M")  # Left out of the sum, because it ends before the others start.
     found = await pods.annotations(
         container("a", "10M"), container("b", "1500k"), container("c"), initContainers=[sidecar, init]
     )
     assert found == {INGRESS: "12500000", EGRESS: "12500000"}
-
-
-async def test_what_a_user_set_stays(pods: Pods) -> None:
     found = await pods.annotations(container("a", "10M"), given={EGRESS: "3M"})
-    assert found == {INGRESS: "10000000", EGRESS: "3M"}
-
-
-async def test_pods_that_have_nothing_to_limit_are_left_alone(pods: Pods) -> None:
+    assert found == {INGRESS: "10000000", EGRESS: "3M"}, "a user's annotation stays"
     assert await pods.annotations(container("a")) == {}
     assert await pods.annotations(container("a", "10M"), hostNetwork=True) == {}
     assert await pods.annotations(container("a", "999")) == {}, "below 1k, the smallest limit"

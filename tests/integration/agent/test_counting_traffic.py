@@ -21,10 +21,10 @@ import pytest
 
 from lab.debian import find_or_unpack
 from lab.errors import UnsupportedError
+from tests.integration.agent.limit_figures import PORT, finish, serving, start
 from tests.integration.agent.pods_on_node import NodePod, node_pod, run
 
 COUNTING = Path(__file__).with_name("counting_in_namespace.py")
-TRAFFIC = Path(__file__).with_name("traffic.py")
 SERVICE = "10.96.0.1"
 ETHERNET_BYTES = 14
 
@@ -48,18 +48,18 @@ def node(*rules: str, accounting: bool = True) -> Iterator[str]:
         for setting in ("net.ipv4.ip_forward=1", f"net.netfilter.nf_conntrack_acct={int(accounting)}"):
             run(f"ip netns exec {name} sysctl -qw {setting}")
         # A rule that names a connection's state turns tracking on, whether or not anything is translated.
-        chain = ["type nat hook prerouting priority -100;", *rules]
-        body = "\n".join(
+        table = "\n".join(
             (
-                "chain pre {",
-                *chain,
+                "table ip proxy {",
+                "chain pre { type nat hook prerouting priority -100;",
+                *rules,
                 "}",
                 "chain passing { type filter hook forward priority 0;",
                 "ct state invalid drop",
                 "}",
+                "}\n",
             )
         )
-        table = f"table ip proxy {{\n{body}\n}}\n"
         done = subprocess.run(
             ["ip", "netns", "exec", name, str(packages.program("nft")), "-f", "-"],
             input=table,
@@ -106,16 +106,6 @@ def counting(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], d
         program.stdin.close()
 
 
-@contextmanager
-def serving(pod: NodePod, port: int) -> Iterator[None]:
-    argv = pod.command(sys.executable, str(TRAFFIC), "serve", pod.address, str(port))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-        yield
-        program.kill()
-
-
 def passed(pod: NodePod) -> tuple[int, int]:
     """Bytes that left the pod and came to it, IP headers included, as its device counted them."""
     found = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
@@ -126,18 +116,9 @@ def passed(pod: NodePod) -> tuple[int, int]:
     )
 
 
-def call(pod: NodePod, target: str, port: int, seconds: float = 0.5) -> None:
-    subprocess.run(
-        pod.command(sys.executable, str(TRAFFIC), "bulk", target, str(port), str(seconds)),
-        check=True,
-        capture_output=True,
-    )
-
-
 def pod_on(stack: ExitStack, number: int, node_name: str) -> NodePod:
     pod = stack.enter_context(node_pod(number, node_namespace=node_name))
     run(f"ip -n {pod.namespace} route add default via {pod.host_address}")
-    # Segments that the kernel joins count once on the device and as many packets in connection tracking.
     return pod
 
 
@@ -152,19 +133,19 @@ def settled(read: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]
 
 def test_calls_through_a_service_are_counted_once_with_the_pod_that_answers() -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:8080"))
+        first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:7000"))
         second = stack.enter_context(node())
         join(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
         web, cart = pod_on(stack, 201, first), pod_on(stack, 202, second)
-        stack.enter_context(serving(cart, 8080))
+        stack.enter_context(serving(cart))
         here = stack.enter_context(counting(first, {web.address: "web"}))
         there = stack.enter_context(counting(second, {cart.address: "cart"}))
         before = passed(web)
-        call(web, SERVICE, 80)
+        finish(start(web, "egress", "bulk", 0.5, SERVICE, 80))
         sent, received = (now - then for now, then in zip(passed(web), before, strict=True))
         found = settled(here, lambda answer: bool(answer["totals"]))
         ((client, server, port, up, down),) = found["totals"]
-        assert (client, server, port) == ("web", cart.address, 8080)
+        assert (client, server, port) == ("web", cart.address, PORT)
         assert up == pytest.approx(sent, rel=0.02)
         assert down == pytest.approx(received, rel=0.02)
         # The server's node tracks the same connection and says only whose address answered.
@@ -178,15 +159,15 @@ def test_a_connection_that_stays_open_counts_while_it_is_open() -> None:
     with ExitStack() as stack:
         only = stack.enter_context(node())
         web, cart = pod_on(stack, 203, only), pod_on(stack, 204, only)
-        stack.enter_context(serving(cart, 8080))
+        stack.enter_context(serving(cart))
         read = stack.enter_context(counting(only, {web.address: "web", cart.address: "cart"}))
-        argv = web.command(sys.executable, str(TRAFFIC), "rr", cart.address, "8080", "6")
-        with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as long:
+        with start(web, "egress", "rr", 6, cart.address) as open_connection:
             first = settled(read, lambda answer: bool(answer["totals"]))
             more = settled(read, lambda answer: answer["totals"][0][3] > first["totals"][0][3])
-            assert long.poll() is None
+            assert open_connection.poll() is None
+            finish(open_connection)
         last = settled(read, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
-        assert last["totals"][0][:3] == ["web", cart.address, 8080]
+        assert last["totals"][0][:3] == ["web", cart.address, PORT]
         sent, _ = passed(web)
         assert last["totals"][0][3] == pytest.approx(sent, rel=0.05)
 
@@ -195,11 +176,10 @@ def test_without_accounting_nothing_is_counted_and_it_says_so() -> None:
     with ExitStack() as stack:
         only = stack.enter_context(node(accounting=False))
         web, cart = pod_on(stack, 205, only), pod_on(stack, 206, only)
-        stack.enter_context(serving(cart, 8080))
+        stack.enter_context(serving(cart))
         read = stack.enter_context(counting(only, {web.address: "web"}))
-        with subprocess.Popen(
-            web.command(sys.executable, str(TRAFFIC), "rr", cart.address, "8080", "4"), stdout=subprocess.DEVNULL
-        ):
+        with start(web, "egress", "rr", 4, cart.address) as open_connection:
             found = settled(read, lambda answer: answer["uncounted"] > 0)
+            finish(open_connection)
         assert found["totals"] == []
         assert "nf_conntrack_acct is 0" in found["problem"]
