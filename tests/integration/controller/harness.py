@@ -13,7 +13,7 @@ import time
 import urllib.request
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,9 @@ class Replica:
 
     async def leads(self) -> bool:
         return (await self.metrics()).get("netaware_leader") == 1.0
+
+
+StartReplica = Callable[..., Replica]
 
 
 def _fetch(url: str) -> str:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import yaml
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup
+from controller.cli.session import Session
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.convert.spellings import convert
+from controller.diagnosis.events import EventReporter
+from controller.topology.weights import written_costs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
 from kubekit.errors import ApiError
-from kubekit.wire import PODS, Object, Pod
-from lab.controlplane import ControlPlane
+from kubekit.events import EventRecorder
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod, Resource
 from lab.programs import Program
-from tests.integration.conftest import MakeNode, eventually
-from tests.integration.controller.harness import Replica
+from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
+from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_NEEDS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
@@ -50,16 +51,9 @@ def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort
 BOUTIQUE_GROUP = {name: BOUTIQUE_NEEDS.get(name, "") for name in BOUTIQUE}
 
 
-@pytest_asyncio.fixture
-async def replica(
-    control_plane: ControlPlane, client: Client, namespace: str, crds: list[str], tmp_path: Path
-) -> AsyncIterator[Replica]:
-    running = Replica(tmp_path, control_plane.kubeconfig, namespace)
-    running.start()
-    yield running
-    print(running.log.read_text()[-4000:])  # shown when the test fails
-    assert "Traceback" not in running.log.read_text()
-    await running.stop()
+@pytest.fixture
+def replica(crds: list[str], start: StartReplica) -> Replica:
+    return start()
 
 
 async def read(client: Client, namespace: str, name: str = "g") -> AppGroup:
@@ -180,6 +174,80 @@ async def test_a_condition_names_the_service_that_would_be_routed_nearer_until_i
     near = {"spec": {"trafficDistribution": "PreferSameZone"}}
     await client.patch(SERVICES, "b", near, Object, kind=MERGE_PATCH, namespace=namespace)
     await eventually(has(client, namespace, "RoutedNear", "True"))
+
+
+async def test_a_running_pod_that_no_workload_names_is_reported_by_one_event_on_it(
+    client: Client, namespace: str, crds: list[str]
+) -> None:
+    await create(client, namespace, group({"web": ""}))
+    made = await client.create(PODS, pod("wbe", "nowhere"), Object, namespace=namespace)
+    session, recorder = Session(client, None, None, namespace), EventRecorder(client, component="test", instance="test")
+    reporter = EventReporter(lambda: session.snapshot(everything=True), recorder)
+
+    async def events() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = await client.list(EVENTS, dict, namespace=namespace)
+        return [event for event in listed if event["reason"] == "UnknownWorkload"]
+
+    async def is_reported() -> bool:
+        await reporter.report()
+        return bool(await events())
+
+    sending = asyncio.ensure_future(recorder.run())
+    try:
+        await eventually(is_reported)
+        for _ in range(3):
+            await reporter.report()
+        (event,) = await events()
+    finally:
+        sending.cancel()
+    assert (event["regarding"]["uid"], event["type"]) == (made.metadata.uid, "Warning")
+    assert "series" not in event
+    assert "no workload with selector wbe" in event["note"]
+
+
+@pytest.mark.slow
+async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wait_for_them(
+    client: Client, namespace: str, make_node: MakeNode, start: StartReplica
+) -> None:
+    await remove_definitions(client)
+    for zone in ("z1", "z2"):
+        await make_node(f"{namespace}-{zone}", zone=zone)
+        await announce(client, f"{namespace}-{zone}")
+    agents, replica = SimulatedAgents(client, namespace), start()
+
+    async def created(resource: Resource, body: dict[str, Any]) -> bool:
+        try:
+            await client.create(resource, body, Object, namespace=namespace)
+        except ApiError as error:
+            if not error.not_found:  # The definition is not served yet.
+                raise
+            return False
+        return True
+
+    async def is_measured() -> bool:
+        return await agents.measure() >= 1
+
+    async def is_priced() -> bool:
+        await agents.measure()
+        found = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=namespace)
+        return len(written_costs(found.weight("NetperfCosts"))) == 2
+
+    async def is_ordered() -> bool:
+        return bool((await read(client, namespace)).status.topology_order)
+
+    topology = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}}
+    topology["spec"] = {"configmapName": "netperf-metrics"}
+    try:
+        await eventually(is_measured)
+        assert await replica.leads()
+        for body in definitions().values():
+            await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
+        await eventually(lambda: created(NETWORK_TOPOLOGIES, topology))
+        await eventually(lambda: created(APPGROUPS, group({"a": "b", "b": "a"})))
+        await eventually(is_priced, 60)
+        await eventually(is_ordered, 60)
+    finally:
+        await remove_definitions(client)
 
 
 def pod(workload: str, node: str) -> dict[str, Any]:

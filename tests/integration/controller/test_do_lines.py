@@ -20,11 +20,11 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.cluster.volumes import VOLUMES
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import DEPLOYMENTS, NODES, PODS, Node, Object, Resource
+from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import ControlPlane
-from netperf.contract import AGENT, CONTROLLER, ZONE_LABEL
-from tests.unit.controller.situations import GATE, SITUATIONS, Situation
+from netperf.contract import AGENT, CONTROLLER
+from tests.integration.conftest import MakeNode
+from tests.unit.controller.situations import GATE, SITUATIONS
 
 ROOT = Path(__file__).parents[3]
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
@@ -44,43 +44,29 @@ def template(name: str) -> dict[str, Any]:
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
-async def make(client: Client, resource: Resource, name: str, namespace: str | None, **body: Any) -> None:
-    try:
-        await client.create(
-            resource, {**resource.type_meta, "metadata": {"name": name}, **body}, Object, namespace=namespace
-        )
-    except ApiError as error:
-        if not error.already_exists:
-            raise
-
-
-async def the_world(client: Client, namespace: str) -> None:
+async def create_objects(client: Client, namespace: str, make_node: MakeNode) -> None:
     """Everything that a line of any situation names."""
-    for resource, name in (
-        (DEPLOYMENTS, CONTROLLER),
-        (DEPLOYMENTS, SCHEDULER),
-        (DEPLOYMENTS, "front"),
-        (DAEMON_SETS, AGENT),
-    ):
+
+    async def create(resource: Resource, name: str, spec: dict[str, Any], labels: Any = None) -> None:
+        body = {**resource.type_meta, "metadata": {"name": name, "labels": labels}, "spec": spec}
+        await client.create(resource, body, Object, namespace=namespace)
+
+    kinds = {CONTROLLER: DEPLOYMENTS, SCHEDULER: DEPLOYMENTS, "front": DEPLOYMENTS, AGENT: DAEMON_SETS}
+    for name, resource in kinds.items():
         selector = {"matchLabels": template(name)["metadata"]["labels"]}
-        await make(client, resource, name, namespace, spec={"selector": selector, "template": template(name)})
+        await create(resource, name, {"selector": selector, "template": template(name)})
     front = {"workload": {"kind": "Deployment", "name": "front", "selector": "front"}}
-    spec = {"numMembers": 1, "topologySortingAlgorithm": "KahnSort", "workloads": [front]}
-    await make(client, APPGROUPS, "shop", namespace, spec=spec)
-    await make(client, NETWORK_TOPOLOGIES, "nt-default", namespace, spec={"configmapName": "netperf-metrics"})
+    await create(APPGROUPS, "shop", {"numMembers": 1, "topologySortingAlgorithm": "KahnSort", "workloads": [front]})
+    await create(NETWORK_TOPOLOGIES, "nt-default", {"configmapName": "netperf-metrics"})
     for name in ("front-1", "controller-0", "scheduler-0", "extender-0"):
-        await make(client, PODS, name, namespace, spec=template(name)["spec"])
+        await create(PODS, name, template(name)["spec"])
     for i in range(11):
-        gated = template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]}
-        await make(client, PODS, f"p{i}", namespace, spec=gated)
+        await create(PODS, f"p{i}", template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]})
     for i, name in enumerate(("n0", "n1", "n2", "n3", "n7")):
-        labels = {} if name == "n7" else {ZONE_LABEL: f"z{i % 2}"}
-        await client.create(NODES, {**NODES.type_meta, "metadata": {"name": name, "labels": labels}}, Node)
+        await make_node(name, zone="" if name == "n7" else f"z{i % 2}")
     # The DaemonSet's own pods wait for a scheduler; on this one the agent is.
-    agent = {"metadata": {"name": "agent-n1", "labels": {"app.kubernetes.io/name": AGENT}}}
-    await client.create(
-        PODS, {**agent, "spec": {**template(AGENT)["spec"], "nodeName": "n1"}}, Object, namespace=namespace
-    )
+    agent = template(AGENT)
+    await create(PODS, "agent-n1", {**agent["spec"], "nodeName": "n1"}, agent["metadata"]["labels"])
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z1"]}]}
     volume = {
         "capacity": {"storage": "1Gi"},
@@ -89,13 +75,7 @@ async def the_world(client: Client, namespace: str) -> None:
         "storageClassName": "none",
         "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
     }
-    await make(client, VOLUMES, f"volume-{namespace}", None, spec=volume)
-
-
-async def away_with_it(client: Client, namespace: str) -> None:
-    for name in ("n0", "n1", "n2", "n3", "n7"):
-        await client.delete(NODES, name)
-    await client.delete(VOLUMES, f"volume-{namespace}")
+    await create(VOLUMES, f"volume-{namespace}", volume)
 
 
 def as_here(line: str, namespace: str) -> str:
@@ -120,22 +100,18 @@ async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
     return process.returncode or 0, said.decode()
 
 
-def lines_of(situation: Situation) -> list[str]:
-    return [line for finding in diagnose(situation.facts) for line in finding.fix]
-
-
 async def test_every_line_to_paste_can_be_pasted(
-    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane
+    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane, make_node: MakeNode
 ) -> None:
     assert crds
     where: dict[str, str] = {}
     for situation in SITUATIONS:
-        lines = lines_of(situation)
+        lines = [line for finding in diagnose(situation.facts) for line in finding.fix]
         assert lines[0].startswith("kubectl ") or PROSE.match(lines[0]), situation.name
         where |= dict.fromkeys(lines, situation.name)
     commands = [line for line in where if line.startswith("kubectl ")]
     assert [line for line in where if line not in commands and not PROSE.match(line)] == []
-    await the_world(client, namespace)
+    await create_objects(client, namespace, make_node)
     failed: list[tuple[str, ...]] = []
     few = asyncio.Semaphore(4)
 
@@ -155,6 +131,6 @@ async def test_every_line_to_paste_can_be_pasted(
     try:
         await asyncio.gather(*map(try_it, commands))
     finally:
-        await away_with_it(client, namespace)
+        await client.delete(VOLUMES, f"volume-{namespace}")
     assert failed == []
     assert len(commands) > 40

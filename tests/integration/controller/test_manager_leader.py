@@ -177,7 +177,7 @@ async def test_both_killed_and_restarted_write_nothing_while_nothing_changed(are
     async with two_replicas(arena):
         await eventually(lambda: _truth(_costs(arena)))
     arena.quiet = True
-    await eventually(lambda: _silent(arena, for_s=3.0))
+    await eventually(lambda: _is_quiet(arena, for_s=3.0))
     for replica in arena.replicas.values():
         await replica.stop(signal.SIGKILL)
     arena.replicas.clear()
@@ -188,10 +188,6 @@ async def test_both_killed_and_restarted_write_nothing_while_nothing_changed(are
     await asyncio.sleep(3.0)
     assert await _costs(arena) == written
     assert [write for write in arena.writes() if write.at > killed_at] == []
-
-
-async def _silent(arena: Arena, for_s: float) -> bool:
-    return all(time.time() - write.at > for_s for write in arena.writes())
 
 
 async def _costs(arena: Arena) -> dict[tuple[str, str], int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from lab.controlplane import ControlPlane
 from lab.programs import Program
 from netperf.latencies import ZonePair
 from tests.integration.conftest import CRDS, MakeNode, eventually
-from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
+from tests.integration.controller.harness import SimulatedAgents, StartReplica, announce, plans
 from tests.integration.controller.test_appgroup_manager import group, pod
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
@@ -37,7 +36,6 @@ USERS = {
         }
     ],
 }
-StartReplica = Callable[..., Replica]
 
 
 class World:
@@ -95,23 +93,6 @@ async def world(client: Client, namespace: str, crds: list[str], make_node: Make
             await make_node(name, zone=zone, region=region)
             await announce(client, name)
     return World(client, namespace)
-
-
-@pytest_asyncio.fixture
-async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    started: list[Replica] = []
-
-    def run(**config: Any) -> Replica:
-        replica = Replica(tmp_path, control_plane.kubeconfig, namespace, config)
-        replica.start()
-        started.append(replica)
-        return replica
-
-    yield run
-    for replica in started:
-        print(replica.log.read_text()[-4000:])  # shown when the test fails
-        assert "Traceback" not in replica.log.read_text(), replica.log.read_text()
-        await replica.stop()
 
 
 async def _is(answer: Awaitable[object], wanted: object) -> bool:
@@ -393,7 +374,7 @@ async def test_bandwidth_of_placed_pods_is_counted_and_given_back(
 
 
 async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced_from_what_agents_write(
-    world: World, control_plane: ControlPlane, tmp_path: Path
+    world: World, start: StartReplica, control_plane: ControlPlane
 ) -> None:
     """The role lets the controller read ConfigMaps in netaware's namespace alone; that must not hold anything up."""
     user, name = f"restricted-{world.namespace}", f"nt-{world.namespace}"
@@ -406,19 +387,16 @@ async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced
         "spec": {"configmapName": "mine"},
     }
     await world.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
-    replica = Replica(tmp_path, kubeconfig, world.namespace, {"topology": {"namespaces": ["default"]}})
-    replica.start()
+    replica = start(kubeconfig, topology={"namespaces": ["default"]})
+
+    async def priced() -> bool:
+        await world.agents.measure()
+        found = await world.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
+        return len(written_costs(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
+
     try:
-
-        async def priced() -> bool:
-            await world.agents.measure()
-            found = await world.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
-            return len(written_costs(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
-
         await eventually(priced)
     finally:
-        print(replica.log.read_text()[-4000:])
-        await replica.stop()
         await world.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
     refused = [line for line in replica.log.read_text().splitlines() if "forbidden" in line]
     assert all("configmaps" in line and "default" in line for line in refused), refused

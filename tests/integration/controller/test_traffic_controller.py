@@ -15,12 +15,12 @@ import pytest
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find_condition
-from kubekit.wire import DEPLOYMENTS, PODS, Condition, Object
+from kubekit.wire import DEPLOYMENTS, PODS, Object
 from lab.controlplane import ControlPlane
 from lab.programs import run_to_end
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode, eventually
-from tests.integration.controller.harness import Replica
+from tests.integration.controller.harness import Replica, StartReplica
 from tests.support.prometheus_past import Made, prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
@@ -69,7 +69,7 @@ async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> 
 
 
 async def test_measured_weights_are_written_once_and_drift_sets_as_described(
-    control_plane: ControlPlane,
+    start: StartReplica,
     client: Client,
     namespace: str,
     crds: list[str],
@@ -91,18 +91,9 @@ async def test_measured_weights_are_written_once_and_drift_sets_as_described(
             "keepWeights": True,
             "prices": {"betweenZones": 0.02, "currency": "EUR"},
         }
-        replica = Replica(tmp_path, control_plane.kubeconfig, namespace, {"traffic": traffic})
-        replica.start()
-        try:
-            await _check_group(client, namespace, replica)
-        except BaseException:
-            await replica.stop()
-            raise
+        await _check_group(client, namespace, start(traffic=traffic))
     # Prometheus is gone: after some failed reads the condition is Unknown.
-    try:
-        await eventually(partial(_is_unknown, client, namespace))
-    finally:
-        await replica.stop()
+    await eventually(partial(_has_condition, client, namespace, "Unknown", "NoTraffic"))
 
 
 async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
@@ -133,32 +124,18 @@ async def test_propose_apply_writes_the_appgroup_and_labels_pod_templates(
         assert APPGROUP_LABEL in deployment["spec"]["template"]["metadata"]["labels"]
 
 
-async def _is_unknown(client: Client, namespace: str) -> bool:
+async def _has_condition(client: Client, namespace: str, status: str, text: str = "") -> bool:
     group = await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
     found = find_condition(group.status.conditions, "AsDescribed")
-    return found is not None and (found.status, found.reason) == ("Unknown", "NoTraffic")
+    return found is not None and found.status == status and text in f"{found.reason} {found.message}"
 
 
 async def _check_group(client: Client, namespace: str, replica: Replica) -> None:
     async def read() -> AppGroup:
         return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
 
-    async def read_condition() -> Condition | None:
-        return find_condition((await read()).status.conditions, "AsDescribed")
-
-    async def is_false() -> bool:
-        found = await read_condition()
-        return found is not None and found.status == "False"
-
-    async def is_true() -> bool:
-        found = await read_condition()
-        return found is not None and found.status == "True"
-
-    await eventually(is_false)
-    found = await read_condition()
-    assert found is not None
-    assert "ads -> db is declared, and no calls were seen" in found.message
-    assert "web -> ads is not declared" in found.message
+    for text in ("ads -> db is declared, and no calls were seen", "web -> ads is not declared"):
+        await eventually(partial(_has_condition, client, namespace, "False", text))
 
     async def has_weights() -> bool:
         return bool((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
@@ -179,4 +156,4 @@ async def _check_group(client: Client, namespace: str, replica: Replica) -> None
     assert (await read()).metadata.resource_version == before
     body = group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
     await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, kind=MERGE_PATCH, namespace=namespace)
-    await eventually(is_true)
+    await eventually(partial(_has_condition, client, namespace, "True"))

@@ -1,6 +1,8 @@
-"""What is told of a Prometheus that cannot be asked."""
+"""Errors of a Prometheus that gives no answer or refuses the query."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 from aiohttp import encode_basic_auth, web
@@ -9,7 +11,7 @@ from controller.prometheus import PrometheusClient, PrometheusError
 from lab.controlplane import LOOPBACK
 
 
-async def test_the_password_in_the_address_is_sent_and_never_told() -> None:
+async def test_errors_name_the_address_and_never_the_password_that_is_sent() -> None:
     """Viewers of the page see the address, in the readings' source and in errors."""
     sent = []
 
@@ -17,7 +19,12 @@ async def test_the_password_in_the_address_is_sent_and_never_told() -> None:
         sent.append(request.headers["Authorization"])
         return web.json_response({"status": "error", "error": "no"}, status=400)
 
+    async def never(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
     app = web.Application()
+    app.router.add_post("/slow/api/v1/query", never)
     app.router.add_post("/base/api/v1/query", refuse)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -31,6 +38,9 @@ async def test_the_password_in_the_address_is_sent_and_never_told() -> None:
         async with PrometheusClient(f"http://who:secret@{LOOPBACK}:9") as away:
             with pytest.raises(PrometheusError) as missed:
                 await away.query("up")
+        async with PrometheusClient(f"http://{host}/slow", timeout_s=0.2) as slow:
+            with pytest.raises(PrometheusError, match=rf"{host}/slow: no answer in 0.2 s"):
+                await slow.query("up")
         async with PrometheusClient(f"http://{host}/base", token="two\nlines") as wrong:
             with pytest.raises(PrometheusError, match="in headers"):
                 await wrong.query("up")
