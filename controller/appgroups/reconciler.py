@@ -19,7 +19,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.services import ServiceIndex, has_same_routing
 from controller.cluster.status_writing import report_conditions, retry_after, write_status
-from controller.cluster.zones import same_place
+from controller.cluster.zones import has_same_location
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
@@ -88,7 +88,7 @@ class AppGroupController:
                 self.enqueue(group)
 
     def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
-        if same_place(old, new):
+        if has_same_location(old, new):
             return
         if new is not None:
             self._locations[key] = location_of(new)
@@ -113,7 +113,7 @@ class AppGroupController:
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.drop(key)
             return None
-        costs = self._costs.of(group.metadata.namespace).table
+        costs = self._costs.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # Read the stores before the first await, after which the group may be gone.

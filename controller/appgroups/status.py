@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from controller.appgroups.order import ALGORITHMS, FALLBACK, Order, order
-from controller.cluster.costs import NOWHERE, SAME_HOST_COST, CostTable, Location
+from controller.cluster.costs import NO_LOCATION, SAME_HOST_COST, CostTable, Location
 from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
@@ -41,8 +41,8 @@ class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
     edge: Edge
     verdict: DependencyState
     cost: int = 0
-    origin: Location = NOWHERE
-    destination: Location = NOWHERE
+    origin: Location = NO_LOCATION
+    destination: Location = NO_LOCATION
 
 
 class GroupFacts(msgspec.Struct, frozen=True):

@@ -137,7 +137,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
 
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
         """By the planner of the controller; its replacement_targets to other groups and replicas to come are not known here."""
-        members = [pod.wire for pod in pods if pod.wire is not None and belongs_to(inputs.state, group)(pod)]
+        members = [pod.group_pod for pod in pods if pod.group_pod is not None and belongs_to(inputs.state, group)(pod)]
         question = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
         return (await asyncio.to_thread(plan_group, question)).targets.get(key)
 

@@ -90,5 +90,5 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     session.remarks.append(
         f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.limitations}"
     )
-    costs = snapshot.costs().of(session.namespace or session.home).table
+    costs = snapshot.costs().for_namespace(session.namespace or session.home).table
     return Traffic(build_traffic_graph(known), workloads, source, window_s, costs, snapshot)

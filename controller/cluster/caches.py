@@ -53,7 +53,7 @@ class Caches:
         self.home = namespace
         self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
         self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
-        self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.wire)
+        self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.group_pod)
         self.agent_pods: FilteredStore[PodInfo] = FilteredStore(
             self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_PODS.matches(pod.labels) else None
         )

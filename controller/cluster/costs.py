@@ -1,7 +1,4 @@
-"""The cost of the path between two locations: one index of a weight, and one rule for which NetworkTopology and weight count.
-
-The scheduler's rules, the groups' status, the views and the lab all look costs up here.
-"""
+"""Look-up of path costs, and the choice of NetworkTopology and weight."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ class Location(NamedTuple):
     zone: str = ""
 
 
-NOWHERE = Location()
-"""Location of a node with neither label."""
+NO_LOCATION = Location()
+"""Of a node with neither label."""
 
 
 def location_of(node: Node) -> Location:
@@ -59,7 +56,7 @@ def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location
 
 
 def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
-    """Entries of one weight between zones (or between regions), by directed pair; of a pair that is listed twice, the first."""
+    """Entries of a weight by directed pair of zones (or of regions). The first entry of a pair counts."""
     found: dict[ZonePair, CostInfo] = {}
     for topology in weight.topology_list if weight is not None else ():
         if topology.topology_key == level:
@@ -74,7 +71,7 @@ class CostTable:
 
     Args:
         weight: the weight.
-        latencies: priced round trips that were published with it; None when it is not one of ours.
+        latencies: the round trips that its costs come from; None for a weight that is not ours.
         one_zone: nodes without labels are in one zone, see `is_one_zone`; in upstream's table they are far from everywhere.
     """
 
@@ -101,8 +98,11 @@ class CostTable:
         return self._latencies.latency_us(origin.zone, destination.zone)
 
     def check_limit(self, candidate: Location, peer: Location, max_cost: int) -> tuple[LimitCheck, int]:
-        """The contract's table for two different nodes, from ``candidate`` to the node of ``peer``."""
-        if peer == NOWHERE and not self.one_zone:
+        """Compare the cost between two different nodes with a limit, as NetworkOverhead does (docs/contracts.md, section 4).
+
+        Returns the result and the cost that is used.
+        """
+        if peer == NO_LOCATION and not self.one_zone:
             return "violated", UNKNOWN_COST
         if candidate == peer:
             return "satisfied", SAME_ZONE_COST
@@ -125,7 +125,7 @@ class CostTable:
         for origin, count in count_by_location(callers, locations).items():
             for destination, others in by_location.items():
                 total += count * others * self.check_limit(origin, destination, 0)[1]
-        # Correct pairs on one host, which were counted as one zone.
+        # Counting by location costs less than by node, but takes pairs on one host for pairs in one zone.
         for node in callers.keys() & callees.keys() & locations.keys():
             cost = self.check_limit(locations[node], locations[node], 0)[1]
             total += callers[node] * callees[node] * (SAME_HOST_COST - cost)
@@ -198,7 +198,7 @@ class CostIndex(Index):
     def __init__(self, rules: NetworkOverheadArgs, home: str, *, one_zone: bool = False) -> None:
         self._rules, self._home, self._one_zone = rules, home, one_zone
         self._topologies: dict[str, NetworkTopology] = {}
-        self._made: dict[str, Costs] = {}
+        self._costs_by_topology: dict[str, Costs] = {}
 
     @classmethod
     def from_objects(
@@ -223,27 +223,27 @@ class CostIndex(Index):
             self._topologies[key] = new
         if has_same_costs(old, new):
             return False
-        self._made.pop(key, None)
+        self._costs_by_topology.pop(key, None)
         return True
 
-    def take_nodes(self, locations: Iterable[Location]) -> None:
+    def on_nodes_change(self, locations: Iterable[Location]) -> None:
         """Update the nodes; not used in upstream parity."""
         one_zone = is_one_zone(locations)
         if one_zone != self._one_zone:
             self._one_zone = one_zone
-            self._made.clear()
+            self._costs_by_topology.clear()
 
-    def of(self, namespace: str) -> Costs:
+    def for_namespace(self, namespace: str) -> Costs:
         """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""
         topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
         key = topology.metadata.key if topology is not None else ""
-        if key not in self._made:
-            self._made[key] = costs_of(topology, self._rules, one_zone=self._one_zone)
-        return self._made[key]
+        if key not in self._costs_by_topology:
+            self._costs_by_topology[key] = costs_of(topology, self._rules, one_zone=self._one_zone)
+        return self._costs_by_topology[key]
 
 
 def has_same_costs(old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
-    """Whether a change of a NetworkTopology leaves its costs as they are; a new status does."""
+    """Whether a change of a NetworkTopology leaves its costs as they are, as one of its status does."""
     if old is None or new is None:
         return False
     same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
@@ -256,7 +256,7 @@ def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs, *, on
         return Costs(CostTable(one_zone=one_zone))
     meta, weight = topology.metadata, weight_for(topology, rules)
     name = weight.name if weight is not None else ""
-    # Measured latencies do not belong to a user's costs.
+    # Costs that users wrote do not come from our latencies.
     latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
     problem = latencies.problem if latencies is not None else ""
     return Costs(

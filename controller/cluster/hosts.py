@@ -63,7 +63,7 @@ TemplateKey = tuple[str, int, int, bool]
 
 def template_of(pod: PodInfo) -> TemplateKey:
     """The template of pods with the same constraints, found by identity."""
-    return pod.namespace, id(pod.labels), id(pod.constraints), pod.leaving
+    return pod.namespace, id(pod.labels), id(pod.constraints), pod.is_terminating
 
 
 class PodTemplate(msgspec.Struct):
@@ -136,14 +136,14 @@ class NodeCache:
         if (
             before is not None
             and after is not None
-            and (before.occupied_node, before.asks) == (after.occupied_node, after.asks)
+            and (before.occupied_node, before.host_requests) == (after.occupied_node, after.host_requests)
         ):
             return
         if before is not None:
             self.freed += 1
-            add(self.used[before.occupied_node], before.asks, -1)
+            add(self.used[before.occupied_node], before.host_requests, -1)
         if after is not None:
-            add(self.used.setdefault(after.occupied_node, {}), after.asks)
+            add(self.used.setdefault(after.occupied_node, {}), after.host_requests)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Remove these pods."""

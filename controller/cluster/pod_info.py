@@ -24,15 +24,15 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
 """``true`` allows eviction of bare pods and pods with local storage, ``false`` forbids any."""
-PREFER_NO_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
-SAFE_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
-"""An integer; cheaper pods are evicted first, and the greatest 32-bit integer forbids eviction."""
+PREFER_NO_EVICTION_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
+SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+EVICTION_COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
+"""An integer; the greatest of 32 bits forbids eviction."""
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
-MOST_SHARED = 20_000
-"""Most shared contents; when exceeded, the table is cleared, and equal ones may exist twice."""
+MAX_INTERNED = 20_000
+"""Contents in a table; a full one is cleared, and equal contents that come later are stored again."""
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
@@ -42,15 +42,18 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         workload: ``namespace/Kind/name`` of its top-level owner, a Deployment rather than its ReplicaSet. Empty for bare pods.
         node: empty while it waits.
-        leaving: being deleted.
-        barred: why the descheduler never moves it; empty if it may.
-        bare, local_storage: whether the configuration must allow its move.
+        qos: from `QOS_RANK`.
+        eviction_cost: the annotation's; cheaper pods are evicted first.
+        eviction_forbidden_by: why the descheduler never moves it; empty if it may.
+        bare: it has no owner that would replace it, and no annotation allows its eviction.
+        local_storage: it has an emptyDir or hostPath volume, and no annotation allows its eviction.
+        constraints: shared with the other pods of its template, as are ``labels`` and ``requests``.
         requests: by resource, by the scheduler's rule; one "pods" among them.
         created_s: unix seconds.
-        ports: host ports, as resources.
         ingress, egress: the bandwidth annotations as written, None without.
-        claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
-        wire: the object; only for pods of AppGroups.
+        host_ports: as resources.
+        claim_names: of the PersistentVolumeClaims that it mounts, ephemeral ones included.
+        group_pod: the object; only for pods of AppGroups.
         ips: its addresses; only for agents' pods.
     """
 
@@ -62,12 +65,12 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     workload: str
     node: str
     phase: str
-    leaving: bool
+    is_terminating: bool
     ready: bool
     priority: int
     qos: int
-    cost: int
-    barred: str
+    eviction_cost: int
+    eviction_forbidden_by: str
     bare: bool
     local_storage: bool
     constraints: Constraints
@@ -76,24 +79,25 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     host_network: bool = False
     ingress: str | None = None
     egress: str | None = None
-    ports: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    wire: GroupPod | None = None
+    host_ports: tuple[str, ...] = ()
+    claim_names: tuple[str, ...] = ()
+    group_pod: GroupPod | None = None
     ips: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> GroupPod:
+    def planning_pod(self) -> GroupPod:
         """The pod's labels and constraints for planning, without requests."""
-        leaving = "1970-01-01T00:00:00Z" if self.leaving else None
+        # The time of a deletion is not cached; any marks the pod as terminating.
+        deleted_at = "1970-01-01T00:00:00Z" if self.is_terminating else None
         meta = ObjectMeta(
-            name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=leaving
+            name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=deleted_at
         )
         return GroupPod(meta, self.constraints.spec)
 
     @property
-    def asks(self) -> Mapping[str, int]:
+    def host_requests(self) -> Mapping[str, int]:
         """Its requests and host ports."""
-        return {**self.requests, **dict.fromkeys(self.ports, 1)} if self.ports else self.requests
+        return {**self.requests, **dict.fromkeys(self.host_ports, 1)} if self.host_ports else self.requests
 
     @property
     def occupied_node(self) -> str:
@@ -107,38 +111,38 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_finished(self) -> bool:
-        """It holds no resources any more."""
+        """Succeeded or failed: it holds no resources any more."""
         return self.phase in FINISHED
 
     @property
     def is_active(self) -> bool:
         """Neither finished nor being deleted."""
-        return not self.leaving and self.phase not in FINISHED
+        return not self.is_terminating and self.phase not in FINISHED
 
 
-class _Shared(Generic[T]):
-    """Shares equal contents."""
+class _Interned(Generic[T]):
+    """One object for equal contents."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, T] = {}
+        self._by_content: dict[bytes, T] = {}
 
     def of(self, content: object, make: Callable[[], T]) -> T:
-        """The shared object with this content."""
+        """The object for this content."""
         key = _encode(content)
-        if key not in self._known:
-            if len(self._known) >= MOST_SHARED:
-                self._known.clear()
-            self._known[key] = make()
-        return self._known[key]
+        if key not in self._by_content:
+            if len(self._by_content) >= MAX_INTERNED:
+                self._by_content.clear()
+            self._by_content[key] = make()
+        return self._by_content[key]
 
 
 class PodReader:
     """Converts pods to `PodInfo`, sharing labels and constraints of pods of one template."""
 
     def __init__(self) -> None:
-        self._constraints: _Shared[Constraints] = _Shared()
-        self._requests: _Shared[Mapping[str, int]] = _Shared()
-        self._labels: _Shared[Mapping[str, str]] = _Shared()
+        self._constraints: _Interned[Constraints] = _Interned()
+        self._requests: _Interned[Mapping[str, int]] = _Interned()
+        self._labels: _Interned[Mapping[str, str]] = _Interned()
 
     def read(self, pod: GroupPod) -> PodInfo:
         """Convert one pod."""
@@ -146,7 +150,7 @@ class PodReader:
         evict = meta.annotation(EVICT_ANNOTATION).lower()
         owner = controller_of(meta)
         local = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
-        cost = _cost(meta.annotation(COST_ANNOTATION))
+        eviction_cost = go_integer(meta.annotation(EVICTION_COST_ANNOTATION)) or 0
         return PodInfo(
             key=meta.key,
             namespace=sys.intern(meta.namespace),
@@ -156,12 +160,12 @@ class PodReader:
             workload=sys.intern(_workload(pod)),
             node=sys.intern(spec.node_name),
             phase=sys.intern(status.phase),
-            leaving=meta.deletion_timestamp is not None,
+            is_terminating=meta.deletion_timestamp is not None,
             ready=pod.ready,
             priority=spec.priority,
             qos=QOS_RANK.get(status.qos_class, 1),
-            cost=cost,
-            barred=_barred(pod, owner, evict, cost),
+            eviction_cost=eviction_cost,
+            eviction_forbidden_by=_eviction_forbidden_by(pod, owner, evict, eviction_cost),
             bare=owner is None and evict != "true",
             local_storage=local and evict != "true",
             constraints=self._constraints_of(spec),
@@ -170,26 +174,26 @@ class PodReader:
             host_network=spec.host_network,
             ingress=(meta.annotations or {}).get(INGRESS_ANNOTATION),
             egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
-            ports=ports_of(spec),
-            claims=tuple(claims_of(pod)),
-            wire=pod if pod.group else None,
+            host_ports=ports_of(spec),
+            claim_names=tuple(claims_of(pod)),
+            group_pod=pod if pod.group else None,
             ips=tuple(found.ip for found in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )
 
     def _constraints_of(self, spec: GroupPodSpec) -> Constraints:
-        asked = GroupPodSpec(
+        constraining = GroupPodSpec(
             node_selector=spec.node_selector,
             affinity=spec.affinity,
             tolerations=spec.tolerations,
             topology_spread_constraints=spec.topology_spread_constraints,
         )
-        return self._constraints.of(asked, lambda: Constraints(asked))
+        return self._constraints.of(constraining, lambda: Constraints(constraining))
 
     def _requests_of(self, spec: GroupPodSpec, status: GroupPodStatus) -> Mapping[str, int]:
-        asked = [(c.name, c.resources.requests) for c in spec.containers or ()]
-        first = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
-        held = (status.container_statuses, status.init_container_statuses, is_infeasible(status))
-        content = (asked, first, spec.overhead, spec.resources.requests, held)
+        containers = [(c.name, c.resources.requests) for c in spec.containers or ()]
+        init = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
+        resizes = (status.container_statuses, status.init_container_statuses, is_infeasible(status))
+        content = (containers, init, spec.overhead, spec.resources.requests, resizes)
         return self._requests.of(content, lambda: requests_of(spec, status))
 
 
@@ -199,25 +203,27 @@ def _workload(pod: GroupPod) -> str:
     return "" if owner is None else "/".join((pod.metadata.namespace, *owner))
 
 
-def _barred(pod: GroupPod, owner: OwnerReference | None, evict: str, cost: int) -> str:
+def _eviction_forbidden_by(pod: GroupPod, owner: OwnerReference | None, evict: str, eviction_cost: int) -> str:
     annotations, spec = pod.metadata.annotations or {}, pod.spec
     kind = owner.kind if owner else ""
     critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
-    bars = (
+    reasons = (
         (MIRROR_ANNOTATION in annotations, "mirror pod"),
         (kind == "Node", "static pod"),
         (kind == "DaemonSet", "DaemonSet pod"),
         (critical, "critical pod"),
         (evict == "false", f"annotation {EVICT_ANNOTATION} is false"),
-        (evict != "true" and PREFER_NO_ANNOTATION in annotations, f"annotation {PREFER_NO_ANNOTATION}"),
-        (annotations.get(SAFE_ANNOTATION, "").lower() == "false", f"annotation {SAFE_ANNOTATION} is false"),
-        (cost >= FORBIDDING_COST, f"annotation {COST_ANNOTATION} forbids it"),
+        (
+            evict != "true" and PREFER_NO_EVICTION_ANNOTATION in annotations,
+            f"annotation {PREFER_NO_EVICTION_ANNOTATION}",
+        ),
+        (
+            annotations.get(SAFE_TO_EVICT_ANNOTATION, "").lower() == "false",
+            f"annotation {SAFE_TO_EVICT_ANNOTATION} is false",
+        ),
+        (eviction_cost >= FORBIDDING_COST, f"annotation {EVICTION_COST_ANNOTATION} forbids it"),
     )
-    return next((reason for holds, reason in bars if holds), "")
-
-
-def _cost(text: str) -> int:
-    return go_integer(text) or 0
+    return next((reason for forbids, reason in reasons if forbids), "")
 
 
 def _time(text: str | None) -> float:

@@ -94,7 +94,7 @@ def ports_of(spec: GroupPodSpec) -> tuple[str, ...]:
     return tuple(f"{PORT_PREFIX}{port.protocol}/{port.host_port}" for port in ports if port.host_port)
 
 
-def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
+def host_requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
     """All that a pod takes of its host: `requests_of`, and one of each of `ports_of`."""
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 

@@ -25,7 +25,7 @@ VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
 SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
-"""On a claim: where kube-scheduler has its volume made."""
+"""On a claim: the node for which kube-scheduler requested provisioning."""
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
 _AVAILABLE = frozenset({"Available", ""})
 """Phases of volumes that a claim may take; volumes in hand-written files have none."""
@@ -88,14 +88,14 @@ class PersistentVolumeClaim(Object, frozen=True):
 
 
 class LabelValues(Wire, frozen=True):
-    """A label of nodes, and values of which it has one."""
+    """A node label and its allowed values."""
 
     key: str = ""
     values: list[str] | None = None
 
 
 class TopologySelectorTerm(Wire, frozen=True):
-    """Labels that must all be as said."""
+    """A node must match all of these."""
 
     match_label_expressions: list[LabelValues] | None = None
 
@@ -112,7 +112,7 @@ class Volumes(Index):
     """Volumes, claims and classes, kept up to date by watch events.
 
     Attributes:
-        version: counts changes that may matter.
+        version: counts changes after which node selectors may differ.
     """
 
     def __init__(self) -> None:
@@ -120,9 +120,9 @@ class Volumes(Index):
         self._volumes: dict[str, PersistentVolume] = {}
         self._claims: dict[str, PersistentVolumeClaim] = {}
         self._classes: dict[str, StorageClass] = {}
-        self._bound_by_volume: dict[str, str] = {}
+        self._volume_of_claim: dict[str, str] = {}
         self._free: dict[str, PersistentVolume] = {}
-        self._offers: dict[bytes, tuple[NodeSelector, ...]] = {}
+        self._selectors_by_claim_spec: dict[bytes, tuple[NodeSelector, ...]] = {}
 
     @classmethod
     def from_objects(
@@ -153,12 +153,12 @@ class Volumes(Index):
         """Update a volume."""
         before = self._volumes.get(name)
         claim = _claim_of(before)
-        if claim and self._bound_by_volume.get(claim) == name:
-            del self._bound_by_volume[claim]
+        if claim and self._volume_of_claim.get(claim) == name:
+            del self._volume_of_claim[claim]
         self._free.pop(name, None)
         self._put(self._volumes, name, new)
         if claim := _claim_of(new):
-            self._bound_by_volume[claim] = name
+            self._volume_of_claim[claim] = name
         elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE:
             self._free[name] = new
 
@@ -174,41 +174,45 @@ class Volumes(Index):
         before = held.pop(key, None)
         if new is not None:
             held[key] = new
-        if _content(before) != _content(new):
+        if _relevant_fields(before) != _relevant_fields(new):
             self.version += 1
-            self._offers.clear()
+            self._selectors_by_claim_spec.clear()
 
-    def demands_of(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
+    def node_selectors_of_pod(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
         """Node selectors of the volumes of a pod's claims; every one must match."""
-        return self.demands(pod.metadata.namespace, claims_of(pod))
+        return self.node_selectors_of_claims(pod.metadata.namespace, claims_of(pod))
 
-    def demands_of_next(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
-        """The same for one more replica, whose claims named after the pod are unbound."""
+    def node_selectors_of_next_replica(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
+        """Node selectors for one more replica like a pod, whose own claims would be unbound.
+
+        A claim is a pod's own if it is of an ephemeral volume, or ends in the pod's name, as a StatefulSet names it.
+        """
         found: list[NodeSelector] = []
+        ephemeral = {f"{pod.metadata.name}-{v.name}" for v in pod.spec.volumes or () if v.ephemeral is not None}
         for name in claims_of(pod):
             claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
-            if claim is None or pod.metadata.name not in name:
-                found += self.demands(pod.metadata.namespace, [name])
+            if claim is None or not (name in ephemeral or name.endswith(f"-{pod.metadata.name}")):
+                found += self.node_selectors_of_claims(pod.metadata.namespace, [name])
             else:
                 spec = msgspec.structs.replace(claim.spec, volume_name="")
-                found += self._offers_to(PersistentVolumeClaim(spec=spec))
+                found += self._selectors_of_unbound(PersistentVolumeClaim(spec=spec))
         return tuple(found)
 
-    def demands(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
-        """The same for claims by name."""
+    def node_selectors_of_claims(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
+        """Node selectors of the volumes of claims by name; every one must match."""
         found: list[NodeSelector] = []
         for name in claims:
             key = f"{namespace}/{name}"
             claim = self._claims.get(key)
             bound = claim.spec.volume_name if claim is not None else ""
-            volume = self._volumes.get(bound or self._bound_by_volume.get(key, ""))
-            if volume is not None and _is_for(volume, claim):
-                found += _any_of([_reach_of(volume)])
+            volume = self._volumes.get(bound or self._volume_of_claim.get(key, ""))
+            if volume is not None and _is_bound_to(volume, claim):
+                found += _any_of([_terms_of_volume(volume)])
             elif claim is not None and not bound:
-                found += self._offers_to(claim)
+                found += self._selectors_of_unbound(claim)
         return tuple(found)
 
-    def _offers_to(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
+    def _selectors_of_unbound(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
         """Node selector of an unbound claim; without WaitForFirstConsumer it is bound before its pod is placed."""
         name = claim.spec.storage_class_name
         class_ = self._classes.get(name)
@@ -218,12 +222,16 @@ class Volumes(Index):
         if node:
             return (NodeSelector([NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", [node])])]),)
         key = msgspec.json.encode((name, claim.spec))
-        if key not in self._offers:
-            ways = [_reach_of(v) for v in self._free.values() if v.spec.storage_class_name == name and _suits(v, claim)]
+        if key not in self._selectors_by_claim_spec:
+            alternatives = [
+                _terms_of_volume(v)
+                for v in self._free.values()
+                if v.spec.storage_class_name == name and _matches_claim(v, claim)
+            ]
             if class_.provisioner not in _NO_PROVISIONER:
-                ways.append(_places_of(class_))
-            self._offers[key] = _any_of(ways)
-        return self._offers[key]
+                alternatives.append(_terms_of_class(class_))
+            self._selectors_by_claim_spec[key] = _any_of(alternatives)
+        return self._selectors_by_claim_spec[key]
 
 
 def claims_of(pod: GroupPod) -> Iterator[str]:
@@ -235,8 +243,8 @@ def claims_of(pod: GroupPod) -> Iterator[str]:
             yield f"{pod.metadata.name}-{volume.name}"
 
 
-def _content(found: Object | None) -> object:
-    """All that an answer may depend on: any write changes the resourceVersion."""
+def _relevant_fields(found: Object | None) -> object:
+    """The fields that node selectors depend on; every write changes the resourceVersion."""
     if found is None:
         return None
     meta = found.metadata
@@ -248,13 +256,13 @@ def _claim_of(volume: PersistentVolume | None) -> str:
     return f"{claim.namespace}/{claim.name}" if claim is not None else ""
 
 
-def _is_for(volume: PersistentVolume, claim: PersistentVolumeClaim | None) -> bool:
-    """Whether a volume is kept for this claim, and not for one of its name that was deleted."""
-    of = volume.spec.claim_ref.uid if volume.spec.claim_ref is not None else ""
-    return claim is None or not of or not claim.metadata.uid or of == claim.metadata.uid
+def _is_bound_to(volume: PersistentVolume, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether a volume is bound to this claim, and not to a deleted one of the same name."""
+    uid = volume.spec.claim_ref.uid if volume.spec.claim_ref is not None else ""
+    return claim is None or not uid or not claim.metadata.uid or uid == claim.metadata.uid
 
 
-def _suits(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
+def _matches_claim(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     """Whether a claim may take a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
     has, wants = volume.spec, claim.spec
     return (
@@ -265,30 +273,30 @@ def _suits(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     )
 
 
-def _size(of: Mapping[str, str] | None) -> int:
-    return amount("storage", (of or {}).get("storage", "0"))
+def _size(quantities: Mapping[str, str] | None) -> int:
+    return amount("storage", (quantities or {}).get("storage", "0"))
 
 
-def _reach_of(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
-    """Terms of which a node has to meet one; None where every node reaches the volume."""
-    # A label of a volume may hold several places, joined by two underscores.
-    places = [
+def _terms_of_volume(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
+    """Terms of which a node must match one; None if every node reaches the volume."""
+    # A label of a volume may hold several zones, joined by two underscores.
+    labels = [
         MatchExpression(label, "In", [part.strip() for part in value.split("__")])
         for label in (ZONE_LABEL, REGION_LABEL)
         if (value := volume.metadata.label(label))
     ]
     affinity = volume.spec.node_affinity
     if affinity is None or affinity.required is None:
-        return [NodeSelectorTerm(places)] if places else None
+        return [NodeSelectorTerm(labels)] if labels else None
     return [
-        NodeSelectorTerm([*(term.match_expressions or ()), *places], term.match_fields)
+        NodeSelectorTerm([*(term.match_expressions or ()), *labels], term.match_fields)
         for term in affinity.required.node_selector_terms or ()
         if term.match_expressions or term.match_fields
     ]
 
 
-def _places_of(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
-    """Places of a volume that the class will provision."""
+def _terms_of_class(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
+    """Terms of which the node of a volume that the class provisions matches one; None for any node."""
     if not class_.allowed_topologies:
         return None
     return [
@@ -297,14 +305,14 @@ def _places_of(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
     ]
 
 
-def _any_of(ways: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
-    """Combine alternatives into one node selector; a thousand volumes may differ in one label only."""
+def _any_of(alternatives: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
+    """Combine alternatives into one node selector. Merges terms on one label, because there may be a thousand volumes."""
     values: dict[str, list[str]] = {}
     terms: list[NodeSelectorTerm] = []
-    for way in ways:
-        if way is None:
+    for alternative in alternatives:
+        if alternative is None:
             return ()
-        for term in way:
+        for term in alternative:
             match term.match_expressions, term.match_fields:
                 case [MatchExpression(operator="In") as one], None:
                     values.setdefault(one.key, []).extend(one.values or ())

@@ -1,7 +1,7 @@
 """Zones, their regions, and the location of each node, from node labels.
 
-An agent announces itself by an annotation on its node; the plan takes only Ready, schedulable nodes that have it. A node without a
-zone label takes no part, and the status says so.
+An agent announces itself by an annotation on its node. Only Ready, schedulable nodes with that annotation and a zone label are probed;
+the NetworkTopology's status names nodes without a zone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ZoneMap(msgspec.Struct, frozen=True):
     """Zones of the cluster, and the place of each node in samples.
 
     Attributes:
-        zones: zone -> region of most of its nodes, for which costs are written; empty if none has one.
+        zones: zone -> region that most of its nodes have, empty if none has one; costs are written for it.
         places: every node by name; its zone may be empty.
         unzoned: nodes without a zone label, sorted.
         conflicting_regions: zones whose nodes have different regions; nodes of the minority may find no cost.
@@ -40,7 +40,7 @@ class ZoneMap(msgspec.Struct, frozen=True):
 
 def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
     """Read zones and regions off the nodes' labels."""
-    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    regions_of: dict[str, Counter[str]] = defaultdict(Counter)
     places: dict[str, Place] = {}
     unzoned: list[str] = []
     for node in nodes:
@@ -48,19 +48,19 @@ def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
         zone, region = labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")
         places[node.metadata.name] = Place(node.metadata.name, zone, region)
         if zone:
-            votes[zone][region] += 1
+            regions_of[zone][region] += 1
         else:
             unzoned.append(node.metadata.name)
     return ZoneMap(
-        zones={zone: _winner(votes[zone]) for zone in sorted(votes)},
+        zones={zone: _most_common(regions_of[zone]) for zone in sorted(regions_of)},
         places=places,
         unzoned=tuple(sorted(unzoned)),
-        conflicting_regions=tuple(sorted(zone for zone, regions in votes.items() if len(regions) > 1)),
+        conflicting_regions=tuple(sorted(zone for zone, regions in regions_of.items() if len(regions) > 1)),
     )
 
 
-def _winner(regions: Counter[str]) -> str:
-    """The region of most nodes; of equals the first bytewise, but any before none."""
+def _most_common(regions: Counter[str]) -> str:
+    """The most frequent region. Of equally frequent ones the first bytewise, and none last."""
     return min(regions, key=lambda region: (-regions[region], not region, region))
 
 
@@ -71,17 +71,17 @@ class AgentPods(NamedTuple):
     ips: tuple[str, ...] = ()
 
 
-def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
+def to_probe_node(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
     """A node as probe planning reads it.
 
     Args:
         node: the node.
-        agent_pods: by node; nodes that are not in it have an agent outside pods, if any.
+        agent_pods: by node; the agent of a node that is not in it may run outside pods, and counts as ready.
     """
-    note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
+    announcement = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(ready=True))
     own = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
-    text = note.address if note is not None and note.address else node.status.internal_ip
+    text = announcement.address if announcement is not None and announcement.address else node.status.internal_ip
     address = read_address(text)
     return ProbeNode(
         name=node.metadata.name,
@@ -90,7 +90,7 @@ def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
-        agent_ready=note is not None and pods.ready,
+        agent_ready=announcement is not None and pods.ready,
         address_is_own=address is not None and address in own,
     )
 
@@ -101,19 +101,19 @@ def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
     for pod in pods:
         if pod.node:
             ready, ips = by_node.get(pod.node, AgentPods(ready=False))
-            by_node[pod.node] = AgentPods(ready or (pod.ready and not pod.leaving), (*ips, *pod.ips))
+            by_node[pod.node] = AgentPods(ready or (pod.ready and not pod.is_terminating), (*ips, *pod.ips))
     return by_node
 
 
-def same_place(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node leaves the map unchanged, as heartbeats do."""
+def has_same_location(old: Node | None, new: Node | None) -> bool:
+    """Whether a change of a node leaves its zone and region as they are, as heartbeats do."""
     if old is None or new is None:
         return False
     return all(old.metadata.label(key) == new.metadata.label(key) for key in (ZONE_LABEL, REGION_LABEL))
 
 
-def same_facts(old: Node | None, new: Node | None) -> bool:
-    """Whether a change of a node leaves the probe plan unchanged, as heartbeats do."""
+def has_same_probe_node(old: Node | None, new: Node | None) -> bool:
+    """Whether a change of a node makes no difference to the probe plan."""
     if old is None or new is None:
         return False
-    return facts_of(old, {}) == facts_of(new, {})
+    return to_probe_node(old, {}) == to_probe_node(new, {})

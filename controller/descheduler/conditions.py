@@ -74,7 +74,7 @@ def _owner(round_: Round, candidate: Candidate) -> str:
 
 
 def _volume(round_: Round, candidate: Candidate) -> str:
-    claims = candidate.pod.claims
+    claims = candidate.pod.claim_names
     if not claims or round_.settings.protection.volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
@@ -193,7 +193,7 @@ REASON_CONDITIONS = (
 """Conditions on the reason for a move, checked first; a node that fails them is not reported as stuck."""
 POD_CONDITIONS = (
     MoveCondition("protected", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
-              lambda _, c: c.pod.barred),
+              lambda _, c: c.pod.eviction_forbidden_by),
     MoveCondition("bare", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
               lambda _, c: "no controller would replace it" if c.pod.bare else ""),
     MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner),

@@ -128,9 +128,9 @@ class UnconfirmedRound:
 
     def _planning_group(self, pod: PodInfo) -> str:
         """Key of the AppGroup whose plan placed the pod; empty without one."""
-        if pod.wire is None or target_of(pod.wire) is None:
+        if pod.group_pod is None or target_of(pod.group_pod) is None:
             return ""
-        return self._round.snapshot.network.group_of(pod.namespace, pod.wire.group)
+        return self._round.snapshot.network.group_of(pod.namespace, pod.group_pod.group)
 
     async def _simulated_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement

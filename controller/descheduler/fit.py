@@ -31,7 +31,7 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
 
 def original_request(pod: PodInfo) -> GroupPod:
     """The pod without the node affinity that netaware added, which would keep its replacement in place."""
-    return pod.asked if pod.wire is None else without_added_requirement(pod.wire)
+    return pod.planning_pod if pod.group_pod is None else without_added_requirement(pod.group_pod)
 
 
 class FitChecker:
@@ -51,10 +51,10 @@ class FitChecker:
 
     def _constraints_of(self, pod: PodInfo) -> Constraints:
         """The pod's constraints without the node affinity that netaware added."""
-        if pod.wire is None or not pod.wire.metadata.annotation(NARROWED_ANNOTATION):
+        if pod.group_pod is None or not pod.group_pod.metadata.annotation(NARROWED_ANNOTATION):
             return pod.constraints
         if pod.key not in self._constraints:
-            self._constraints[pod.key] = Constraints(without_added_requirement(pod.wire).spec)
+            self._constraints[pod.key] = Constraints(without_added_requirement(pod.group_pod).spec)
         return self._constraints[pod.key]
 
     def static_refusal(self, node: Host, pod: PodInfo) -> str:
@@ -63,14 +63,14 @@ class FitChecker:
         key = constraints, node.name
         if key not in self._static:
             self._static[key] = node.refusal(constraints)
-        if self._static[key] or not pod.claims:
+        if self._static[key] or not pod.claim_names:
             return self._static[key]
-        volumes = self._snapshot.volumes.demands(pod.namespace, pod.claims)
+        volumes = self._snapshot.volumes.node_selectors_of_claims(pod.namespace, pod.claim_names)
         return node.refusal(constraints, volumes)
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
-        lacks = first_insufficient(pod.asks, node.allocatable, self._requested_on(node.name))
+        lacks = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
         if lacks:
             return describe_lack(lacks)
         if self._repelling or pod.constraints.depends_on_other_pods:
@@ -83,7 +83,7 @@ class FitChecker:
             total: dict[str, int] = {}
             for pod in self._snapshot.pods.where("node", node).values():
                 if not pod.is_finished:
-                    add(total, pod.asks)
+                    add(total, pod.host_requests)
             self._requested[node] = total
         return self._requested[node]
 
@@ -91,14 +91,14 @@ class FitChecker:
         """Count a planned move of the pod to a node; an empty name is an unknown node."""
         self._planned[pod.key] = pod, node
         if node:
-            add(self._requested_on(node), pod.asks)
+            add(self._requested_on(node), pod.host_requests)
         self._by_other_pods.clear()
 
     def release(self, pod: PodInfo) -> None:
         """Undo `reserve`."""
         _, node = self._planned.pop(pod.key, (pod, ""))
         if node:
-            add(self._requested[node], pod.asks, -1)
+            add(self._requested[node], pod.host_requests, -1)
         self._by_other_pods.clear()
 
     def _refusal_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
@@ -110,7 +110,9 @@ class FitChecker:
                 (True, {RuleKind.ANTI_AFFINITY}),
             ):
                 bound = [
-                    (self._host_index[n], original_request(p)) for p, n in relevant if with_leaving or not p.leaving
+                    (self._host_index[n], original_request(p))
+                    for p, n in relevant
+                    if with_leaving or not p.is_terminating
                 ]
                 by_host = refusals(original_request(pod), self._hosts, bound, kinds) | by_host
             self._by_other_pods[pod.key] = by_host

@@ -179,7 +179,7 @@ class LowNodeLoadRound(TargetFinder):
             lacking = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
             return f"it uses more {', '.join(lacking)} than nodes with low load can take" if lacking else ""
         # Moves only reduce capacity: where one pod fits nowhere, an equal pod that uses as much does not fit either.
-        equivalence_key = pool.name, pod.constraints, pod.claims, tuple(pod.asks.items())
+        equivalence_key = pool.name, pod.constraints, pod.claim_names, tuple(pod.host_requests.items())
         used, why = self._misfits.get(equivalence_key, ({}, ""))
         if why and all(candidate.used.get(resource, 0.0) >= amount for resource, amount in used.items()):
             return why
@@ -193,7 +193,7 @@ class LowNodeLoadRound(TargetFinder):
                 return ""
             reasons[why] += 1
         why = describe_misfits(reasons)
-        if not pod.claims and not reasons.keys() & OTHER_POD_REFUSALS:
+        if not pod.claim_names and not reasons.keys() & OTHER_POD_REFUSALS:
             self._misfits[equivalence_key] = candidate.used, why
         return why
 
@@ -265,7 +265,7 @@ def next_victim(
         share = sum(weight * uses.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
         suffices = all(uses.get(r, 0.0) >= surplus[r] for r in weights)
         by_use = share if suffices else -share
-        return (pod.priority, pod.qos, pod.cost, not suffices, by_use, -pod.created_s, pod.key)
+        return (pod.priority, pod.qos, pod.eviction_cost, not suffices, by_use, -pod.created_s, pod.key)
 
     useful = (v for v in victims if any(v.used.get(r, 0.0) >= MIN_RELIEF_SHARE * surplus[r] for r in weights))
     return min(useful, key=rank, default=None)

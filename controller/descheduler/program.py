@@ -189,7 +189,7 @@ class Descheduler:
                 expected.target,
                 siblings,
                 for_s=self._settings.limits.start_timeout_s,
-                requests=pod.asks,
+                requests=pod.host_requests,
             )
 
     async def _read_usage(self) -> UsageBatch:

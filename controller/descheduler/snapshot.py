@@ -85,7 +85,7 @@ class DeschedulerSnapshot:
 
     def score_table_of(self, pod: PodInfo) -> ScoreTable:
         """The pod's scores on all nodes by the scheduler's rules."""
-        return ScoreTable(NO_GROUP_LABEL) if pod.wire is None else self.network.score_table_of(pod.wire)
+        return ScoreTable(NO_GROUP_LABEL) if pod.group_pod is None else self.network.score_table_of(pod.group_pod)
 
 
 def take_snapshot(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from controller.cluster.zones import agent_pods_by_node, build_zone_map, facts_of
+from controller.cluster.zones import agent_pods_by_node, build_zone_map, to_probe_node
 from controller.diagnosis.model import AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
@@ -23,7 +23,7 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probes = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
     newest = _newest(snapshot)
-    agents = [_agent(node, facts_of(node, agent_pods), probes, newest) for node in snapshot.nodes]
+    agents = [_agent(node, to_probe_node(node, agent_pods), probes, newest) for node in snapshot.nodes]
     return tuple(sorted(agents, key=lambda a: (not a.zone, a.zone, a.node)))
 
 

@@ -10,7 +10,7 @@ import msgspec
 import controller.topology.decision as topology_rules
 from controller.cluster.costs import entries_of, topology_for, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
-from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, facts_of
+from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, to_probe_node
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
@@ -109,7 +109,7 @@ def _in_order(zones: Mapping[str, str]) -> list[str]:
 
 def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
-    facts = [facts_of(node, agent_pods) for node in snapshot.nodes]
+    facts = [to_probe_node(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(f.zone for f in facts)
     ready = Counter(f.zone for f in facts if f.ready)
     agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)

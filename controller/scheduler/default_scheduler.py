@@ -202,7 +202,7 @@ def place(
             refused = (pod.constraints.refusal(h.name, h.labels, h.taints, volumes=demands) for h in there)
             may[which] = np.array([not why for why in refused], np.bool_)
         fits = may[which].copy()
-        for resource, amount in pod.asks.items():
+        for resource, amount in pod.host_requests.items():
             if resource not in free:
                 left = [total_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
                 free[resource] = np.array([bounded(value) for value in left], np.int64)
@@ -217,7 +217,7 @@ def place(
         nodes.append(there[best].name)
         model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
-        for resource, amount in pod.asks.items():
+        for resource, amount in pod.host_requests.items():
             free[resource][best] -= bounded(amount)
     return nodes
 

@@ -89,7 +89,7 @@ def score_locations(
     Args:
         dependencies: what the pod depends on; decides filter and score.
         dependants: what depends on the pod; adds to the score alone. Empty in upstream parity.
-        locations: every location there is, `controller.cluster.costs.NOWHERE` included where a node may be there.
+        locations: every location there is, `controller.cluster.costs.NO_LOCATION` included where a node may be there.
         location_index: node name -> index in ``locations``.
         costs: the weight in use.
     """

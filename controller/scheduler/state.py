@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import NOWHERE, CostIndex, Costs, Location, location_of
+from controller.cluster.costs import NO_LOCATION, CostIndex, Costs, Location, location_of
 from controller.cluster.graph import Graph
 from controller.cluster.index import Index
 from controller.cluster.membership import Membership
@@ -60,7 +60,7 @@ class State(Index):
     Attributes:
         version: counts changes of anything that may change an answer.
         surroundings_version: the same without pods.
-        locations: every (region, zone) that a node ever had; index 0 is `NOWHERE`.
+        locations: every (region, zone) that a node ever had; index 0 is `NO_LOCATION`.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
         node_counts: index in `locations` -> how many nodes are there; no zeros.
@@ -72,11 +72,11 @@ class State(Index):
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
         self._rules, self.allocatable = config.rules, config.allocatable
         self.version = self.surroundings_version = self.node_version = 0
-        self.locations: list[Location] = [NOWHERE]
+        self.locations: list[Location] = [NO_LOCATION]
         self.location_index: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.node_counts: Counter[int] = Counter()
-        self._location_ids: dict[Location, int] = {NOWHERE: 0}
+        self._location_ids: dict[Location, int] = {NO_LOCATION: 0}
         self.membership = Membership(self._rules)
         self._placements: dict[str, str] = {}
         self.cost_index = CostIndex(self._rules, namespace)
@@ -137,7 +137,7 @@ class State(Index):
 
     def _touch_nodes(self) -> None:
         if self._by_answer:  # upstream parity keeps its table
-            self.cost_index.take_nodes(self.locations[index] for index in self.node_counts)
+            self.cost_index.on_nodes_change(self.locations[index] for index in self.node_counts)
         self._touch()
         self.node_version += 1
 
@@ -249,7 +249,7 @@ class State(Index):
 
     def costs(self, group_namespace: str) -> Costs:
         """The costs for groups of a namespace."""
-        return self.cost_index.of(group_namespace)
+        return self.cost_index.for_namespace(group_namespace)
 
     def score(self, namespace: str, group_name: str, workload: str) -> ScoreTable:
         """Score every location for a pod with these labels.

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from controller.cluster.caches import Caches
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER, NetworkTopology
-from controller.cluster.zones import agent_pods_by_node, facts_of, same_facts
+from controller.cluster.zones import agent_pods_by_node, has_same_probe_node, to_probe_node
 from controller.topology.config import TopologyConfig
 from controller.topology.results import ObjectName, results_of
 from kubekit import logs
@@ -84,7 +84,7 @@ class ProbePlanner:
         return results_of(topologies, self._plans.values(), self._namespace, self.zone_count)
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not same_facts(old, new):
+        if not has_same_probe_node(old, new):
             self._queue.add_after(PLAN, DEBOUNCE_S)
 
     async def run(self) -> None:
@@ -149,7 +149,7 @@ class ProbePlanner:
     ) -> tuple[dict[str, ZonePlan], PairPlan, Collection[str], int]:
         """The previous plans, the new one, the keys of both (a former leader planned the previous one), and how many zones have nodes."""
         previous, agents = _decode(objects), agent_pods_by_node(pods)
-        facts = [facts_of(node, agents) for node in nodes]
+        facts = [to_probe_node(node, agents) for node in nodes]
         plan = plan_pairs(facts, self._config.probing, previous, wall_s)
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
         return previous, plan, keys, len({fact.zone for fact in facts} - {""})

@@ -17,7 +17,7 @@ from controller.cluster.membership import Membership, has_same_consent, has_same
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.cluster.status_writing import report_conditions, retry_after, write_status
-from controller.cluster.zones import ZoneMap, build_zone_map, same_place
+from controller.cluster.zones import ZoneMap, build_zone_map, has_same_location
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
@@ -89,7 +89,7 @@ class TopologyController:
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
-        if not same_place(old, new):
+        if not has_same_location(old, new):
             self._map = None
             self._moves += 1
             self._pods_moved()

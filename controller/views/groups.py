@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather
-from controller.cluster.costs import NOWHERE, CostTable, Location, count_by_location, locations_of
+from controller.cluster.costs import NO_LOCATION, CostTable, Location, count_by_location, locations_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -34,7 +34,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
             group,
             members[group.metadata.key],
             locations,
-            index.of(group.metadata.namespace).table,
+            index.for_namespace(group.metadata.namespace).table,
             pairs=pairs,
             membership=membership,
             services=services,
@@ -124,7 +124,7 @@ def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     return PodView(
         name=pod.metadata.name,
         node=pod.spec.node_name,
-        zone=locations.get(pod.spec.node_name, NOWHERE).zone,
+        zone=locations.get(pod.spec.node_name, NO_LOCATION).zone,
         gated=bool(pod.spec.scheduling_gates),
     )
 

@@ -69,7 +69,7 @@ class World:
     def on_pod_change(self, key: str, new: PodInfo | None) -> None:
         """A pod changed."""
         old = self.pods.pop(key, None)
-        self.network.on_pod_change(key, old.wire if old else None, new.wire if new else None)
+        self.network.on_pod_change(key, old.group_pod if old else None, new.group_pod if new else None)
         if new is not None:
             self.pods[key] = new
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import NOWHERE
+from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
 from controller.cluster.requests import amounts
 from controller.scheduler.config import AllocatableArgs
@@ -88,7 +88,7 @@ class NodeIndex:
             del self._hosts[name]
 
     def group(self, raw: bytes) -> Names:
-        """Group the names of a JSON list by location; names that we have never seen go with `NOWHERE`.
+        """Group the names of a JSON list by location; names that we have never seen go with `NO_LOCATION`.
 
         Raises:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
@@ -255,7 +255,7 @@ class Answers:
 
     def _shared_reasons(self, index: int, names: Sequence[str], node_score: NodeScore) -> bytes:
         location = self._state.locations[index]
-        where = f"in {location.zone or location.region}" if location != NOWHERE else "without zone"
+        where = f"in {location.zone or location.region}" if location != NO_LOCATION else "without zone"
         text = f"{where}: network requirements from Workload dependencies, Satisfied: {node_score.satisfied} Violated: {node_score.violated}"
         reason = b":" + _encode(text)
         return (reason + b",").join([_encode(name) for name in names]) + reason

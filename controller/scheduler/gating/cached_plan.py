@@ -85,7 +85,7 @@ def check_plan(
         freed = {name: -value for name, value in evictable.get(node, {}).items()}
         wanted = freed.copy()
         for pod in there:
-            add(wanted, assumed.asks_of(pod))
+            add(wanted, assumed.host_requests_of(pod))
         if not assumed.has_room(group, node, wanted, now=True):
             awaiting_room.update(_without_room(node, there, group, assumed, freed))
         add(wanted, leaving.get(node, {}), -1)
@@ -98,7 +98,7 @@ def _without_room(
 ) -> Iterator[str]:
     """Keys of gated pods that a host has no room for now. Those on their way have theirs first, then the older."""
     for pod in sorted(pods, key=lambda p: (p.gated, p.metadata.creation_timestamp or "", p.metadata.key)):
-        asks = assumed.asks_of(pod)
+        asks = assumed.host_requests_of(pod)
         add(held, asks)
         if pod.gated and not assumed.has_room(group, node, held, now=True):
             add(held, asks, -1)

@@ -11,7 +11,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, add, asks_of, first_insufficient
+from controller.cluster.requests import Amounts, add, first_insufficient, host_requests_of
 from controller.scheduler.gating.retries import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
@@ -53,19 +53,19 @@ class ReservationCache:
         self.ended = 0
         self._asks: dict[str, tuple[str, Amounts]] = {}
 
-    def asks_of(self, pod: GroupPod) -> Amounts:
+    def host_requests_of(self, pod: GroupPod) -> Amounts:
         """A pod's requests, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
         known = self._asks.get(key)
         if known is None or known[0] != version or not version:
-            known = (version, asks_of(pod.spec, pod.status))
+            known = (version, host_requests_of(pod.spec, pod.status))
             self._asks[key] = known
         return known[1]
 
     def precompute_requests(self, pods: Iterable[GroupPod]) -> None:
         """Compute requests in advance, in small steps."""
         for pod in pods:
-            self.asks_of(pod)
+            self.host_requests_of(pod)
 
     def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations: hosts of its pods that are not counted there yet.
@@ -87,7 +87,7 @@ class ReservationCache:
             if before.get(key) == node:
                 del before[key]
             self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.asks_of(pod), gated=pod.gated and key not in self._released
+                group, self.host_requests_of(pod), gated=pod.gated and key not in self._released
             )
         for key, node in before.items():
             self._remove(key, node)

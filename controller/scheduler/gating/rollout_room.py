@@ -127,7 +127,7 @@ class RolloutRoom:
 
     def _full(self, group: str, pod: GroupPod, nodes: Iterable[str]) -> list[str]:
         """The nodes that have no room for a pod now."""
-        asks = self._assumed.asks_of(pod)
+        asks = self._assumed.host_requests_of(pod)
         return [node for node in nodes if not self._assumed.has_room(group, node, asks, now=True)]
 
 

@@ -50,7 +50,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
         own_by_template = _count_by_template(node_cache, own) if own_by_template is None else own_by_template
         nodes = template.nodes - own_by_template.get(key, Counter())
         if nodes:
-            found.append(ForeignPods(template.model.asked, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
+            found.append(ForeignPods(template.model.planning_pod, nodes, required=bool(kinds - {RuleKind.PREFERENCE})))
     return tuple(found)
 
 
@@ -74,7 +74,7 @@ def _relating_rule_kinds(template: PodTemplate, terms: Collection[Term], models:
     model = template.model
     found = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
     if template.terms is None:
-        template.terms = tuple(terms_of(model.asked))
+        template.terms = tuple(terms_of(model.planning_pod))
     for term in template.terms:
         repels = term.kind is RuleKind.ANTI_AFFINITY
         if term in terms or (

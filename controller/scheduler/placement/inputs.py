@@ -12,7 +12,7 @@ from controller.cluster.declared_replicas import Declared, to_plan_for
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
-from controller.cluster.requests import Amounts, add, asks_of, first_insufficient
+from controller.cluster.requests import Amounts, add, first_insufficient, host_requests_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign import foreign_pods
@@ -131,7 +131,7 @@ class PlanInputs(NamedTuple):
             own = {pod.metadata.key for pod in pods}
             for info in self.node_cache.bound:
                 if info.priority < below and info.key not in own:
-                    add(found.setdefault(info.occupied_node, {}), info.asks)
+                    add(found.setdefault(info.occupied_node, {}), info.host_requests)
         return found
 
     def leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
@@ -140,12 +140,12 @@ class PlanInputs(NamedTuple):
         for key in outdated(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.held(key)
             if info is not None:
-                add(found.setdefault(info.node, {}), info.asks)
+                add(found.setdefault(info.node, {}), info.host_requests)
         return found
 
     def ineligible(self, pod: GroupPod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
-        asked, asks = without_added_requirement(pod), asks_of(pod.spec)
+        asked, asks = without_added_requirement(pod), host_requests_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
         others = [
@@ -153,7 +153,7 @@ class PlanInputs(NamedTuple):
         ]
         bound = [(number_of[node], other) for node, other in others if node in number_of]
         by_other_pods = refusals(asked, hosts, bound)
-        constraints, volumes = Constraints(asked.spec), self.volumes.demands_of(pod)
+        constraints, volumes = Constraints(asked.spec), self.volumes.node_selectors_of_pod(pod)
         found: dict[str, str] = {}
         for number, host in enumerate(hosts):
             lacks = first_insufficient(asks, host.allocatable, used.get(host.name, {}))
@@ -179,9 +179,9 @@ class PlanInputs(NamedTuple):
     def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""
         live = [pod for pod in pods if pod.is_active]
-        found = {p.metadata.key: self.volumes.demands_of(p) for p in live if p.spec.volumes}
+        found = {p.metadata.key: self.volumes.node_selectors_of_pod(p) for p in live if p.spec.volumes}
         counts = Counter(pod.workload for pod in live)
         for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():
             if counts[workload] < replicas.get(workload, 0):
-                found[workload] = self.volumes.demands_of_next(model)
+                found[workload] = self.volumes.node_selectors_of_next_replica(model)
         return {key: demands for key, demands in found.items() if demands}

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.requests import Amounts, add, asks_of
+from controller.cluster.requests import Amounts, add, host_requests_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.evaluation import evaluate
@@ -155,7 +155,7 @@ class _GroupPlanner:
         self._bound.append(BoundReplica(node, -1, pod))
         self._vacated_nodes[position].append(node)
         if pod.metadata.key in self.snapshot.assigned_nodes:
-            add(self._extra_requests[node], asks_of(pod.spec, pod.status), -1)
+            add(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
         return True
 
     def _assigned_node(self, pod: GroupPod) -> str:
@@ -171,7 +171,7 @@ class _GroupPlanner:
             self._released_targets[key], node = target, target.node
         self._bound.append(BoundReplica(node, position, pod))
         if key not in self.snapshot.assigned_nodes:
-            add(self._extra_requests[node], asks_of(pod.spec, pod.status))
+            add(self._extra_requests[node], host_requests_of(pod.spec, pod.status))
         return True
 
     def _request(self) -> PlacementRequest:

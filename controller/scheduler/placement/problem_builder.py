@@ -16,7 +16,7 @@ from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
-from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, total_of
+from controller.cluster.requests import Amounts, bounded, host_requests_of, ports_of, total_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import count_hosts
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
@@ -142,7 +142,7 @@ class _Compiler:
         spec = waiting.pod.spec
         limits = (spec.node_selector, required_of(spec.affinity), spec.tolerations)
         hosts = msgspec.json.encode((*limits, waiting.volumes, sorted(waiting.refused)))
-        asks = asks_of(spec)
+        asks = host_requests_of(spec)
         shares: tuple[object, ...] = ()
         if labels_matter:
             meta = waiting.pod.metadata

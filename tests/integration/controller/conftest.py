@@ -24,6 +24,7 @@ async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> 
 
     yield run
     for replica in started:
+        await replica.stop()
+    for replica in started:
         print(replica.log.read_text()[-4000:])
         assert "Traceback" not in replica.log.read_text()
-        await replica.stop()

@@ -154,9 +154,9 @@ class World:
         bound: dict[str, int] = {}
         for other in self.pods.values():
             if other.spec.node_name:
-                cpu = self.plans.assumed.asks_of(other)["cpu"]
+                cpu = self.plans.assumed.host_requests_of(other)["cpu"]
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
-        wanted, carried = self.plans.assumed.asks_of(pod)["cpu"], target_of(pod)
+        wanted, carried = self.plans.assumed.host_requests_of(pod)["cpu"], target_of(pod)
         free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
         if carried is not None and carried.node in free and not pod.found_no_node:
             return carried.node
@@ -172,7 +172,7 @@ class World:
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
                 if node:
-                    taken[node] = taken.get(node, 0) + self.plans.assumed.asks_of(pod)["cpu"]
+                    taken[node] = taken.get(node, 0) + self.plans.assumed.host_requests_of(pod)["cpu"]
                 if pod.gated:
                     promised.add(node)
         return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)

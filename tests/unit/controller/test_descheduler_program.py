@@ -163,7 +163,7 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
     world.network.score("default", "shop", "web")
     before, still = plan(world), world.snapshot()
     assert "web-0" in moved(before)
-    world.network.on_pod_change("default/db-1", world.pods["default/db-1"].wire, None)
+    world.network.on_pod_change("default/db-1", world.pods["default/db-1"].group_pod, None)
     world.network.score("default", "shop", "web")
     assert plan(still) == before, "scores of the cluster as it is now are not the copy's"
     group = msgspec.structs.replace(world.network.groups["default/shop"], metadata=ObjectMeta(name="x", namespace="y"))

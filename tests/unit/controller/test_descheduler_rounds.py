@@ -290,7 +290,7 @@ def check_workload(world: World, history: History, workload: str, count: int) ->
     if not mine:
         return  # a bare pod
     underway = sum(f.move.workload == workload and not f.replacement_node for f in history.pending)
-    whole = [p for p in mine if not p.leaving and p.phase not in {"Succeeded", "Failed"}]
+    whole = [p for p in mine if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
     size = len(whole) + underway
     assert size >= world.plain["protection"]["minReplicas"]
     recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.evictions)
@@ -307,11 +307,11 @@ def check_pod(world: World, one: PodInfo) -> None:
     """Nobody goes who was not opted in."""
     protection, policy = world.plain["protection"], world.plain["policy"]
     assert one.phase == "Running"
-    assert not one.leaving
-    assert not one.barred
+    assert not one.is_terminating
+    assert not one.eviction_forbidden_by
     assert not one.bare
     assert not one.local_storage or protection["localStorage"]
-    assert not one.claims or protection["volumeClaims"]
+    assert not one.claim_names or protection["volumeClaims"]
     kind = one.workload.split("/")[1] if one.workload else ""
     assert not kind or kind in protection["ownerKinds"]
     assert NOW_S - one.created_s >= protection["minPodAgeS"]

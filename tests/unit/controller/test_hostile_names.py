@@ -359,7 +359,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     found_ = diagnose(facts_)
     reported.update(found_, facts_)
     notes = [event.note for event in reported.update(found_, facts_)]
-    costs, locations = snapshot.costs().of("").table, locations_of(snapshot.nodes)
+    costs, locations = snapshot.costs().for_namespace("").table, locations_of(snapshot.nodes)
     for group_ in snapshot.groups:
         facts = gather(group_, (), locations, costs, snapshot.membership)
         refused = admission_condition(group_, snapshot.membership.refused_by(group_.metadata.key))

@@ -561,6 +561,6 @@ def test_new_latencies_reach_the_table_although_no_cost_has_changed() -> None:
         topology_with_latency(1800),
     )
     index.on_change("default/nt-default", None, before)
-    assert index.of("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1210
+    assert index.for_namespace("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1210
     assert index.on_change("default/nt-default", before, after)
-    assert index.of("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1800
+    assert index.for_namespace("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1800

@@ -7,7 +7,14 @@ import json
 import msgspec
 import pytest
 
-from controller.cluster.zones import AgentPods, agent_pods_by_node, build_zone_map, facts_of, same_facts, same_place
+from controller.cluster.zones import (
+    AgentPods,
+    agent_pods_by_node,
+    build_zone_map,
+    has_same_location,
+    has_same_probe_node,
+    to_probe_node,
+)
 from kubekit.addresses import read_address
 from kubekit.wire import Node
 from netperf.pairs import eligible
@@ -71,7 +78,7 @@ def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
     """Others connect to it and hand over the passphrase: it is one of the node, or of the agent's pod."""
     found = node("a", agent=json.dumps({"address": announced}))
     agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
-    facts = facts_of(found, agents)
+    facts = to_probe_node(found, agents)
     assert facts.address == str(read_address(announced or "10.0.0.1"))
     usable, left_out = eligible([facts])
     assert bool(usable) == is_own
@@ -79,11 +86,13 @@ def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
 
 
 def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
-    facts = [facts_of(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))]
-    other = facts_of(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
+    facts = [
+        to_probe_node(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))
+    ]
+    other = to_probe_node(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
     assert {r.reason for r in eligible(facts)[1] if r.key in "ab"} == {"shared-address"}
     assert {r.reason for r in eligible([facts[0], other])[1] if r.key in "ab"} == {"shared-address"}
-    assert facts_of(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
+    assert to_probe_node(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -99,19 +108,19 @@ def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
     ],
 )
 def test_who_may_probe(found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]) -> None:
-    facts = facts_of(found, pods)
+    facts = to_probe_node(found, pods)
     assert (facts.ready, facts.schedulable, facts.agent_ready) == expected
 
 
 def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:
     old = node("a")
-    assert same_place(old, node("a", version="2"))
-    assert same_facts(old, node("a", version="2"))
-    assert not same_place(old, node("a", "z2"))
-    assert same_place(old, node("a", ready=False))
-    assert not same_facts(old, node("a", ready=False))
-    assert not same_place(None, old)
-    assert not same_facts(old, None)
+    assert has_same_location(old, node("a", version="2"))
+    assert has_same_probe_node(old, node("a", version="2"))
+    assert not has_same_location(old, node("a", "z2"))
+    assert has_same_location(old, node("a", ready=False))
+    assert not has_same_probe_node(old, node("a", ready=False))
+    assert not has_same_location(None, old)
+    assert not has_same_probe_node(old, None)
 
 
 def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:

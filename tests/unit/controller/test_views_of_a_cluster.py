@@ -7,7 +7,7 @@ import pytest
 
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.zones import facts_of
+from controller.cluster.zones import to_probe_node
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from controller.diagnosis.zones import by_pair
@@ -118,7 +118,7 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
     named = make_node("n2", "z1", "r1")
     named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
     nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
-    usable, _ = eligible(facts_of(node, {}) for node in nodes)
+    usable, _ = eligible(to_probe_node(node, {}) for node in nodes)
     up = {a.node for a in build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents if a.state == "up"}
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 

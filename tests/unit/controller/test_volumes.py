@@ -61,7 +61,7 @@ def pod(**volume_of: Any) -> GroupPod:
 
 
 def nodes_for(known: Volumes, asked: GroupPod) -> str:
-    constraints, demands = Constraints(asked.spec), known.demands_of(asked)
+    constraints, demands = Constraints(asked.spec), known.node_selectors_of_pod(asked)
     return "".join(n for n, labels in NODES.items() if not constraints.refusal(n, labels, volumes=demands))
 
 
@@ -157,6 +157,25 @@ async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes:
     cluster = Planners()
     cluster.add_volumes(LOCAL, [waiting()], volumes)
     assert await cluster.zones({"volumes": [{"name": "v", **WITH_CLAIM}]}) == zones
+
+
+@pytest.mark.parametrize(
+    ("name", "volume_of", "nodes"),
+    [
+        ("data-p", {"persistentVolumeClaim": {"claimName": "data-p"}}, "n0n2"),  # the claim of a StatefulSet's pod
+        ("p-v", EPHEMERAL, "n0n2"),
+        ("p-data", {"persistentVolumeClaim": {"claimName": "p-data"}}, "n1"),  # a claim that all replicas share
+    ],
+)
+def test_a_further_replica_has_claims_of_its_own_but_shares_those_that_its_template_names(
+    name: str, volume_of: Any, nodes: str
+) -> None:
+    known = Volumes.from_objects([volume(claim=name), *OFFERED], [claim(name, "pv", **WAITING)], [LOCAL])
+    demands = known.node_selectors_of_next_replica(pod(**volume_of))
+    assert (
+        "".join(n for n, labels in NODES.items() if not Constraints(pod().spec).refusal(n, labels, volumes=demands))
+        == nodes
+    )
 
 
 async def test_replicas_to_come_are_expected_where_claims_like_those_of_today_can_be_bound() -> None:
