@@ -136,7 +136,7 @@ class Demo:
         found: dict[frozenset[str], list[Sample]] = defaultdict(list)
         for item in await result_maps(self.client, network.spec.configmap_name):
             for sample in decode_results(item.data or {}, places).samples.values():
-                if sample.measurement.test != "TCP_STREAM" and sample.priced_measurement.p90_us is not None:
+                if sample.measurement.test != "TCP_STREAM" and sample.cost_measurement.p90_us is not None:
                     found[frozenset(sample.zones)].append(sample)
         return found
 
@@ -216,7 +216,7 @@ def _in_the_middle(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[t
     """By directed pair of zones, the reading with the middle p90; a round trip counts for both directions."""
     found: dict[tuple[str, str], Measurement] = {}
     for zones, readings in samples.items():
-        ranked = sorted((s.priced_measurement for s in readings), key=lambda m: m.p90_us or 0.0)
+        ranked = sorted((s.cost_measurement for s in readings), key=lambda m: m.p90_us or 0.0)
         a, b = sorted(zones)
         found[a, b] = found[b, a] = ranked[(len(ranked) - 1) // 2]
     return found

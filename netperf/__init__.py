@@ -1,5 +1,5 @@
 """The domain: which pairs of nodes to probe, when a latency sample counts, and what it costs.
 
-`sample` flags a run, `smoothing` decides when a jump counts, `consensus` compares node pairs, `costs` prices zone pairs. Everything but
-`netperf.probers` is pure: time and randomness are arguments. Nothing here knows Kubernetes beyond the size limit of a ConfigMap.
+`sample` flags a sample, `smoothing` decides when a jump counts, `consensus` compares node pairs, `costs` computes the costs of zone
+pairs. All but `netperf.probers` is pure: time and randomness are arguments.
 """

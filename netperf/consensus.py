@@ -1,9 +1,9 @@
-"""Finds the latency that the readings of a path agree on, and the nodes that are outliers.
+"""Finds the latency of each link that most of its pairs of nodes agree on, and the nodes that are outliers.
 
-A round trip includes delays of both nodes. A slow or lying node is contradicted in all of its pairs, and no other node is; its readings
-are ignored and it is named. Readings from either end count. All readings of one reporter on a link count once, otherwise the only
-node of a zone would have the majority. If two reporters contradict each other, the last agreed value decides, then the triangle
-inequality with third zones.
+A round trip includes delays of both nodes. A slow or lying node is contradicted in all of its pairs, and no other node is; its
+latencies are ignored and it is reported. Both directions of a link count. All latencies of one reporter (the node that measured) on a
+link count as one, otherwise the only node of a zone would have the majority. If two reporters contradict each other, the last agreed
+latency decides, then the triangle inequality with third zones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Link = tuple[str, str]
 CONTRADICTION_RATIO = 0.12
 CONTRADICTION_US = 300.0
 RESOLVED_SHARE = 0.6
-"""Share of these at which a dispute ends, so that readings at the limit do not flap."""
+"""Share of both limits at which a dispute ends, so that latencies at the limit do not flap."""
 MIN_CONTRADICTIONS = 2
 MAX_ITERATIONS = 50
 TRIANGLE_SHARE = 0.5
@@ -32,27 +32,27 @@ def link_of(a: str, b: str) -> Link:
     return (a, b) if a <= b else (b, a)
 
 
-class NodePairReading(msgspec.Struct, frozen=True):
-    """The latency of one pair of nodes, as a reading of its zones."""
+class NodePairLatency(msgspec.Struct, frozen=True):
+    """The latency of a link as one pair of nodes measures it; ``origin`` is the reporter."""
 
     origin: str
     destination: str
     link: Link
-    value_us: float
+    latency_us: float
 
 
 class Consensus(msgspec.Struct, frozen=True):
     """The agreed latencies, outlier nodes and disputed links.
 
     Attributes:
-        values_us: by link, the median over reporters of the readings that count.
-        spread_us: by link, their median distance from it; None for a single reading.
-        disputed: links with two contradicting reporters.
-        outliers_us: outlier nodes, with the median error of their readings.
-        ignored: origin and destination of the ignored readings.
+        latencies_us: by link, the agreed latency: the median over reporters, without the ignored latencies.
+        spread_us: by link, the median absolute deviation from it; None for a single pair of nodes.
+        disputed: links whose two reporters contradict each other.
+        outliers_us: outlier nodes, with the median error of their latencies.
+        ignored: origin and destination of the ignored latencies.
     """
 
-    values_us: dict[Link, float]
+    latencies_us: dict[Link, float]
     spread_us: dict[Link, float | None]
     disputed: frozenset[Link]
     outliers_us: dict[str, float]
@@ -60,146 +60,148 @@ class Consensus(msgspec.Struct, frozen=True):
 
 
 def find_consensus(
-    readings: Iterable[NodePairReading], agreed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
+    latencies: Iterable[NodePairLatency], agreed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
 ) -> Consensus:
-    """Find the values that most reporters agree on, and the outliers.
+    """Find the latency of each link that most reporters agree on, and the outliers.
 
     Args:
-        readings: fresh readings, at most one per directed pair of nodes.
-        agreed_us: the last agreed values by link, if known.
-        disputed_before: links that were disputed before.
+        latencies: that are not stale, at most one per directed pair of nodes.
+        agreed_us: the last agreed latencies by link, if known.
+        disputed_before: links that were disputed at the last call.
     """
     # Sorted, because the outcome must not depend on the order of keys.
-    everything = sorted(readings, key=lambda r: (r.link, r.origin, r.destination))
-    by_link: dict[Link, list[NodePairReading]] = defaultdict(list)
-    for reading in everything:
-        by_link[reading.link].append(reading)
-    ignored: set[NodePairReading] = set()
+    ordered = sorted(latencies, key=lambda n: (n.link, n.origin, n.destination))
+    by_link: dict[Link, list[NodePairLatency]] = defaultdict(list)
+    for latency in ordered:
+        by_link[latency.link].append(latency)
+    ignored: set[NodePairLatency] = set()
     for _ in range(MAX_ITERATIONS):
-        suspect = _most_contradicted(by_link)
-        if suspect is None:
+        suspects = _find_suspects(by_link)
+        if suspects is None:
             break
-        for reading in suspect:
-            by_link[reading.link].remove(reading)
-            ignored.add(reading)
+        for latency in suspects:
+            by_link[latency.link].remove(latency)
+            ignored.add(latency)
     disputed = _resolve_disputes(by_link, ignored, agreed_us, disputed_before)
-    values_us = {link: _middle_us(counting) for link, counting in by_link.items() if counting}
+    latencies_us = {link: _median_us(counting) for link, counting in by_link.items() if counting}
     return Consensus(
-        values_us=values_us,
-        spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
+        latencies_us=latencies_us,
+        spread_us={link: _spread_us(by_link[link], latency_us) for link, latency_us in latencies_us.items()},
         disputed=disputed,
-        outliers_us=_find_outliers(everything, ignored, values_us),
-        ignored=frozenset((r.origin, r.destination) for r in ignored),
+        outliers_us=_find_outliers(ordered, ignored, latencies_us),
+        ignored=frozenset((n.origin, n.destination) for n in ignored),
     )
 
 
-def _by_reporter(readings: Iterable[NodePairReading]) -> dict[str, list[NodePairReading]]:
-    reporters: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in readings:
-        reporters[reading.origin].append(reading)
+def _by_reporter(latencies: Iterable[NodePairLatency]) -> dict[str, list[NodePairLatency]]:
+    reporters: dict[str, list[NodePairLatency]] = defaultdict(list)
+    for latency in latencies:
+        reporters[latency.origin].append(latency)
     return reporters
 
 
-def _middle_us(readings: Iterable[NodePairReading]) -> float:
-    """The median over reporters of their medians."""
-    return statistics.median(statistics.median(r.value_us for r in own) for own in _by_reporter(readings).values())
+def _median_us(latencies: Iterable[NodePairLatency]) -> float:
+    """The median of the reporters' medians."""
+    return statistics.median(statistics.median(n.latency_us for n in own) for own in _by_reporter(latencies).values())
 
 
-def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
-    """Whether a reading is too far from the others; by a ``share`` of the usual distance."""
-    return abs(value_us - others_us) > share * max(CONTRADICTION_RATIO * max(value_us, others_us), CONTRADICTION_US)
+def contradicts(latency_us: float, others_us: float, *, share: float = 1.0) -> bool:
+    """Whether two latencies are too far apart to be of one path; ``share`` scales the limit."""
+    return abs(latency_us - others_us) > share * max(CONTRADICTION_RATIO * max(latency_us, others_us), CONTRADICTION_US)
 
 
 def _contradictions(
-    by_link: Mapping[Link, list[NodePairReading]],
-) -> tuple[dict[str, list[NodePairReading]], dict[str, int]]:
-    """By node: its contradicted readings, and the number of its readings with others on their link."""
-    against: dict[str, list[NodePairReading]] = defaultdict(list)
+    by_link: Mapping[Link, list[NodePairLatency]],
+) -> tuple[dict[str, list[NodePairLatency]], dict[str, int]]:
+    """By node: its contradicted latencies, and the number of its latencies that others can contradict."""
+    against: dict[str, list[NodePairLatency]] = defaultdict(list)
     count: dict[str, int] = defaultdict(int)
-    for readings in by_link.values():
-        if len(readings) < 2:
+    for latencies in by_link.values():
+        if len(latencies) < 2:
             continue
-        for reading in readings:
-            others_us = _others_us(reading, readings)
-            for node in (reading.origin, reading.destination):
+        for latency in latencies:
+            others_us = _others_us(latency, latencies)
+            for node in (latency.origin, latency.destination):
                 count[node] += 1
-                if others_us is not None and contradicts(reading.value_us, others_us):
-                    against[node].append(reading)
+                if others_us is not None and contradicts(latency.latency_us, others_us):
+                    against[node].append(latency)
     return against, count
 
 
-def _others_us(reading: NodePairReading, readings: Iterable[NodePairReading]) -> float | None:
-    """The median of a link's other reporters; None if there is none, or the middle two disagree.
+def _others_us(latency: NodePairLatency, latencies: Iterable[NodePairLatency]) -> float | None:
+    """The median of a link's other reporters; None if there is none, or if the middle two contradict each other.
 
-    Of several readings of one reporter the nearest counts, since the others are of other nodes.
+    Of several latencies of one reporter the nearest counts, because the others may be of a slow destination.
     """
-    values_us = sorted(
-        min((r.value_us for r in own), key=lambda us: abs(us - reading.value_us))
-        for reporter, own in _by_reporter(readings).items()
-        if reporter != reading.origin
+    latencies_us = sorted(
+        min((n.latency_us for n in own), key=lambda us: abs(us - latency.latency_us))
+        for reporter, own in _by_reporter(latencies).items()
+        if reporter != latency.origin
     )
-    if not values_us:
+    if not latencies_us:
         return None
-    low_us, high_us = values_us[(len(values_us) - 1) // 2], values_us[len(values_us) // 2]
+    low_us, high_us = latencies_us[(len(latencies_us) - 1) // 2], latencies_us[len(latencies_us) // 2]
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
-def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[NodePairReading] | None:
-    """The contradicted readings of the most contradicted node, if there is a clear one; else those outvoted on their link."""
+def _find_suspects(by_link: Mapping[Link, list[NodePairLatency]]) -> list[NodePairLatency] | None:
+    """The contradicted latencies of the most contradicted node, if there is a clear one; else the outvoted ones of a link."""
     against, count = _contradictions(by_link)
-    ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
+    ranked = sorted(against, key=lambda node: (-len(against[node]) / count[node], -len(against[node]), node))
     for node in ranked:
         bad = against[node]
-        if len(bad) < MIN_CONTRADICTIONS or 2 * len(bad) <= count[node] or _one_against_one(bad, by_link):
+        if len(bad) < MIN_CONTRADICTIONS or 2 * len(bad) <= count[node] or _is_one_against_one(bad, by_link):
             continue
-        # Nodes that were measured with a bad node are contradicted too, but only in that pair.
-        partners = {r.destination if r.origin == node else r.origin for r in bad}
-        if all(_weight(against, count, node) > _weight(against, count, p) for p in partners):
-            return [r for r in bad if r.origin == node or not _only_about(node, by_link[r.link])]
-    for readings in by_link.values():
-        if len(readings) >= 3:
-            middle_us = statistics.median(r.value_us for r in readings)
-            outvoted = [r for r in readings if contradicts(r.value_us, middle_us)]
-            majority = {r.origin for r in readings if r not in outvoted}
-            if outvoted and 2 * len(outvoted) < len(readings) and len(majority) > 1:
+        # The partners of a bad node are contradicted too, but only in the pair with it.
+        partners = {n.destination if n.origin == node else n.origin for n in bad}
+        if all(_contradicted_share(against, count, node) > _contradicted_share(against, count, p) for p in partners):
+            return [n for n in bad if n.origin == node or not _all_involve(node, by_link[n.link])]
+    for latencies in by_link.values():
+        if len(latencies) >= 3:
+            median_us = statistics.median(n.latency_us for n in latencies)
+            outvoted = [n for n in latencies if contradicts(n.latency_us, median_us)]
+            majority = {n.origin for n in latencies if n not in outvoted}
+            if outvoted and 2 * len(outvoted) < len(latencies) and len(majority) > 1:
                 return outvoted
     return None
 
 
-def _one_against_one(bad: Iterable[NodePairReading], by_link: Mapping[Link, list[NodePairReading]]) -> bool:
+def _is_one_against_one(bad: Iterable[NodePairLatency], by_link: Mapping[Link, list[NodePairLatency]]) -> bool:
     """Whether only two reporters of one link contradict each other."""
-    links = {r.link for r in bad}
+    links = {n.link for n in bad}
     return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
 
-def _only_about(node: str, readings: Iterable[NodePairReading]) -> bool:
-    """Whether every reading of a link has the node at one end, so that its own readings and those of others contradict each other."""
-    return all(node in (r.origin, r.destination) for r in readings)
+def _all_involve(node: str, latencies: Iterable[NodePairLatency]) -> bool:
+    """Whether the node is one end of every latency of a link; then nothing else shows which end is at fault."""
+    return all(node in (n.origin, n.destination) for n in latencies)
 
 
-def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, int], node: str) -> tuple[float, int]:
+def _contradicted_share(
+    against: Mapping[str, list[NodePairLatency]], count: Mapping[str, int], node: str
+) -> tuple[float, int]:
     bad = len(against.get(node, ()))
     return bad / max(1, count.get(node, 0)), bad
 
 
 def _resolve_disputes(
-    by_link: dict[Link, list[NodePairReading]],
-    ignored: set[NodePairReading],
+    by_link: dict[Link, list[NodePairLatency]],
+    ignored: set[NodePairLatency],
     agreed_us: Mapping[Link, float],
     disputed_before: Collection[Link],
 ) -> frozenset[Link]:
-    """Resolve links with two contradicting reporters: keep the value nearer to the last agreed one, else the one that the triangle allows.
+    """Ignore one of two reporters that contradict each other; returns the links on which this was so.
 
-    A single reporter is disputed if it contradicts the last agreed value, and also the triangle or itself.
+    A single reporter is disputed too if it contradicts the last agreed latency, and also the triangle inequality or itself.
     """
     disputed: set[Link] = set()
-    for link, readings in by_link.items():
-        middles_us = [_middle_us(own) for own in _by_reporter(readings).values()]
+    for link, latencies in by_link.items():
+        medians_us = [_median_us(own) for own in _by_reporter(latencies).values()]
         share = RESOLVED_SHARE if link in disputed_before else 1.0
-        if len(middles_us) == 2 and contradicts(*middles_us, share=share):
+        if len(medians_us) == 2 and contradicts(*medians_us, share=share):
             disputed.add(link)
     agreeing_us = {
-        link: _middle_us(readings) for link, readings in by_link.items() if readings and link not in disputed
+        link: _median_us(latencies) for link, latencies in by_link.items() if latencies and link not in disputed
     }
     alone = {
         link
@@ -207,81 +209,81 @@ def _resolve_disputes(
         if len(_by_reporter(by_link[link])) == 1
         and link in agreed_us
         and contradicts(us, agreed_us[link])
-        and (us < triangle_least_us(link, agreeing_us) or _contradicts_itself(by_link[link]))
+        and (us < triangle_minimum_us(link, agreeing_us) or _contradicts_itself(by_link[link]))
     }
     for link in sorted(disputed | alone):
-        readings = by_link[link]
-        losers = readings if link in alone else _loser(link, readings, agreed_us.get(link), agreeing_us)
-        by_link[link] = [r for r in readings if r not in losers]
-        ignored.update(losers)
+        latencies = by_link[link]
+        rejected = latencies if link in alone else _rejected(link, latencies, agreed_us.get(link), agreeing_us)
+        by_link[link] = [n for n in latencies if n not in rejected]
+        ignored.update(rejected)
     return frozenset(disputed | alone)
 
 
-def _contradicts_itself(own: Collection[NodePairReading]) -> bool:
-    return contradicts(min(r.value_us for r in own), max(r.value_us for r in own))
+def _contradicts_itself(own: Collection[NodePairLatency]) -> bool:
+    return contradicts(min(n.latency_us for n in own), max(n.latency_us for n in own))
 
 
-def _loser(
-    link: Link, readings: Iterable[NodePairReading], agreed_us: float | None, agreeing_us: Mapping[Link, float]
-) -> list[NodePairReading]:
-    """The readings of the reporter, one of two, that is ignored."""
-    low, high = sorted(_by_reporter(readings).values(), key=_middle_us)
+def _rejected(
+    link: Link, latencies: Iterable[NodePairLatency], agreed_us: float | None, agreeing_us: Mapping[Link, float]
+) -> list[NodePairLatency]:
+    """The latencies of the reporter to ignore: the one farther from the last agreed latency, else the one that breaks the triangle."""
+    low, high = sorted(_by_reporter(latencies).values(), key=_median_us)
     if agreed_us is not None:
-        return max((low, high), key=lambda own: abs(_middle_us(own) - agreed_us) / max(_middle_us(own), agreed_us))
-    if _middle_us(low) < triangle_least_us(link, agreeing_us):
+        return max((low, high), key=lambda own: abs(_median_us(own) - agreed_us) / max(_median_us(own), agreed_us))
+    if _median_us(low) < triangle_minimum_us(link, agreeing_us):
         return low
-    # No node is faster than the path; a node that both share may be slow, which at least does no harm.
-    ends = [{node for r in own for node in (r.origin, r.destination)} for own in (low, high)]
+    # A slow node raises a latency, so the higher one is rejected. If both pairs share a node, the lower one may be forged by it.
+    ends = [{node for n in own for node in (n.origin, n.destination)} for own in (low, high)]
     return low if ends[0] & ends[1] else high
 
 
-def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
-    """The least plausible latency of a link: half of the median difference of third zones' latencies to both ends.
+def triangle_minimum_us(link: Link, latencies_us: Mapping[Link, float]) -> float:
+    """The lowest plausible latency of a link: half of the median difference of third zones' latencies to both ends.
 
-    Paths of the real internet break the triangle inequality, hence half of it and 2 ms of grace.
+    Paths of the real internet break the triangle inequality, hence half of it, minus 2 ms.
     """
     a, b = link
-    zones = {zone for pair in values_us for zone in pair} - {a, b}
+    zones = {zone for pair in latencies_us for zone in pair} - {a, b}
     gaps = [
-        abs(values_us[to_a] - values_us[to_b])
+        abs(latencies_us[to_a] - latencies_us[to_b])
         for c in zones
-        if (to_a := link_of(a, c)) in values_us and (to_b := link_of(b, c)) in values_us
+        if (to_a := link_of(a, c)) in latencies_us and (to_b := link_of(b, c)) in latencies_us
     ]
     return max(0.0, TRIANGLE_SHARE * statistics.median(gaps) - TRIANGLE_US) if len(gaps) >= 2 else 0.0
 
 
-def _spread_us(readings: list[NodePairReading], value_us: float) -> float | None:
-    if len(readings) < 2:
+def _spread_us(latencies: list[NodePairLatency], latency_us: float) -> float | None:
+    if len(latencies) < 2:
         return None
-    return statistics.median(abs(r.value_us - value_us) for r in readings)
+    return statistics.median(abs(n.latency_us - latency_us) for n in latencies)
 
 
 def _find_outliers(
-    readings: Collection[NodePairReading], ignored: set[NodePairReading], values_us: Mapping[Link, float]
+    latencies: Collection[NodePairLatency], ignored: set[NodePairLatency], latencies_us: Mapping[Link, float]
 ) -> dict[str, float]:
-    """Outlier nodes with the median error of their ignored readings, microseconds.
+    """Outlier nodes with the median error of their ignored latencies, microseconds.
 
-    A reading counts against the end with the larger share of ignored readings, in doubt the writer. A node is an outlier if at
-    least half of its readings count against it, or most of those that it wrote.
+    A latency counts against the end with the larger share of ignored latencies, in doubt the reporter. A node is an outlier if at
+    least half of its latencies count against it, or most of those that it reported.
     """
-    wrote = Counter(reading.origin for reading in readings)
+    reported = Counter(latency.origin for latency in latencies)
     count: dict[str, int] = defaultdict(int)
-    bad: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in readings:
-        for node in (reading.origin, reading.destination):
+    bad: dict[str, list[NodePairLatency]] = defaultdict(list)
+    for latency in latencies:
+        for node in (latency.origin, latency.destination):
             count[node] += 1
-            if reading in ignored:
-                bad[node].append(reading)
-    blamed: dict[str, list[NodePairReading]] = defaultdict(list)
-    for reading in ignored:
-        shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
-        blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)
+            if latency in ignored:
+                bad[node].append(latency)
+    counted_against: dict[str, list[NodePairLatency]] = defaultdict(list)
+    for latency in ignored:
+        shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (latency.origin, latency.destination)]
+        counted_against[latency.destination if shares[1] > shares[0] else latency.origin].append(latency)
     return {
-        node: statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in ignored_readings)
-        for node, ignored_readings in sorted(blamed.items())
-        if 2 * len(ignored_readings) >= count[node]
+        node: statistics.median(n.latency_us - latencies_us.get(n.link, n.latency_us) for n in ignored_latencies)
+        for node, ignored_latencies in sorted(counted_against.items())
+        if 2 * len(ignored_latencies) >= count[node]
         or (
-            len(own := [r for r in ignored_readings if r.origin == node]) >= MIN_CONTRADICTIONS
-            and 2 * len(own) > wrote[node]
+            len(own := [n for n in ignored_latencies if n.origin == node]) >= MIN_CONTRADICTIONS
+            and 2 * len(own) > reported[node]
         )
     }

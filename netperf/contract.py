@@ -1,6 +1,6 @@
 """Names that agent, controller, lab and other programs share: labels, annotations, the resource, objects, the agent's announcement.
 
-Names that one program alone writes and reads (a descheduler's memory, a NetworkTopology's group) stay with it.
+Names that only one program writes and reads are in that program.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import msgspec
 from kubekit.wire import DECODE_ERRORS
 
 HOME_NAMESPACE = "netaware-system"
-"""The namespace of the manifests; both programs have a setting for another."""
+"""The namespace of the manifests, and the default of both programs' settings."""
 ApiVersion = Literal["netaware.io/v1alpha1"]
 (API_VERSION,) = get_args(ApiVersion)
 """apiVersion of both programs' configuration files."""
 CONTROLLER, AGENT = "netaware-controller", "netaware-agent"
-"""The programs: reporters of events, managers of fields, names of the objects that run them."""
+"""The programs' names in events, managed fields, and of the objects that run them."""
 SCHEDULER = "netaware-scheduler"
-"""What runs a kube-scheduler beside our extender."""
+"""Name of the objects that run a kube-scheduler with our extender."""
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 PART_OF = {"app.kubernetes.io/part-of": "netaware"}
-"""Labels of every object that one of the programs makes."""
+"""Labels of every object that the programs create."""
 NAME_LABEL = "app.kubernetes.io/name"
 AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR = f"{NAME_LABEL}={AGENT}", f"{NAME_LABEL}={CONTROLLER}"
 """The programs' pods, in netaware's namespace."""
@@ -35,9 +35,9 @@ INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
 EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
 """On a pod: its limits, as the CNI bandwidth plugin reads them."""
 CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
-"""On a node, set by a person: a quantity in bits per second that overrides what the agent finds."""
+"""On a node, set by a user: a quantity in bits per second that overrides the detected capacity."""
 OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
-"""On a node: who writes the resource. With a value other than ours the agent does not write it."""
+"""On a node: the writer of the resource. With another value than ours the agent does not write it."""
 SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
 """On a node: source of the published number, as text."""
 
@@ -56,18 +56,17 @@ PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
 PAGE_ACCOUNT = "netaware-page"
 """The ServiceAccount whose tokens open the page, and which may do nothing else."""
 PAGE_DATA = "/api/v1/overview"
-"""Path of the page's data, which browsers ask for beside its document."""
+"""Path of the page's data."""
 
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
-"""On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
-
+"""On an AppGroup, if traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both directions."""
 
 MAX_ANNOTATION_BYTES = 512
 """Longest annotation that the agent writes on its node; the admission policy has the same limit."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of `AGENT_ANNOTATION`: where the agent's server listens, by what it probes, and what does not work beside that."""
+    """The value of `AGENT_ANNOTATION`: address and port of the agent's server, its prober, and what does not work."""
 
     address: str = ""
     port: int = 0
@@ -107,4 +106,4 @@ def traffic_pause_s(round_s: float) -> float:
 
 
 HOT_TAINT = "netaware.io/hot"
-"""Of effect PreferNoSchedule, on nodes that were found hot, where the descheduler is to write it: pods rather go elsewhere."""
+"""Taint on hot nodes with effect PreferNoSchedule, if the descheduler is configured to write it."""

@@ -1,7 +1,6 @@
 """Reasons for refusing measurement data, for counters and conditions.
 
-Bad data never stops a program: whole objects raise one of these errors, single keys or probes become a `Refusal`,
-and callers count them by ``reason``.
+A whole object that is invalid raises one of these errors; a single key or probe becomes a `Refusal`. Callers count both by ``reason``.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ OBJECT_LIMIT_BYTES = 2**20 - 2**16
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """One key, probe or node that was left out, and why.
+    """One key, probe or node that is not used, and why.
 
     Attributes:
-        key: what was refused, cut to 80 characters, since anyone may have written it.
-        reason: a short name with few values, fit for a metric label.
-        detail: for people; names the field and what was expected.
-        source: the node that it names as its origin, if any.
+        key: the key, probe or node, cut to 80 characters.
+        reason: one of a few short names, for a metric label.
+        detail: text for users, with the field and the expected value.
+        source: the origin node in the key, if there is one.
     """
 
     key: str
@@ -34,13 +33,13 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def refuse(key: str, reason: str, detail: str = "", source: str = "") -> Refusal:
-    """A `Refusal` whose texts are cut to a length that is fit to log."""
+    """A `Refusal` with its texts cut for logs."""
     shown = key if len(key) <= SHOWN_KEY_LENGTH else key[: SHOWN_KEY_LENGTH - 1] + "…"
     return Refusal(shown, reason, detail[:200], source)
 
 
 class PlanRefusedError(KubekitError):
-    """A plan object cannot be used as a whole; the current plan stays.
+    """A plan object is invalid as a whole; the current plan stays in use.
 
     Attributes:
         reason: ``missing``, ``half-written``, ``bad-field``, ``wrong-zone`` or ``past-epoch``.
@@ -56,8 +55,8 @@ class TooLargeError(KubekitError):
 
     Attributes:
         name: the object.
-        size_bytes: what keys and values would come to.
-        limit_bytes: what we allow.
+        size_bytes: size of keys and values.
+        limit_bytes: the limit.
     """
 
     def __init__(self, name: str, size_bytes: int, limit_bytes: int, fix: str) -> None:
@@ -79,10 +78,10 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
     Args:
         name: of the object.
         data: keys and values.
-        fix: what to do about an object that is too large.
+        fix: how to make the object smaller, for the message.
 
     Raises:
-        TooLargeError: it is over our limit, a margin below the API server's 1 MiB of data.
+        TooLargeError: it is larger than `OBJECT_LIMIT_BYTES`.
     """
     size = size_bytes(data)
     if size > OBJECT_LIMIT_BYTES:

@@ -1,7 +1,7 @@
 """A mergeable sparse histogram of round trips, accurate to half a per cent.
 
-Buckets are 1/128 of an octave wide. HdrHistogram with three digits takes 180 kB a piece, and an agent may keep one for each of a
-hundred destinations; this one takes as much as there are different values.
+Buckets are 1/128 of an octave wide. It stores only buckets with values: an agent may have a hundred histograms, and one of HdrHistogram
+with three digits takes 180 kB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def rank_of(percent: float, count: int) -> int:
 
 
 class Histogram:
-    """Counts by logarithm of the value. Values are microseconds above 0; others are not taken."""
+    """Counts by logarithm of the value. Values are microseconds above 0; others are ignored."""
 
     __slots__ = ("_counts", "count", "max_us", "min_us")
 
@@ -38,14 +38,14 @@ class Histogram:
         self.min_us, self.max_us = min(self.min_us, value_us), max(self.max_us, value_us)
 
     def merge(self, other: Histogram) -> None:
-        """Count everything that ``other`` counted: percentiles of the whole, which no mean of percentiles would be."""
+        """Add the counts of ``other``, so that percentiles are of both."""
         for index, count in other._counts.items():
             self._counts[index] = self._counts.get(index, 0) + count
         self.count += other.count
         self.min_us, self.max_us = min(self.min_us, other.min_us), max(self.max_us, other.max_us)
 
     def percentile_us(self, percent: float) -> float | None:
-        """Nearest rank, held within minimum and maximum; None when nothing was counted."""
+        """The percentile by nearest rank, within minimum and maximum; None if the histogram is empty."""
         if not self.count:
             return None
         rank, seen = rank_of(percent, self.count), 0

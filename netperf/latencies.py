@@ -1,9 +1,8 @@
 """Encodes latencies in microseconds in an annotation of the NetworkTopology.
 
-``networkCost`` counts whole units and is held within its hysteresis, since limits are compared with it; between the zones of
-most clouds that is 2 for every pair. Decisions need what was measured, so the controller publishes the priced latency of
-every directed pair of zones. An annotation, because upstream's definition prunes fields that it does
-not know and keeps annotations (docs/adr/0007-measurement.md).
+``networkCost`` has whole units and hysteresis, because limits are compared with it; between the zones of most clouds it is 2 for every
+pair. Plans need the measured latency, so the controller publishes that of every directed pair of zones. It uses an annotation, because
+upstream's definition prunes unknown fields (docs/adr/0007-measurement.md).
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ LIMIT_BYTES = 200 * 1024
 """The API server takes 256 KiB of annotations per object, the user's included."""
 HOLD_RATIO = 0.03
 HOLD_US = 15.0
-"""The current latency stays while the new one is within the larger of both of it."""
+"""A written latency stays while the new one differs by less than the larger of both."""
 
 ZonePair = tuple[str, str]
 """Origin and destination."""
 
 
 class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The annotation. Rows are origins, columns destinations, both in the order of ``zones``; null is not known."""
+    """The annotation. Rows are origins, columns destinations, both in the order of ``zones``; null is unknown."""
 
     zones: list[str]
     us: list[list[int | None]]
@@ -45,9 +44,9 @@ class Latencies:
 
     Attributes:
         us: directed pair -> round trip in microseconds, above 0.
-        errors_us: directed pair -> by how much it may be off, microseconds.
-        unreachable: directed pairs that are known to be dead; they have no latency.
-        problem: why an annotation could not be read; empty when it could.
+        errors_us: directed pair -> error bar of the latency, microseconds.
+        unreachable: directed pairs that cannot be reached; they have no latency.
+        problem: why the annotation is invalid; empty if it is valid.
     """
 
     us: Mapping[ZonePair, int] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Latencies:
         return self.errors_us.get((origin, destination))
 
     def is_unreachable(self, origin: str, destination: str) -> bool:
-        """Whether the path is known to be dead."""
+        """Whether the destination cannot be reached from the origin."""
         return (origin, destination) in self.unreachable
 
     def __bool__(self) -> bool:
@@ -101,10 +100,10 @@ def _pairs(zones: Sequence[str], matrix: Sequence[Sequence[int | None]], *, leas
 
 
 def encode_latencies(latencies: Latencies) -> str:
-    """The annotation: zones in bytewise order, so that the same latencies always make the same text.
+    """The annotation; zones are in bytewise order, so that the same latencies always give the same text.
 
-    Error bars are left out where the text would be too long for an annotation with them (above about 180 zones), and then
-    all of it is: the empty text.
+    If the text is too long for an annotation (above about 180 zones), error bars are left out; if it is still too long, the text is
+    empty.
     """
     pairs = {*latencies.us, *latencies.unreachable}
     zones = sorted({zone for pair in pairs for zone in pair})
@@ -123,26 +122,26 @@ def _matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[i
 
 
 def hold_latencies(written: Latencies, fresh: Latencies) -> Latencies:
-    """The latencies to write: ``written`` itself while nothing moved by more than the hysteresis.
+    """The latencies to write: ``written`` itself unless one changed by more than the hysteresis.
 
-    When a write is due anyway, every latency that moved by more than half of the hysteresis goes along, so that slow drifts
-    of many pairs do not each cause a write of their own. Error bars alone never cause one.
+    Then every latency that changed by more than half of the hysteresis is written too, because each of them would soon cause another
+    write. Changed error bars alone do not cause a write.
     """
     same = written.us.keys() == fresh.us.keys() and written.unreachable == fresh.unreachable
-    if same and not any(_moved(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
+    if same and not any(_differs(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
         return written
     us = {
-        pair: value if (before := written.us.get(pair)) is None or _moved(before, value, 0.5) else before
+        pair: value if (before := written.us.get(pair)) is None or _differs(before, value, 0.5) else before
         for pair, value in fresh.us.items()
     }
     return Latencies(us, fresh.errors_us, fresh.unreachable)
 
 
-def _moved(before_us: float, after_us: float, share: float) -> bool:
+def _differs(before_us: float, after_us: float, share: float) -> bool:
     return abs(after_us - before_us) > share * max(HOLD_RATIO * before_us, HOLD_US)
 
 
-def two_figures(value_us: float) -> int:
+def round_up_error(value_us: float) -> int:
     """An error bar, rounded up to two significant figures."""
     whole = max(1, round(value_us))
     step = int(10 ** max(0, len(str(whole)) - 2))
@@ -150,26 +149,26 @@ def two_figures(value_us: float) -> int:
 
 
 def infer_us(zones: Sequence[str], measured_us: Mapping[ZonePair, float]) -> dict[ZonePair, float]:
-    """Latencies of the directed pairs that are missing from ``measured_us`` but can be reached over it.
+    """Latencies of the directed pairs that are missing from ``measured_us``, by the shortest path over other zones.
 
-    Dijkstra without a heap, which is the faster form for the dense graphs we have, and only from zones that have a hole.
+    Dijkstra's algorithm without a heap, which is faster for dense graphs.
 
     Args:
         zones: all zones.
         measured_us: directed pair -> microseconds, above 0.
 
     Returns:
-        Missing pair -> microseconds of the shortest path. Real traffic takes the direct way, which may be slower or
-        faster; it is an estimate, and to be marked as one.
+        Missing pair -> microseconds of the shortest path. Mark it as inferred: the direct path may be slower
+        or faster.
     """
     edges = [[measured_us.get((a, b), math.inf) for b in zones] for a in zones]
     inferred: dict[ZonePair, float] = {}
     for i, origin in enumerate(zones):
-        holes = [j for j, us in enumerate(edges[i]) if j != i and us == math.inf]
-        if not holes:
+        missing = [j for j, us in enumerate(edges[i]) if j != i and us == math.inf]
+        if not missing:
             continue
         reached = _shortest_from(i, edges)
-        inferred |= {(origin, zones[j]): reached[j] for j in holes if reached[j] < math.inf}
+        inferred |= {(origin, zones[j]): reached[j] for j in missing if reached[j] < math.inf}
     return inferred
 
 

@@ -1,7 +1,6 @@
 """Parses pods' bandwidth annotations into rates.
 
-The source is the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``), which runtimes have copies of: bounds and rate
-are the quantity's ``Value()``, which rounds a fraction up.
+As in the kubelet's pkg/util/bandwidth (``ExtractPodBandwidthResources``): the rate is the quantity's ``Value()``, which rounds up.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ MIN_BPS, MAX_BPS = 10**3, 10**15
 
 
 class UnreasonableLimitError(QuantityError):
-    """A limit is out of bounds; the text is the one that Kubernetes users know.
+    """A limit is out of bounds; the text is that of Kubernetes.
 
     Attributes:
-        size: which bound it is beyond.
+        size: ``small`` if it is below the lower bound, else ``large``.
     """
 
     def __init__(self, size: Literal["small", "large"]) -> None:
@@ -30,7 +29,7 @@ class UnreasonableLimitError(QuantityError):
 
 
 def read_limit(text: str) -> int:
-    """Bits per second, a fraction rounded up.
+    """Parse an annotation to bits per second.
 
     Raises:
         UnreasonableLimitError: it is beyond the bounds.

@@ -1,8 +1,7 @@
-"""When a probe starts, and how much bandwidth stream probes may use.
+"""When a run starts, and how much bandwidth TCP_STREAM may use.
 
-Nothing is agreed between agents at run time: rounds follow the wall clock, slots come from the plan, and jitter comes
-from a hash, so each agent can tell its own turn. Agents whose clocks differ by more than a slot's slack may overlap; an
-overlap shows as run-queue delay, and the sample gets a quality flag.
+Agents do not coordinate: rounds follow the wall clock, slots come from the plan, and jitter comes from a hash. If clocks differ by more
+than the slack of a slot, runs may overlap; that causes run-queue delay, and the sample gets a quality flag.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from netperf.plans import Probe, ProbeSettings, ZonePlan
 from netperf.sample import Test
 
 CONNECT_ALLOWANCE_S = 2.0
-"""Beside the run itself: process start, control connection, and a long round trip or two."""
+"""Time that a run takes beside its test: process start, control connection, and a long round trip or two."""
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """A probe, the wall-clock second at which it starts, and its test in this round."""
+class ScheduledRun(msgspec.Struct, frozen=True):
+    """One run of a probe: its round, its test, and its start as wall clock."""
 
     probe: Probe
     starts_at_s: float
@@ -30,23 +29,20 @@ class Turn(msgspec.Struct, frozen=True):
     test: Test
 
 
-def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
-    """The node's next probe at or after ``now_s`` (wall clock, s), or None if the plan has none for it.
-
-    A turn that was missed, because the agent was busy or down, is not made up for: the round goes on.
-    """
+def next_run(plan: ZonePlan, node: str, now_s: float) -> ScheduledRun | None:
+    """The node's first run at or after ``now_s`` (wall clock, s); None if the plan has no probe of it. Missed runs are not repeated."""
     own = probes_of(plan, node)
     first_round = math.floor(now_s / plan.interval_s)
-    turns = (
-        Turn(probe, start_s(plan, probe, number), number, choose_test(plan.settings, probe, number))
+    runs = (
+        ScheduledRun(probe, start_s(plan, probe, number), number, choose_test(plan.settings, probe, number))
         for number in (first_round, first_round + 1)
         for probe in own
     )
-    return min((t for t in turns if t.starts_at_s >= now_s), key=lambda t: t.starts_at_s, default=None)
+    return min((run for run in runs if run.starts_at_s >= now_s), key=lambda run: run.starts_at_s, default=None)
 
 
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
-    """The probes that this node runs in slots; those with a higher pair_index are measured by datagrams, which need no slot."""
+    """The node's probes by netperf, which run in slots; probes with a higher pair_index are measured by datagrams alone."""
     return tuple(probe for probe in plan.of_node(node) if probe.pair_index == 0)
 
 
@@ -58,7 +54,7 @@ def slot_width_s(plan: ZonePlan) -> float:
 def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
     """The test that a probe runs in a round: the usual one, or in every ``extra_every``-th round an extra one.
 
-    An extra test takes the usual one's place instead of following it, so that a slot always holds one run.
+    An extra test replaces the usual one, because a slot has time for one run.
     """
     if not settings.extra_tests:
         return settings.test
@@ -69,9 +65,9 @@ def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Tes
 
 
 def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
-    """Start of a probe within a round, wall clock in seconds: its slot, plus jitter within what the slot leaves free.
+    """Start of a probe in a round, wall clock in seconds: its slot, plus jitter.
 
-    Jitter differs from round to round, so that a probe does not always meet the same periodic job of its node.
+    Jitter differs from round to round, so that a probe does not coincide with a periodic job of its node every time.
     """
     width_s = slot_width_s(plan)
     slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)
@@ -81,7 +77,7 @@ def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
 
 
 STREAM_WINDOW_S = 600.0
-"""Streams may take their mean bandwidth over a sliding window of this length."""
+"""The bandwidth of streams is limited on average over a sliding window of this length."""
 
 
 class StreamRun(NamedTuple):
@@ -97,5 +93,5 @@ def recent_streams(runs: Iterable[StreamRun], now_s: float) -> tuple[StreamRun, 
 
 
 def may_stream(runs: Iterable[StreamRun], now_s: float, max_bps: float) -> bool:
-    """Whether another stream may run now; the last one may overshoot the mean."""
+    """Whether another stream may start now; it may then exceed the mean ``max_bps``."""
     return 8 * sum(run.sent_bytes for run in recent_streams(runs, now_s)) < max_bps * STREAM_WINDOW_S

@@ -1,10 +1,9 @@
 """Plans which nodes probe which, so that the number of probes depends on zones only.
 
-Each unordered pair of zones is measured between a few pairs of nodes, each of them a *link* of its own: netperf runs on that
-of index 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps
-its nodes while both can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow
-rotation replaces nodes, one pair index at a time and all links of a zone together, and no node gets more than its share. The
-previous plan is an argument, so that everything else stays.
+A few pairs of nodes measure each unordered pair of zones. netperf runs between the pair of nodes with index 0, in its slot; datagrams
+run between all of them, with alternating origin zones. Rendezvous hashing chooses the nodes evenly. A pair of nodes stays while both can
+be used, and until its rotation: every hour, each zone replaces the nodes of one pair index. The previous plan is an argument, so that a
+node that is gone changes only its own pairs.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from netperf.shards import assign_shards
 from netperf.slots import assign_slots, round_of_pairs
 
 ROTATION_S = 3600.0
-"""After this time a zone picks new nodes for one pair of its links. Each zone has its own moment."""
+"""After this time a zone replaces the nodes of one pair index. The moment differs between zones."""
 _MASK = 2**64 - 1
 
 
 class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as planning sees it; zone and region are label values, empty if absent."""
+    """A node of the cluster; zone and region are label values, empty if absent."""
 
     name: str
     address: str
@@ -62,7 +61,7 @@ class PlanOptions(Section, frozen=True):
     Attributes:
         interval_s: shortest round.
         slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
-        node_pairs: pairs of nodes that represent two zones by their median, so that a slow node does not look like a slow path.
+        node_pairs: pairs of nodes that measure two zones; their median counts, so that a slow node does not look like a slow path.
     """
 
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0
@@ -93,11 +92,12 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan for the whole cluster.
 
     Attributes:
-        zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
-        left_out: nodes and zones that take no part, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
+        zones: plan per origin zone; without probes if no probe starts in the zone.
+        left_out: nodes and zones that are not measured, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
-        links: unordered zone pairs that are measured.
-        interval_s: length of a round; slots: how many parts it has.
+        links: number of unordered zone pairs that are measured.
+        interval_s: length of a round.
+        slots: number of slots in a round.
     """
 
     zones: dict[str, ZonePlan]
@@ -108,7 +108,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Link(msgspec.Struct, frozen=True, order=True):
-    """Two zones in bytewise order, and which of their pairs of nodes it is."""
+    """One pair of nodes of two zones, which are in bytewise order."""
 
     a: str
     b: str
@@ -174,7 +174,7 @@ def plan_pairs(
 
 
 def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
-    """In order of slots; of two probes between the same nodes the one of lower index, since results have one key for both."""
+    """In order of pair index and slot; of two probes between the same nodes only the first, since results have one key for both."""
     by_nodes: dict[tuple[str, str], Probe] = {}
     for probe in sorted(probes, key=lambda p: (p.pair_index, p.slot, p.destination, p.origin)):
         by_nodes.setdefault(probe.nodes, probe)
@@ -182,7 +182,7 @@ def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
 
 
 def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
-    """Usable nodes by zone and name, and what was left out; nothing is guessed about a node without a zone label."""
+    """The nodes that can be measured, by zone and name, and the nodes and zones that cannot."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     left_out: list[Refusal] = []
     seen: set[str] = set()
@@ -220,7 +220,7 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
 
 def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:
     zones = sorted(usable)
-    # Each direction has as many different pairs as the larger zone has nodes: beyond, a pair would be there twice.
+    # Each direction has as many different pairs of nodes as the larger zone has nodes.
     return [
         _Link(a, b, pair_index)
         for i, a in enumerate(zones)
@@ -235,7 +235,7 @@ def _zones_of(probe: Probe) -> tuple[str, str]:
 
 
 def _starts_at_a(link: _Link) -> bool:
-    """Whether the first end probes: chosen by a hash per pair of zones, alternating by rank."""
+    """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
     return (_hash(f"{link.a}\0{link.b}\0{0}") + link.pair_index) & 1 == 0
 
 
@@ -273,7 +273,7 @@ def _choose(
     for link, ends in chosen.items():
         if ends.a is not None and ends.b is not None:
             continue
-        # Two readings of one node would be one reading.
+        # Different nodes, because all latencies of one reporter count as one.
         others = [
             o for index in range(options.node_pairs) if (o := _Link(link.a, link.b, index)) != link and o in chosen
         ]
@@ -286,15 +286,15 @@ def _choose(
 
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
-    """Counts picks. All links of one pair index that start in a zone pick together, since they are written into one object; ranks
-    take turns, so that the object is written once per `ROTATION_S` and the other pairs of nodes go on meanwhile.
+    """Number of the current rotation. All links of a zone and a pair index rotate together, because they are in one object, which is
+    so written once per `ROTATION_S`; the links of other pair indices keep their nodes meanwhile.
     """
     phase = _hash(f"rotation\0{_origin_zone(link)}") / 2**64
     return math.floor((now_s / ROTATION_S + phase + link.pair_index) / options.node_pairs)
 
 
 class _Chooser:
-    """Rendezvous hashing with bounded loads: counts how many links each node has, within one call of `_choose`."""
+    """Chooses nodes by rendezvous hashing with bounded loads: no node gets more than its share of links if possible."""
 
     def __init__(self, links: Sequence[_Link], usable: Mapping[str, Mapping[str, Peer]]) -> None:
         ends: dict[str, int] = defaultdict(int)
@@ -306,9 +306,9 @@ class _Chooser:
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
-        """The node if it may keep the link: still there, and not above twice its share.
+        """The node if it may keep the link, else None: it must be usable and below twice its share.
 
-        Twice, so that a zone that comes or goes moves no links elsewhere; rotation evens out the rest.
+        Twice, so that a new zone does not move links of other zones; rotation evens out the rest.
         """
         if node is None or node not in self._hashes[zone] or self._load[node] >= 2 * self._share[zone]:
             return None
@@ -316,9 +316,7 @@ class _Chooser:
         return node
 
     def pick(self, link: _Link, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
-        """The node with the highest score among those below their share; other than ``avoid``, or ``at_least`` than these, where
-        possible.
-        """
+        """The node with the highest score among those below their share; if possible not in ``avoid``, or at least not in ``at_least``."""
         seed = _hash(f"{link.a}\0{link.b}\0{link.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
@@ -339,7 +337,7 @@ def _probe(link: _Link, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], s
 
 
 def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:
-    """The previous object if nothing changed, else a new epoch. The clock keeps epochs growing when objects are lost."""
+    """The previous plan if nothing changed, else the plan with a new epoch, from the clock so that epochs grow after a loss of objects."""
     if previous is not None and msgspec.structs.replace(plan, epoch=previous.epoch) == previous:
         return previous
     return msgspec.structs.replace(plan, epoch=max(int(now_s), previous.epoch + 1 if previous else 0))
@@ -350,7 +348,7 @@ def _hash(text: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finaliser of splitmix64: spreads a combined hash, far cheaper than hashing each pair of names."""
+    """The finaliser of splitmix64: mixes a combined hash; much faster than hashing each pair of names."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

@@ -1,7 +1,6 @@
 """The probe plan, one per origin zone: types, encoding, strict decoding.
 
-An agent watches only its own zone's object, so a change elsewhere costs it nothing. The object is a ConfigMap with a
-single key holding JSON; everything in it was written by our controller, but it is read as if anyone might have.
+An agent watches the plan of its own zone only. The object is a ConfigMap with one key, which contains JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 PairIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NODE_PAIRS)]
 PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
-"""Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
+"""Default ports of netserver's control and data connections, and of the datagram responder; see `ProbeSettings`."""
 
 
 class Peer(msgspec.Struct, frozen=True, order=True):
@@ -40,7 +39,7 @@ class Peer(msgspec.Struct, frozen=True, order=True):
 
     @property
     def place(self) -> Place:
-        """Without the address."""
+        """The node with zone and region, without the address."""
         return Place(self.node, self.zone, self.region)
 
 
@@ -48,9 +47,9 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     """A pair of nodes to measure, from ``origin`` to ``destination``.
 
     Attributes:
-        slot: which of the round's slots it runs in; no zone occurs twice in a slot.
-        pair_index: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
-            zones, which datagrams measure outside slots.
+        slot: index of its slot in the round; no zone occurs twice in a slot.
+        pair_index: 0 for the pair of nodes that netperf measures in its slot; from 1 on for the other pairs of nodes of the same
+            zones, which only datagrams measure.
         rotation: the rotation in which the nodes were chosen.
     """
 
@@ -71,10 +70,13 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual one in every ``extra_every``-th round, in turn, at another round for each pair.
-        extra_every: one round in this many runs an extra test; at least 2.
+        extra_tests: tests that replace the usual one in every ``extra_every``-th round, one after the other; the rounds differ between
+            pairs.
+        extra_every: at least 2.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
-        port: netserver's control port; data_port: netserver's data port; datagram_port: UDP port of the datagram responder.
+        port: netserver's control port.
+        data_port: netserver's data port.
+        datagram_port: UDP port of the datagram responder.
     """
 
     test: Test = "TCP_RR"
@@ -87,7 +89,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tests(self) -> tuple[Test, ...]:
-        """Every test that some round runs, the usual one first."""
+        """The usual test and the extra ones."""
         return (self.test, *self.extra_tests)
 
 
@@ -95,10 +97,10 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a plan beside its probes.
 
     Attributes:
-        epoch: grows with every change of this object and never goes back.
-        interval_s: length of a round. Rounds are aligned to the wall clock, so that agents agree without talking.
-        slots: a round has this many slots of equal length.
-        results: name of the ConfigMap that this zone's agents write to.
+        epoch: increases with every change of this object.
+        interval_s: length of a round; rounds are aligned to the wall clock.
+        slots: number of slots of equal length in a round.
+        results: name of the ConfigMap that this zone's agents write.
     """
 
     zone: Zone
@@ -115,17 +117,17 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ZonePlan(_Head, frozen=True, kw_only=True):
-    """All probes that start in one zone."""
+    """All probes whose origin is in one zone."""
 
     probes: tuple[Probe, ...]
 
     def of_node(self, node: str) -> tuple[Probe, ...]:
-        """The probes that start at this node."""
+        """The probes whose origin is this node."""
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
 class _WirePlan(_Head, frozen=True, kw_only=True):
-    """A plan as it is stored: each node once, probes by its index. Every agent of a zone reads the object at every change.
+    """A plan as it is stored: each node once, and probes with indices of nodes, because every agent of a zone reads it at every change.
 
     Attributes:
         nodes: name, address, zone, region.
@@ -170,9 +172,9 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
 
 
 def plan_object_name(zone: str) -> str:
-    """A legal, readable and unique ConfigMap name for a zone's plan: ``netaware-plan-<slug>-<hash>``.
+    """The name of the ConfigMap with a zone's plan: ``netaware-plan-<slug>-<hash>``.
 
-    Label values may hold upper case and underscores, and may be longer than is handy, hence slug and hash.
+    A zone is a label value, which may contain upper case and underscores.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", zone.lower())[:40].strip("-") or "zone"
     digest = hashlib.blake2b(zone.encode(), digest_size=4).hexdigest()
@@ -183,7 +185,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
     Raises:
-        TooLargeError: it would not fit; 100 zones come to about 20 kB, so this means something else is wrong.
+        TooLargeError: it is too large; a plan for 100 zones has about 20 kB.
     """
     data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
@@ -191,7 +193,7 @@ def encode_plan(plan: ZonePlan) -> dict[str, str]:
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):
-    """A plan without its unusable probes, and why each was left out."""
+    """A plan without its invalid probes, and why each is invalid."""
 
     plan: ZonePlan
     refusals: tuple[Refusal, ...] = ()
@@ -203,16 +205,16 @@ def decode_plan(
     zone: str | None = None,
     current: ZonePlan | None = None,
 ) -> DecodedPlan:
-    """Read a plan object; single probes that make no sense are left out, by name.
+    """Decode a plan object; invalid probes are left out and refused by name.
 
     Args:
         data: the ConfigMap's ``data``.
-        zone: our zone; None takes any.
-        current: the plan in use, whose epoch must not be undercut.
+        zone: our zone; None for any.
+        current: the plan in use; an older epoch is refused.
 
     Raises:
-        PlanRefusedError: nothing in it can be used; the current plan should stay. Reasons: ``missing``,
-            ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
+        PlanRefusedError: the plan is invalid as a whole; keep the current one. Reasons: ``missing``, ``half-written`` (no complete
+            JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
     """
     text = (data or {}).get(PLAN_KEY)
     if text is None:
@@ -261,6 +263,6 @@ def is_address(text: str) -> bool:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether the text is an address that means each host itself."""
+    """Whether the text is a loopback address."""
     address = read_address(text)
     return address is not None and address.is_loopback

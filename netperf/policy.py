@@ -23,14 +23,14 @@ class CostPolicy(Section, frozen=True):
     """How latencies become costs; fields are in camelCase in YAML (``unitUs``).
 
     Attributes:
-        percentile: which latency is priced.
+        percentile: of the latency that is used for the cost.
         unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
-        hysteresis: a cost stays while the latency is no further than this share (or twice the noise) outside its interval.
-        stale_after_s: a measurement older than this and than three rounds is stale; its value stays.
-        expire_after_s: after this the value is dropped, and the pair inferred or absent.
-        external_stale_after_s: the same for numbers of other components, which carry no time; null for never.
-        unreachable_cost: cost of a dead path; the default exceeds every maxNetworkCost.
-        accept_quality_flags: flags with which a run is priced nevertheless.
+        hysteresis: a cost stays while the latency is no further than this share (or twice the noise) outside the range of the cost.
+        stale_after_s: a latency older than this and than three rounds is stale; it is still used.
+        expire_after_s: a latency older than this is not used; the pair is inferred or absent.
+        external_stale_after_s: the same for numbers of other components, counted from their last change; null for never.
+        unreachable_cost: cost of an unreachable pair; the default exceeds every maxNetworkCost.
+        accept_quality_flags: a sample that has only these flags is used for the cost.
     """
 
     percentile: Percentile = "p90"
@@ -43,7 +43,7 @@ class CostPolicy(Section, frozen=True):
     accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
 
     def check(self, field: str) -> None:
-        """Raise ConfigError if a measurement would expire before it is stale."""
+        """Raise ConfigError if a latency would expire before it is stale."""
         if self.expire_after_s < self.stale_after_s:
             raise ConfigError(
                 join(field, "expireAfterS"), f"{self.expire_after_s} is out of range", "staleAfterS or more"

@@ -1,10 +1,9 @@
 """Encodes and decodes the results ConfigMap.
 
-Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so a hundred
-writers neither conflict nor lose each other's updates. Our own format carries a whole `Sample` per key; upstream's, a bare
-number per key (the measurement ConfigMap, docs/contracts), is always read and optionally written beside it. A key names the
-origin, which is the only node that may write it (manifests/policies); a value must be of the nodes that its key names. Every
-key is read alone: what is malformed is refused by name and never becomes a number.
+Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so that writers neither
+conflict nor lose each other's updates. Our format has a `Sample` per key. Upstream's has a number per key (the measurement ConfigMap,
+docs/contracts); it is always read and optionally written as well. A key names the origin, which is the only node that may write it
+(manifests/policies). Each key is decoded alone; a malformed one is refused by name and never becomes a number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,15 @@ from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
-from netperf.upstream_keys import KEY_LIMIT, NodePair, UpstreamValues, collect, is_upstreams, to_sample, upstream_key
+from netperf.upstream_keys import (
+    KEY_LIMIT,
+    NodePair,
+    UpstreamValues,
+    add_value,
+    is_upstream_key,
+    to_sample,
+    upstream_key,
+)
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -30,18 +37,18 @@ _parse_failure = msgspec.json.Decoder(Failure).decode
 OWN_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
-"""The controller warns from this size on. Our results stay far below it, so another writer must have added keys."""
+"""The controller warns from this size on; only another writer's keys can make the object so large."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
 VALUE_LIMIT_BYTES = 2048
-"""Longest value of one of our keys; the longest sample takes two thirds. The agents' admission policy has the same limit."""
+"""Longest value of one of our keys; the agents' admission policy has the same limit."""
 SHOWN_REFUSALS = 100
 MAX_NAME_LENGTH = 111
-"""Longest name of a node that takes part: a key has two names, and the API server accepts 253 characters."""
+"""Longest name of a node that is measured: a key has two names, and the API server accepts 253 characters."""
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _OWN = re.compile(
     rf"{re.escape(OWN_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
 )
-_NO_EARLIER_S = 1_795_000_000
+_MIN_CLOCK_S = 1_795_000_000
 """November 2026: a clock that shows less was never set."""
 
 
@@ -49,13 +56,12 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Samples, failures and refusals from one or more ConfigMaps.
 
     Attributes:
-        failures: by key; those that a newer sample of the same pair has not overtaken.
-        samples: by key; upstream's keys of one node pair come together as one sample of prober ``external``, under the
-            last of these keys.
-        refusals: the first 100 malformed keys.
-        refused: number of malformed keys by reason.
-        foreign_keys: keys in no format we know, left alone.
-        size_bytes: of all keys and values.
+        samples: by key; upstream's keys of one node pair are one sample of prober ``external``, under the last of these keys.
+        failures: by key; without those that are older than a sample of the same pair.
+        refusals: the first 100 refused keys.
+        refused: number of refused keys by reason.
+        foreign_keys: number of keys in unknown formats, which are ignored.
+        size_bytes: size of all keys and values.
     """
 
     samples: dict[str, Sample]
@@ -66,13 +72,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
-
-
 class ResultKey(NamedTuple):
     """A parsed key: the pair of nodes, the test, and whether it is of a failure.
 
-    An underscore, which no node's name holds, ends each name; so the admission policy can tell whose key it is by its start.
+    An underscore, which no node's name contains, ends each name, so that the admission policy can check the writer by a prefix.
     """
 
     origin: str
@@ -96,45 +99,45 @@ def sample_key(origin: Place, destination: Place, test: Test) -> str:
 
 
 def failure_key(origin: Place, destination: Place, test: Test) -> str:
-    """Key of a pair's failure. It differs from the sample's key, so that the last good sample stays."""
+    """Key of a pair's failure, beside the key of its sample: the last good sample stays."""
     return str(ResultKey(origin.node, destination.node, test, failed=True))
 
 
 def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
-    """The key that a writer sets for a failure, and removes with a later success."""
+    """The key of a failure, with its value; the writer removes it after a success."""
     value = msgspec.structs.replace(failure, taken_at=round(failure.taken_at, 3))
     return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
 
 
 def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> int:
-    """The highest sequence of a node's own entries in a results ConfigMap that a clock gives; 0 without any. Never raises.
+    """The highest plausible sequence of a node's entries in a results ConfigMap; 0 without any. Never raises.
 
     Args:
         data: of one results ConfigMap.
-        node: whose entries count.
+        node: the writer.
         now_s: wall clock, seconds since 1970.
     """
     last = 0
     for key, value in data.items():
         name = parse_key(key)
         result = _decode_value(key, name, value) if name is not None and name.origin == node else None
-        if isinstance(result, Sample | Failure) and result.sequence <= _most_sequence(now_s):
+        if isinstance(result, Sample | Failure) and result.sequence <= _max_sequence(now_s):
             last = max(last, result.sequence)
     return last
 
 
-def _most_sequence(now_s: float) -> float:
-    """Sequences begin with the clock, in seconds. Of a machine that woke up in 1970, today's are still those of a clock."""
-    return max(now_s, _NO_EARLIER_S) + 10 * YEAR_S
+def _max_sequence(now_s: float) -> float:
+    """The highest plausible sequence. Sequences start from the writer's clock, in seconds; the reader's own may not be set."""
+    return max(now_s, _MIN_CLOCK_S) + 10 * YEAR_S
 
 
 def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] = ()) -> dict[str, str | None]:
-    """The keys that a writer sets (or, None, removes) for its samples.
+    """The keys that a writer sets for its samples; it removes those with None.
 
     Args:
-        samples: what to publish, of any test.
-        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. That format has no
-            room for a doubt, so a doubtful sample leaves the previous number in place, and a missing one removes it.
+        samples: of any test.
+        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. That format has no quality flags, so
+            a flagged sample leaves the previous number, and a missing percentile removes it.
     """
     data: dict[str, str | None] = {}
     for sample in samples:
@@ -152,7 +155,7 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
 
 
 def merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
-    """A JSON merge patch (RFC 7386) of a ConfigMap: only the named keys change, None removes."""
+    """A JSON merge patch (RFC 7386) of a ConfigMap that sets these keys, and removes those with None."""
     return {"data": dict(data)}
 
 
@@ -162,7 +165,7 @@ def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
 
 
 def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
-    """Keys that agents should write, of samples and failures, with their probe."""
+    """The keys that agents should write, of samples and failures, with their probe."""
     return {
         key + suffix: probe
         for plan in plans
@@ -173,35 +176,35 @@ def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
 
 
 def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
-    """The keys of a probe's samples, one per test; a pair without runs has one key, with the name of the usual test."""
+    """The keys of a probe's samples, one per test; a pair that only datagrams measure has one key, of the usual test."""
     tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
     return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
 
 
 def keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
-    """Keys of ours that the controller removes: whose node pair, or whose test, is in none of the plans, or whose value is refused.
+    """Keys that the controller removes: keys of our format that no plan contains, or whose value is refused.
 
-    Upstream-format keys go along with the pair's keys of ours, since then we wrote them; those of other components stay.
+    Upstream-format keys of an unplanned pair are removed too if it has a key of ours, since then we wrote them.
 
     Args:
         data: of one results ConfigMap.
-        planned: `planned_keys` of all plans in force; made once for all objects, for there is one object a zone.
+        planned: `planned_keys` of all current plans.
     """
-    doomed: set[str] = set()
+    removed: set[str] = set()
     for key, value in data.items():
         name = parse_key(key)
         if name is None:
-            doomed |= {key} if key.startswith(OWN_PREFIX) else set()
+            removed |= {key} if key.startswith(OWN_PREFIX) else set()
         elif key not in planned:
             upstream = (upstream_key(name.origin, name.destination, p) for p in PERCENTILES)
-            doomed |= {key, *(name for name in upstream if name is not None and name in data)}
+            removed |= {key, *(name for name in upstream if name is not None and name in data)}
         elif isinstance(_decode_value(key, name, value), Refusal):
-            doomed.add(key)
-    return doomed
+            removed.add(key)
+    return removed
 
 
 def _rounded(sample: Sample) -> Sample:
-    """Hundredths are finer than any clock involved, and bytes in etcd are not free."""
+    """The sample with two decimals, which are finer than its clocks, so that it takes less space in etcd."""
     return msgspec.structs.replace(
         sample,
         measurement=_round_figures(sample.measurement),
@@ -219,9 +222,6 @@ def _round_figures(measurement: Measurement) -> Measurement:
     return msgspec.structs.replace(measurement, **changes)
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
 def decode_results(
     data: Mapping[str, str],
     places: Mapping[str, Place],
@@ -229,17 +229,15 @@ def decode_results(
     *,
     now_s: float = math.inf,
 ) -> Results:
-    """Read the ``data`` of a results ConfigMap, or of all shards together. Never raises.
+    """Decode the ``data`` of a results ConfigMap, or of all shards together. Never raises.
 
     Args:
-        data: keys and values, by whomever.
-        planned: keys that agents are meant to write (`planned_keys`); any other key of ours is refused (``unplanned``),
-            and the node that it says it comes from is named, and so are upstream's keys of other pairs in zones that agents measure.
-            None where the reader knows no plan.
-        places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
-            one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
-        now_s: wall clock, seconds since 1970; a sequence beyond what a clock gives is read as 0, so that it overtakes
-            nothing; not needed to choose the newer of two entries.
+        data: keys and values, by any writer.
+        places: the cluster's nodes by name. Samples of nodes that are gone (``unknown-node``) or are in another zone now
+            (``moved-node``) are refused.
+        planned: `planned_keys`; other keys of our format are refused (``unplanned``), and so are upstream's keys of other pairs in zones
+            that agents measure. None if the plan is unknown.
+        now_s: wall clock, seconds since 1970; an implausibly high sequence is read as 0, so that it is newer than nothing.
     """
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
@@ -248,12 +246,12 @@ def decode_results(
     foreign = 0
     for key, value in data.items():
         outcome = _decode_key(key, value, places, planned, external)
-        foreign += outcome is None and not is_upstreams(key)
+        foreign += outcome is None and not is_upstream_key(key)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif outcome is not None:
-            # A year more than writers count on from: theirs are other clocks, and they count on.
-            if outcome.sequence > _most_sequence(now_s) + YEAR_S:
+            # A year more than in `last_sequence`, because the writer's clock may be ahead and its sequence grows.
+            if outcome.sequence > _max_sequence(now_s) + YEAR_S:
                 outcome = msgspec.structs.replace(outcome, sequence=0)
             if isinstance(outcome, Sample):
                 samples[key] = outcome
@@ -267,7 +265,7 @@ def decode_results(
     return Results(
         samples=samples,
         failures={
-            # Of whatever test: an extra one comes round again in ten rounds, and until then its failure would stand.
+            # A sample of any test counts: the next run of a failed extra test may be ten rounds away.
             key: f
             for key, f in failures.items()
             if newest.get((f.origin.node, f.destination.node), -1) <= f.sequence
@@ -291,7 +289,7 @@ def _decode_key(
         return refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
     if key.startswith(OWN_PREFIX):
         return _decode_own(key, value, places, planned)
-    return collect(key, value, places, external)
+    return add_value(key, value, places, external)
 
 
 def _add_external(
@@ -301,9 +299,9 @@ def _add_external(
     newest: Container[NodePair],
     samples: dict[str, Sample],
 ) -> list[Refusal]:
-    """Add samples of other components' numbers; returns the refused ones.
+    """Add the numbers of other components to ``samples``; returns the refused ones.
 
-    Beside a sample of ours (a pair in ``newest``) the bare number is ours as well, and says less.
+    A pair with a sample of ours (in ``newest``) is left out: our agent wrote the number as well.
     """
     refusals: list[Refusal] = []
     unplanned = _unplanned_pairs(external, places, planned)
@@ -339,7 +337,7 @@ def _decode_own(
 
 
 def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | Refusal:
-    """The value by itself; refused unless it is of the pair that the key names."""
+    """Decode a value; refused unless it is of the pair that the key names."""
     if len(value) > VALUE_LIMIT_BYTES:
         return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", name.origin)
     result: Sample | Failure
@@ -351,47 +349,43 @@ def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | R
     except DECODE_ERRORS as error:
         return refuse(key, "half-written", str(error), name.origin)
     if canonical != value:
-        # Of two members of one name each reader takes its own; our writers write none, nor blanks or escapes.
+        # Parsers differ in which of two equal members they use, so the admission policy might read another one.
         return refuse(key, "not-canonical", "duplicate members, blanks or escapes", name.origin)
     if (result.origin.node, result.destination.node) != name[:2]:
         return refuse(key, "wrong-key", f"holds {result.origin.node} to {result.destination.node}", name.origin)
-    fault = _fault_of(result, name.test) if isinstance(result, Sample) else None
-    return result if fault is None else refuse(key, *fault, name.origin)
+    problem = _find_problem(result, name.test) if isinstance(result, Sample) else None
+    return result if problem is None else refuse(key, *problem, name.origin)
 
 
-def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:
-    """Why figures of well-formed fields cannot be."""
+def _find_problem(sample: Sample, test: Test) -> tuple[str, str] | None:
+    """Reason and detail if the values of a well-formed sample contradict each other or its key."""
     measurement = sample.measurement
     if measurement.test != test:
         return "wrong-key", f"holds a {measurement.test}"
     for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
         if figures.prober == "external":
-            return "bad-field", "no agent's prober is called external: that is a number of another component"
+            return "bad-field", "prober external is only for upstream's format"
         ascending = [v for v in (figures.p50_us, figures.p90_us, figures.p99_us) if v is not None]
         if ascending != sorted(ascending):
             return "bad-field", "percentiles do not ascend"
-    known = [v for v in (measurement.p50_us, measurement.p90_us, measurement.p99_us) if v is not None]
-    if not known and measurement.throughput_bps is None:
+    if measurement.throughput_bps is None and not any((measurement.p50_us, measurement.p90_us, measurement.p99_us)):
         return "no-value", "neither a percentile nor a throughput"
     return None
 
 
 def _unplanned_pairs(pairs: Iterable[NodePair], places: Mapping[str, Place], planned: Collection[str]) -> set[NodePair]:
-    """Unplanned pairs of which agents measure one zone, so that an agent may have written them."""
-    suspects = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
-    names = [name for key in planned if (name := parse_key(key)) is not None] if suspects else []
+    """The unplanned pairs in zones that agents measure; other components may measure elsewhere."""
+    unplanned = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
+    names = [name for key in planned if (name := parse_key(key)) is not None] if unplanned else []
     measured = {places[node].zone for name in names for node in name[:2] if node in places}
-    return {pair for pair in suspects if any(places[node].zone in measured for node in pair)}
-
-
-# --- size and age --------------------------------------------------------------------------------------------------
+    return {pair for pair in unplanned if any(places[node].zone in measured for node in pair)}
 
 
 def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
     """The size in bytes after a merge patch.
 
-    A patch that adds no key is let pass whatever the size, since it hardly makes the object larger and costs must not go
-    stale because somebody else filled it.
+    A patch that adds no key is always allowed: it hardly changes the size, and costs must not become stale because another writer
+    filled the object.
 
     Raises:
         TooLargeError: the patch adds keys to an object that is, or would then be, over the limit.
@@ -399,11 +393,9 @@ def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str 
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
     if after.keys() <= current.keys():
         return size_bytes(after)
-    return check_size(name, after, "remove foreign keys, or turn the second format off")
+    return check_size(name, after, "remove keys of other components, or unset --upstream-keys")
 
 
 def refresh_s(interval_s: float) -> float:
-    """A value that does not change is written again in the first round after this, so in every second one where rounds are long.
-    The controller calls it stale after the longer of 300 s and three rounds (cost policy).
-    """
+    """After this time an unchanged sample is written again, so that it is not stale (`CostPolicy.stale_after_s`, three rounds)."""
     return max(REFRESH_S, REFRESH_ROUNDS * interval_s)

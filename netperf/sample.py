@@ -1,7 +1,8 @@
-"""The type of a sample, its quality flags, and which instrument prices it.
+"""Samples: their types, their quality flags, and which measurement is used for the cost.
 
-A sample carries quality flags, so that a latency from a throttled or short run is not priced. A missing value is None and
-never 0, because 0 would win every comparison.
+A *run* is one start of netperf. A *sample* is what an agent writes about a pair of nodes: the measurement of a run, that of the
+datagrams, and quality flags. Flagged samples are not used for the cost. A missing value is None and never 0, because 0 would win every
+comparison.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, order=True):
-    """A node and where its labels say it is; zone and region are label values, empty when the node has none."""
+    """A node with its zone and region, which are label values; empty without the label."""
 
     node: NodeName
     zone: Label
@@ -52,7 +53,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of one run of one prober. Latencies are round trips in microseconds; None is missing, never 0.
+    """The result of one run of netperf, or of the datagrams of one round. Latencies are round trips in microseconds; None is missing.
 
     Attributes:
         transactions: completed round trips, None for a stream.
@@ -61,10 +62,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         loss_ratio: lost datagrams, or retransmitted segments, over transactions; 0..1.
         retransmits: TCP segments sent again by either end.
         jitter_us: mean absolute difference of consecutive round trips.
-        throttled_us: how long our own cgroup was kept from running during the run; None if unknown.
+        throttled_us: for how long the agent's cgroup was throttled during the run; None if unknown.
         run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
-        responder_delay_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
-        delayed_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
+        responder_delay_us: datagrams only: p90 of the time that requests waited at the peer, which latencies exclude.
+        delayed_ratio: datagrams only: share of the answers that were not used because they waited too long at the peer; 0..1.
     """
 
     prober: ProberName
@@ -103,17 +104,18 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A measurement between two places, as it is written to the results.
+    """The measurements of one pair of nodes in one round, as they are written to the results.
 
     Attributes:
+        measurement: netperf's; the datagrams' if netperf did not run or failed.
         sequence: counts the runs of this writer; with ``taken_at`` it tells a new sample from one seen before, so that
             a reader can age samples by its own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
-        quality_flags: why not to trust what prices; empty when there is no reason.
-        datagrams: what paced datagrams read between this run and the one before, where there were any beside a run.
-        price_source: which of the two the pair is to be priced by, see `choose_instrument`.
-        run_failure: name of netperf's failure, where datagrams stand in for its run.
-        failed_runs: such runs in a row.
+        quality_flags: reasons not to trust `cost_measurement`.
+        datagrams: the datagrams since the previous run, if netperf ran as well.
+        cost_source: which of the two measurements is used for the cost, see `choose_instrument`.
+        run_failure: name of netperf's failure, if the datagrams replace its run.
+        failed_runs: number of such runs in a row.
     """
 
     origin: Place
@@ -123,30 +125,30 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     taken_at: Amount = 0.0
     quality_flags: tuple[QualityFlag, ...] = ()
     datagrams: Measurement | None = None
-    price_source: Instrument = "measurement"
+    cost_source: Instrument = "measurement"
     run_failure: FailureText | None = None
     failed_runs: Count = 0
 
     @property
     def runs_fail(self) -> bool:
-        """Whether netperf fails again and again while datagrams pass."""
+        """Whether netperf failed at least `MIN_FAILED_RUNS` times in a row while datagrams passed."""
         return self.run_failure is not None and self.failed_runs >= MIN_FAILED_RUNS
 
     @property
-    def priced_measurement(self) -> Measurement:
-        """The measurement that prices."""
-        return self.datagrams if self.price_source == "datagrams" and self.datagrams is not None else self.measurement
+    def cost_measurement(self) -> Measurement:
+        """The measurement that is used for the cost."""
+        return self.datagrams if self.cost_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
-        """The priced percentile; netperf's own if there were too few datagrams for it and netperf's run has no flag."""
-        value_us = self.priced_measurement.percentile_us(percentile)
+        """The percentile used for the cost: netperf's if the datagrams were too few for it and netperf's run has no flag but ``loss``."""
+        value_us = self.cost_measurement.percentile_us(percentile)
         if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
             return value_us
         return self.measurement.percentile_us(percentile)
 
     @property
     def instruments_disagree(self) -> bool:
-        """Whether netperf and datagrams, neither in doubt, read different latencies of a path without loss."""
+        """Whether netperf and the datagrams, neither flagged, measured different latencies of a path without loss."""
         quality_flags = find_quality_flags(self.measurement, self.datagrams)
         if self.datagrams is None or quality_flags or find_quality_flags(self.datagrams):
             return False
@@ -170,8 +172,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     Attributes:
         failure: a name of `netperf.probers.prober.FailureName`.
         in_a_row: failures since the last success.
-        alive: the other host's kernel answered all the same, so that it is not the path that is dead.
-        sequence: counts with those of samples: the higher one of a pair is the newer.
+        alive: whether the other host's kernel answered, so that the path is not dead.
+        sequence: counts together with those of samples; the higher one of a pair is the newer.
     """
 
     origin: Place
@@ -184,12 +186,12 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
-    """Time that retransmissions add to a request and its response over TCP, at a quantile of such calls.
+    """Time that retransmissions add to a call over TCP (a request and its response), at a quantile of such calls.
 
     Args:
         quantile: 0..1.
         rtt_us: round trip without loss.
-        loss_ratio: of round trips; both directions are taken to lose alike.
+        loss_ratio: share of round trips that are lost; both directions are assumed to lose the same share.
     """
     one_way_ratio = math.sqrt(1.0 - loss_ratio)
     count, probability = 0, one_way_ratio * one_way_ratio
@@ -209,11 +211,11 @@ AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 def choose_instrument(
     measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
 ) -> Instrument:
-    """Choose which measurement prices a path: netperf's or the datagrams'.
+    """Choose which measurement is used for the cost: netperf's or the datagrams'.
 
-    netperf is the instrument of record, but its histogram has steps of up to a tenth of the value. So the datagrams are priced if
-    they agree with netperf within that precision, or if netperf's run is flagged. netperf is priced if the two disagree, or if
-    packets are lost, because it waits for their retransmission.
+    netperf is the reference, but its histogram has steps of up to a tenth of the value. So the datagrams are used if they agree with
+    netperf within that precision, or if netperf's run is flagged. netperf is used if the two disagree, or if packets are lost, because
+    it waits for their retransmission.
     """
     if datagrams is None or (datagrams.transactions or 0) < MIN_DATAGRAMS or datagrams.p50_us is None:
         return "measurement"
@@ -231,9 +233,9 @@ def histogram_step_us(value_us: float) -> float:
 
 
 MIN_TRANSACTIONS = 10
-"""Fewer make percentiles meaningless: it is what a p90 needs."""
+"""The transactions that a p90 needs; a run with fewer is flagged."""
 MAX_THROTTLED_RATIO = 0.01
-"""Time throttled over the run's duration: a single throttling of 50 ms in a 1 s run already shows in the p99."""
+"""Throttled time over the duration of the run; one throttling of 50 ms in a run of 1 s raises the p99."""
 MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
 """Time that waiting for a CPU added to each transaction, over the run's mean latency; less than the floor is not flagged."""
 MAX_LOSS_RATIO = 0.01
@@ -248,7 +250,7 @@ MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """When a reader first saw a sample, by the reader's own clock, so that no other clock decides its age."""
+    """When a reader first saw a sample, by the reader's own clock; the age of a sample does not depend on other clocks."""
 
     sequence: int
     taken_at: float
@@ -258,13 +260,13 @@ class Sighting(msgspec.Struct, frozen=True):
 def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float) -> Sighting:
     """The sighting of ``sample``: ``previous`` while the writer has not written again.
 
-    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used if positive, so that old values do
-    not become young by the restart.
+    Without ``previous``, as after a restart of the reader, the age by the writer's clock is used if it is positive; otherwise a restart
+    would make old samples new.
 
     Args:
-        previous: what this function returned for the same origin, destination and test, if anything.
+        previous: the sighting of the same origin, destination and test, if there is one.
         sample: as read now.
-        now_s: the reader's clock (monotonic or not, as long as it is always the same).
+        now_s: the reader's clock, always the same one.
         wall_s: the reader's wall clock, in seconds since 1970.
     """
     if previous is None:
@@ -276,11 +278,11 @@ def update_sighting(previous: Sighting | None, sample: Sample, now_s: float, wal
 
 
 def find_quality_flags(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
-    """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is for `netperf.smoothing`.
+    """Reasons not to trust a measurement, in a fixed order; outliers among samples are for `netperf.smoothing`.
 
     Args:
-        measurement: the run.
-        datagrams: of the same time; they measure how long the peer held requests, which the run cannot.
+        measurement: to check.
+        datagrams: of the same time; they measure how long requests waited at the peer.
     """
     quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
@@ -303,7 +305,7 @@ def find_quality_flags(measurement: Measurement, datagrams: Measurement | None =
 def _is_stalled(measurement: Measurement) -> bool:
     """Whether one transaction took so much of the run that the percentiles hide a stall: netperf sends nothing while it waits.
 
-    Retransmitted segments explain a long wait: they are a property of the path, and flagged as loss.
+    Not if segments were retransmitted: loss is a property of the path and has its own flag.
     """
     max_us, p50_us = measurement.max_us, measurement.p50_us
     if (

@@ -1,8 +1,8 @@
 """Assigns slots to pairs of zones: probes of one slot may run at the same time.
 
-Zones are vertices, probes are edges, slots are colours of the edges: no zone occurs twice in a slot, hence no node probes two peers at
-once nor is probed by two. For a complete graph the circle method of a round-robin tournament needs Z - 1 colours for
-even Z and Z for odd, which is the least there is.
+This is an edge colouring: zones are vertices, probes are edges, slots are colours. No zone occurs twice in a slot, so no node takes part
+in two probes at once. For a complete graph the circle method of a round-robin tournament needs the fewest colours: Z - 1 for even Z, and
+Z for odd Z.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def round_of_pairs(zones: Sequence[str]) -> dict[tuple[str, str], int]:
 
 
 def assign_slots(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
-    """Give every pair a slot; pairs that had one keep it.
+    """Assign a slot to every pair; pairs that had one keep it.
 
     Args:
         pairs: in order of preference for the low slots.
@@ -48,7 +48,7 @@ def assign_slots(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, in
 def _first_fit(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]) -> tuple[dict[ZonePair, int], int]:
     busy: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
     slots: dict[ZonePair, int] = {}
-    waiting: list[ZonePair] = []
+    unassigned: list[ZonePair] = []
 
     def assign(pair: ZonePair, slot: int) -> None:
         slots[pair] = slot
@@ -57,12 +57,12 @@ def _first_fit(pairs: Sequence[ZonePair], previous_slots: Mapping[ZonePair, int]
 
     for pair in pairs:
         slot = previous_slots.get(pair)
-        # A slot of a changed ConfigMap may be any number: the limit bounds the bit sets and the number of slots.
+        # A slot comes from a ConfigMap and may be any number; the limit bounds the bit sets and the number of slots.
         if slot is None or slot > 4 * len(pairs) or (busy[pair[0]] | busy[pair[1]]) >> slot & 1:
-            waiting.append(pair)
+            unassigned.append(pair)
         else:
             assign(pair, slot)
-    for pair in waiting:
+    for pair in unassigned:
         taken = busy[pair[0]] | busy[pair[1]]
         assign(pair, (~taken & (taken + 1)).bit_length() - 1)
     return slots, max(slots.values(), default=0) + 1

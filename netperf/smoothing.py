@@ -1,8 +1,8 @@
-"""Smooths the latencies of a pair of nodes over its runs.
+"""Smooths the latencies of a pair of nodes over its samples.
 
-The smoothed latency is the median of the last few runs, so that one outlier among them moves nothing. A run that is far off does not
-count at first; when the next run confirms it, both set the new latency at once. The percentile smoothed is the one that is priced.
-A new pair of nodes starts from the latency of its zones.
+The smoothed latency is the median of the last few samples, so that one outlier among them changes nothing. An outlier does not count
+at first; if the next sample is near it, the window restarts from these two. A new pair of nodes starts from the latency of its zones.
+`CostPolicy.percentile` says which percentile is smoothed.
 """
 
 from __future__ import annotations
@@ -11,74 +11,74 @@ import statistics
 
 import msgspec
 
-WINDOW_RUNS = 5
+WINDOW_SAMPLES = 5
 JUMP_RATIO = 0.15
 MIN_JUMP_US = 100.0
-"""A smaller distance is never a jump: schedulers and interrupts cause as much."""
+"""Smaller differences are noise of CPU schedulers and interrupts."""
 JUMP_DEVIATIONS = 5.0
-"""A jump is larger than the noise times this, once three runs show the noise."""
+"""A jump is also larger than this many median absolute deviations, once three samples show them."""
 
 
 class SmoothedLatency(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The smoothed latency of one pair of nodes, and the runs it rests on.
+    """The smoothed latency of one pair of nodes, and the samples that it rests on.
 
     Attributes:
-        estimate_us: the smoothed latency.
-        deviation_us: median distance of the remembered runs from it: the noise.
-        recent_us: the runs that it is the median of, oldest first; empty until the first own run counts. The estimate is then the
-            zones' latency.
-        pending_us: the newest run, if it was too far off to count without a second one.
-        runs: how many runs it rests on since it last jumped.
+        latency_us: the smoothed latency.
+        mad_us: median absolute deviation of the window's samples from it: the noise.
+        recent_us: the window, oldest first; empty until the first sample counts. The smoothed latency is then that of the zones.
+        pending_us: the newest sample, if it is an outlier that the next one must confirm.
+        count: number of samples since the last jump.
     """
 
-    estimate_us: float
-    deviation_us: float = 0.0
+    latency_us: float
+    mad_us: float = 0.0
     recent_us: tuple[float, ...] = ()
     pending_us: float | None = None
-    runs: int = 0
+    count: int = 0
 
 
-def add_run(smoothed: SmoothedLatency | None, value_us: float, expected_us: float | None = None) -> SmoothedLatency:
-    """The smoothed latency after one more run.
+def add_sample(smoothed: SmoothedLatency | None, value_us: float, expected_us: float | None = None) -> SmoothedLatency:
+    """The smoothed latency after one more sample.
 
     Args:
         smoothed: before; None for a new pair of nodes.
-        value_us: latency of the run.
+        value_us: latency of the sample.
         expected_us: latency of the zones, if known; a new pair of nodes starts from it.
     """
     if smoothed is None:
         if expected_us is None:
             return _median_of((value_us,), 1)
-        smoothed = SmoothedLatency(estimate_us=expected_us)
-    if not is_far(value_us, smoothed):
-        return _median_of((*smoothed.recent_us, value_us)[-WINDOW_RUNS:], smoothed.runs + 1)
+        smoothed = SmoothedLatency(latency_us=expected_us)
+    if not _is_outlier(value_us, smoothed):
+        return _median_of((*smoothed.recent_us, value_us)[-WINDOW_SAMPLES:], smoothed.count + 1)
     pending_us = smoothed.pending_us
-    if pending_us is not None and not _differ(value_us, pending_us):
+    if pending_us is not None and _is_near(value_us, pending_us):
         return _median_of((pending_us, value_us), 2)
     return msgspec.structs.replace(smoothed, pending_us=value_us)
 
 
-def replace_newest_run(smoothed: SmoothedLatency, value_us: float) -> SmoothedLatency:
-    """The smoothed latency with its newest run replaced, for a sample that is written again within a round."""
-    if is_far(value_us, smoothed):
-        return msgspec.structs.replace(smoothed, pending_us=value_us)
+def replace_newest_sample(smoothed: SmoothedLatency, value_us: float) -> SmoothedLatency:
+    """The smoothed latency with its newest sample replaced, for a sample that is written again within a round."""
     if smoothed.pending_us is not None or not smoothed.recent_us:
-        return msgspec.structs.replace(smoothed, pending_us=None)
-    return _median_of((*smoothed.recent_us[:-1], value_us), smoothed.runs)
+        earlier = msgspec.structs.replace(smoothed, pending_us=None)
+    else:
+        earlier = msgspec.structs.replace(smoothed, recent_us=smoothed.recent_us[:-1], count=smoothed.count - 1)
+    return add_sample(earlier, value_us)
 
 
-def is_far(value_us: float, smoothed: SmoothedLatency) -> bool:
-    """Whether a run is too far from the smoothed latency to belong to it."""
-    noise_us = JUMP_DEVIATIONS * smoothed.deviation_us if len(smoothed.recent_us) > 2 else 0.0
-    bound_us = max(JUMP_RATIO * smoothed.estimate_us, min(noise_us, smoothed.estimate_us / 2), MIN_JUMP_US)
-    return abs(value_us - smoothed.estimate_us) > bound_us
+def _is_outlier(value_us: float, smoothed: SmoothedLatency) -> bool:
+    """Whether a sample is too far from the smoothed latency for the noise of the pair."""
+    noise_us = JUMP_DEVIATIONS * smoothed.mad_us if len(smoothed.recent_us) > 2 else 0.0
+    bound_us = max(JUMP_RATIO * smoothed.latency_us, min(noise_us, smoothed.latency_us / 2), MIN_JUMP_US)
+    return abs(value_us - smoothed.latency_us) > bound_us
 
 
-def _differ(value_us: float, other_us: float) -> bool:
-    return abs(value_us - other_us) > max(JUMP_RATIO * max(value_us, other_us), MIN_JUMP_US)
+def _is_near(value_us: float, other_us: float) -> bool:
+    """Whether two samples confirm each other; the noise at the new latency is not known yet."""
+    return abs(value_us - other_us) <= max(JUMP_RATIO * max(value_us, other_us), MIN_JUMP_US)
 
 
-def _median_of(recent_us: tuple[float, ...], runs: int) -> SmoothedLatency:
-    estimate_us = statistics.median(recent_us)
-    deviation_us = statistics.median(abs(value - estimate_us) for value in recent_us)
-    return SmoothedLatency(estimate_us=estimate_us, deviation_us=deviation_us, recent_us=recent_us, runs=runs)
+def _median_of(recent_us: tuple[float, ...], count: int) -> SmoothedLatency:
+    latency_us = statistics.median(recent_us)
+    mad_us = statistics.median(abs(value - latency_us) for value in recent_us)
+    return SmoothedLatency(latency_us=latency_us, mad_us=mad_us, recent_us=recent_us, count=count)

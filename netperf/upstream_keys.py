@@ -23,32 +23,32 @@ UpstreamValues = dict[Percentile, tuple[str, float, str]]
 
 
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
-    """Upstream's millisecond key, or None where the two names make it longer than a key may be."""
+    """Upstream's key in milliseconds; None if the two names make it too long."""
     key = f"netperf.{percentile}.latency.milliseconds.origin.{origin_node}.destination.{destination_node}"
     return key if len(key) <= KEY_LIMIT else None
 
 
-def is_upstreams(key: str) -> bool:
-    """Whether a key is of this format."""
+def is_upstream_key(key: str) -> bool:
+    """Whether a key is in upstream's format."""
     return _KEY.fullmatch(key) is not None
 
 
-def collect(
+def add_value(
     key: str,
     value: str,
     places: Mapping[str, Place],
-    readings: dict[NodePair, UpstreamValues],
+    values: dict[NodePair, UpstreamValues],
 ) -> Refusal | None:
-    """Add the reading of a key to ``readings``; returns a refusal if it is invalid. Ignores keys of other formats."""
+    """Add the number of a key to ``values``; returns a refusal if it is invalid. Ignores keys of other formats."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None
     pairs = _split_nodes(match["nodes"])
     if not pairs:
         return refuse(key, "bad-key", "no .destination. in it")
-    known = [(a, b) for a, b in pairs if a in places and b in places]
-    if len(known) != 1:
-        return refuse(key, "ambiguous-key" if known else "unknown-node", f"nodes {match['nodes']!r}")
+    existing = [(a, b) for a, b in pairs if a in places and b in places]
+    if len(existing) != 1:
+        return refuse(key, "ambiguous-key" if existing else "unknown-node", f"nodes {match['nodes']!r}")
     number = value.strip()
     if not _NUMBER.fullmatch(number) or float(number) <= 0:
         return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
@@ -56,21 +56,21 @@ def collect(
     if value_us > MAX_LATENCY_US:
         return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
-    previous = readings.setdefault(known[0], {}).get(percentile)
-    if previous is None or previous[2] == "milliseconds":  # microseconds are the finer reading
-        readings[known[0]][percentile] = (key, value_us, match["unit"])
+    previous = values.setdefault(existing[0], {}).get(percentile)
+    if previous is None or previous[2] == "milliseconds":  # microseconds are more precise
+        values[existing[0]][percentile] = (key, value_us, match["unit"])
     return None
 
 
 def _split_nodes(text: str) -> list[tuple[str, str]]:
-    """Every way to split ``<node>.destination.<node>``, because names may contain dots and even that word."""
+    """Every way to split ``<node>.destination.<node>``, because names may contain ``.destination.``."""
     parts = text.split(".destination.")
     return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
 
 
-def to_sample(origin: Place, destination: Place, readings: UpstreamValues) -> tuple[str, Sample]:
-    """The readings of a pair as one sample of prober ``external``, under the lexicographically greatest of their keys."""
-    known = {percentile: value_us for percentile, (_, value_us, _) in readings.items()}
+def to_sample(origin: Place, destination: Place, values: UpstreamValues) -> tuple[str, Sample]:
+    """The numbers of a pair as one sample of prober ``external``, and the lexicographically greatest of their keys."""
+    known = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
     measurement = Measurement(
         prober="external",
         test="TCP_RR",
@@ -78,5 +78,5 @@ def to_sample(origin: Place, destination: Place, readings: UpstreamValues) -> tu
         p90_us=known.get("p90"),
         p99_us=known.get("p99"),
     )
-    key = max(key for key, _, _ in readings.values())
+    key = max(key for key, _, _ in values.values())
     return key, Sample(origin=origin, destination=destination, measurement=measurement)

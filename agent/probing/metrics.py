@@ -77,8 +77,8 @@ class ProbeMetrics:
         if outcome.test != (plan.settings.test if plan is not None else "TCP_RR"):
             return
         state.sample = sample
-        if sample.priced_measurement.p50_us is not None:
-            value_s = sample.priced_measurement.p50_us / 1e6
+        if sample.cost_measurement.p50_us is not None:
+            value_s = sample.cost_measurement.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
             state.sum_s += value_s
 
@@ -100,7 +100,7 @@ class ProbeMetrics:
         for pair, sample in self._samples():
             for percentile in PERCENTILES:
                 # With too few datagrams for a percentile, netperf's is exported.
-                value_us = sample.priced_measurement.percentile_us(percentile) or sample.measurement.percentile_us(
+                value_us = sample.cost_measurement.percentile_us(percentile) or sample.measurement.percentile_us(
                     percentile
                 )
                 if value_us is not None:

@@ -47,8 +47,8 @@ class ProbeResponder:
     def problem(self) -> str:
         """Why this node cannot be probed; empty otherwise."""
         if self._netserver is not None:
-            return "" if self._netserver.listening else f"netserver: {self._netserver.failure or 'starting'}"
-        ready = self._datagrams is not None and self._datagrams.listening
+            return "" if self._netserver.is_listening else f"netserver: {self._netserver.failure or 'starting'}"
+        ready = self._datagrams is not None and self._datagrams.is_listening
         return "" if ready else "the datagram responder is not listening"
 
     @property

@@ -25,17 +25,17 @@ LOSS_FLOOR = 0.005
 
 def is_equivalent(new: Sample, old: Sample) -> bool:
     """Whether a reader would draw the same conclusions: same quality flags and instrument, and no change of more than 3 % or 30 us
-    in the priced values, or of a quarter in the tail, which varies.
+    in the values used for the cost, or of a quarter in the tail, which varies.
     """
     if (
         any(
             getattr(new, name) != getattr(old, name)
-            for name in ("quality_flags", "price_source", "run_failure", "runs_fail")
+            for name in ("quality_flags", "cost_source", "run_failure", "runs_fail")
         )
-        or new.priced_measurement.prober != old.priced_measurement.prober
+        or new.cost_measurement.prober != old.cost_measurement.prober
     ):
         return False
-    after, before = new.priced_measurement, old.priced_measurement
+    after, before = new.cost_measurement, old.cost_measurement
     return (
         _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
         and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)

@@ -1,8 +1,8 @@
 """Runs this node's probes one at a time, and flags the samples.
 
-A round is the plan's interval; a turn is the slot of one of this node's probes in a round (`netperf.pacing`). Turns follow from the plan
-and the wall clock, so agents need not talk to each other. A run of netperf is cut off when the node's next turn comes, so a peer
-that drops packets costs only its own turn. A stream that the bandwidth does not allow is skipped and counted, not queued. Pairs
+A round is the plan's interval, in which each of this node's probes has a slot (`netperf.pacing`). Slots follow from the plan and the
+wall clock, so agents need not talk to each other. A run of netperf is cut off when the node's next run starts, so a peer that drops
+packets costs only its own run. A stream that the bandwidth does not allow is skipped and counted, not queued. Pairs
 without runs are measured by datagrams alone, once a round.
 """
 
@@ -23,10 +23,10 @@ from kubekit import logs
 from kubekit.waiting import wait_for
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
+    ScheduledRun,
     StreamRun,
-    Turn,
     may_stream,
-    next_turn,
+    next_run,
     recent_streams,
     slot_width_s,
 )
@@ -47,8 +47,8 @@ from netperf.sample import (
 
 log = logs.get("agent.probing")
 
-AFTER_TURN_S = 1e-3
-"""Added to a turn's start, so that `next_turn` returns the following one."""
+AFTER_START_S = 1e-3
+"""Added to the start of a run, so that `next_run` returns the following one."""
 
 Result = Literal["ok", "over-budget", "waiting"] | FailureName
 
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         sample: with ``ok``, and after a failed run if datagrams came back.
         failure: if neither the run nor the datagrams succeeded.
         detail: what failed, for the log.
-        run_flags: quality flags of the run; those of the sample are about the instrument that prices it.
+        run_flags: quality flags of the run; the sample has those of the measurement used for the cost.
         peer_answered: an earlier failure is over.
     """
 
@@ -106,7 +106,7 @@ class ProbeScheduler:
         # Sequences start from the clock so that they grow over restarts; readers compare them.
         # If the clock went back, `ResultsWriter` raises them.
         self._sequence = int(wall_clock())
-        self._last_turn_s = wall_clock()
+        self._last_start_s = wall_clock()
         self._changed = asyncio.Event()
         self._prober: NetperfProber | None = None
 
@@ -116,7 +116,7 @@ class ProbeScheduler:
         self.follow_plan()
 
     def follow_plan(self) -> None:
-        """Recompute the next turn, because plan or prober changed."""
+        """Recompute the next run, because plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._consecutive_failures, self._consecutive_failed_runs):
             for pair in counts.keys() - current:
@@ -128,14 +128,14 @@ class ProbeScheduler:
         """Run probes until cancelled; a running probe completes when the plan changes."""
         while True:
             changed, plan, prober = self._changed, self._plans.plan, self._prober
-            turn = None
+            scheduled = None
             if plan is not None and prober is not None:
-                turn = next_turn(plan, self._plans.node, self._earliest_start_s(plan))
-            if turn is None or plan is None or prober is None:
+                scheduled = next_run(plan, self._plans.node, self._earliest_start_s(plan))
+            if scheduled is None or plan is None or prober is None:
                 await changed.wait()
-            elif await self._wait_for_turn(turn, changed):
-                self._last_turn_s = turn.starts_at_s + AFTER_TURN_S
-                self._listener(await self._run_probe(turn, plan, prober))
+            elif await self._wait_for_start(scheduled, changed):
+                self._last_start_s = scheduled.starts_at_s + AFTER_START_S
+                self._listener(await self._run_probe(scheduled, plan, prober))
 
     async def run_datagrams(self) -> None:
         """Once a round, at a node-specific time, report the outcome of each pair without runs, until cancelled."""
@@ -164,24 +164,24 @@ class ProbeScheduler:
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
     def _earliest_start_s(self, plan: ZonePlan) -> float:
-        """The earliest start of a run. A turn that was missed may still start in the first half of its slot.
+        """The earliest start of a run. A run that was missed may still start in the first half of its slot.
 
-        It is after the previous turn, so no turn comes twice, unless the clock was set back.
+        It is after the previous run, so no run is repeated, unless the clock was set back.
         """
         now_s = self._wall_clock()
         earliest_s = now_s - slot_width_s(plan) / 2
-        was_clock_set_back = self._last_turn_s - now_s > AFTER_TURN_S
-        return earliest_s if was_clock_set_back else max(self._last_turn_s, earliest_s)
+        was_clock_set_back = self._last_start_s - now_s > AFTER_START_S
+        return earliest_s if was_clock_set_back else max(self._last_start_s, earliest_s)
 
-    async def _wait_for_turn(self, turn: Turn, changed: asyncio.Event) -> bool:
-        """Wait for the turn; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
-        while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
+    async def _wait_for_start(self, scheduled: ScheduledRun, changed: asyncio.Event) -> bool:
+        """Wait for the start of a run; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
+        while (left_s := scheduled.starts_at_s - self._wall_clock()) > 0:
             if await wait_for(changed, min(left_s, 30.0)):
                 return False
         return True
 
-    async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: NetperfProber) -> Outcome:
-        probe, settings, test, now_s = turn.probe, plan.settings, turn.test, self._wall_clock()
+    async def _run_probe(self, scheduled: ScheduledRun, plan: ZonePlan, prober: NetperfProber) -> Outcome:
+        probe, settings, test, now_s = scheduled.probe, plan.settings, scheduled.test, self._wall_clock()
         if test == "TCP_STREAM" and not may_stream(self._streams, now_s, self._max_stream_bps):
             skipped = _outcome(probe, test, "over-budget", detail="see --max-stream-bandwidth")
             _log_change(skipped)
@@ -189,7 +189,7 @@ class ProbeScheduler:
         run: Measurement | ProbeFailedError
         self._background.pause(paused=True)
         try:
-            async with asyncio.timeout(self._timeout_s(turn, plan)):
+            async with asyncio.timeout(self._timeout_s(scheduled, plan)):
                 run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
             if run.throughput_bps:
                 sent = StreamRun(self._wall_clock(), run.throughput_bps * (run.duration_s or 0.0) / 8)
@@ -197,14 +197,14 @@ class ProbeScheduler:
         except ProbeFailedError as failure:
             run = failure
         except TimeoutError:
-            run = ProbeFailedError("timeout", "no end before the next turn", alive=True)
+            run = ProbeFailedError("timeout", "no end before the next run", alive=True)
         finally:
             self._background.pause(paused=False)
         return self._conclude(probe, test, run)
 
-    def _timeout_s(self, turn: Turn, plan: ZonePlan) -> float:
-        """Time limit of a run: until this node's next turn must begin, at least the planned length."""
-        following = next_turn(plan, self._plans.node, turn.starts_at_s + AFTER_TURN_S)
+    def _timeout_s(self, scheduled: ScheduledRun, plan: ZonePlan) -> float:
+        """Time limit of a run: until this node's next run must start, at least the planned length."""
+        following = next_run(plan, self._plans.node, scheduled.starts_at_s + AFTER_START_S)
         minimum_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:
             return plan.interval_s + minimum_s
@@ -225,9 +225,9 @@ class ProbeScheduler:
     def _outcome_of_run(self, probe: Probe, test: Test, run: Measurement, datagrams: Measurement | None) -> Outcome:
         self._consecutive_failed_runs.pop(probe.nodes, None)
         run_flags = find_quality_flags(run, datagrams)
-        price_source = choose_instrument(run, datagrams, run_flags)
-        flags = run_flags if price_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
-        sample = self._sample(probe, run, flags, datagrams=datagrams, price_source=price_source)
+        cost_source = choose_instrument(run, datagrams, run_flags)
+        flags = run_flags if cost_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
+        sample = self._sample(probe, run, flags, datagrams=datagrams, cost_source=cost_source)
         return _outcome(probe, test, "ok", sample=sample, run_flags=run_flags, peer_answered=True)
 
     def _outcome_without_run(

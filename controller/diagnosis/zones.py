@@ -19,9 +19,9 @@ from controller.topology.status import group_pairs
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import ZONE_LABEL
+from netperf.cost_state import CostState, representative_node_pair
 from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
-from netperf.memory import CostState, best_stream
 from netperf.pairs import PlanOptions
 from netperf.sample import Sample
 
@@ -44,7 +44,7 @@ def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology
 def _results_for(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap
 ) -> dict[str, Mapping[str, str]]:
-    """The results that price a topology: those of our agents, then those in the ConfigMaps it names."""
+    """The results for the costs of a topology: those of our agents, then those in the ConfigMaps that it names."""
     topologies = () if topology is None else (topology,)
     names = results_of(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
     return {str(name): snapshot.results.get(str(name), {}) for name in names}
@@ -140,20 +140,20 @@ def _pairs(
     return tuple(pairs)
 
 
-def _basis(written: bool, weights: str | None, is_old: bool, priced: ZoneCost | None) -> PairBasis:
+def _basis(written: bool, weights: str | None, is_old: bool, entry: ZoneCost | None) -> PairBasis:
     """The basis of a written cost. A last good value counts as measured until it is old, as in the status."""
     if not written:
         return "absent"
     if weights != NETPERF_COSTS:
         return "given"
-    if priced is None or is_old:
+    if entry is None or is_old:
         return "stale"
-    return "measured" if priced.basis == "stale" else priced.basis
+    return "measured" if entry.basis == "stale" else entry.basis
 
 
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: that of the stream the cost comes from, else the newest there is."""
-    best = {pair: best_stream(entry.streams) for pair, entry in state.items()}
+    best = {pair: representative_node_pair(entry.node_pairs) for pair, entry in state.items()}
     wanted = {
         pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)
         for pair, stream in best.items()
@@ -171,7 +171,7 @@ def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePa
 
 
 def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float) -> PairView:
-    priced = PairView(
+    view = PairView(
         origin=pair[0],
         destination=pair[1],
         cost=None if entry is None else entry.network_cost,
@@ -180,10 +180,10 @@ def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Samp
         bandwidth_allocated_bps=rate_of(entry.bandwidth_allocated) if entry is not None else None,
     )
     if sample is None:
-        return priced
+        return view
     measurement = sample.measurement
     return msgspec.structs.replace(
-        priced,
+        view,
         p50_us=measurement.percentile_us("p50"),
         p90_us=measurement.percentile_us("p90"),
         p99_us=measurement.percentile_us("p99"),

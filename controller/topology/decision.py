@@ -12,10 +12,10 @@ from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, written_costs
 from kubekit.errors import ConfigError
-from netperf.costs import ZoneCosts, price
+from netperf.cost_state import CostState, restore, resume, update_state
+from netperf.costs import ZoneCosts, compute_costs
 from netperf.errors import size_bytes
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
-from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 
@@ -95,7 +95,7 @@ def decide(
         failures=results.failures.values(),
         interval_s=snapshot.interval_s,
     )
-    table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
+    table, state = compute_costs(state, zones, policy, now_s, interval_s=snapshot.interval_s)
     return TopologyDecision(
         latencies=hold_latencies(written, table.latencies()),
         table=table,

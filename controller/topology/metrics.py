@@ -63,7 +63,7 @@ _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], V
     ("netaware_network_cost", "Cost as written to NetperfCosts.", ("level", *_ZONES), _costs),
     (
         "netaware_zone_latency_seconds",
-        "Latency that was priced, smoothed, penalties included.",
+        "Smoothed latency of the cost, with the effect of loss.",
         (*_ZONES, "basis"),
         _latencies,
     ),

@@ -35,8 +35,8 @@ from kubekit.runtime import supervise
 from kubekit.waiting import CooperativeYield
 from kubekit.wire import CONFIGMAPS, Condition, ConfigMap, Node
 from kubekit.workqueue import WorkQueue
+from netperf.cost_state import CostState
 from netperf.latencies import ZonePair
-from netperf.memory import CostState
 from netperf.sample import Place
 
 log = logs.get("controller.topology")
@@ -85,7 +85,7 @@ class TopologyController:
         caches.group_pods.subscribe(self._pod_changed)
 
     def _enqueue(self, key: str) -> None:
-        # Samples arrive all the time, but each pair's only once in a round, so long rounds are priced less often.
+        # Samples arrive all the time, but each pair's only once in a round, so costs are computed less often if rounds are long.
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:

@@ -156,7 +156,7 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults) -> _Statement:
         problems.append(("InstrumentsDisagree", f"{message}: {_worst(faults.disagreeing)}"))
     if table.disputed:
         problems.append(("PairsDisputed", f"two reporters contradict each other: {_worst(sorted(table.disputed))}"))
-    return _joined(problems, "AllAgree", "all readings agree", bad=True)
+    return _joined(problems, "AllAgree", "all latencies agree", bad=True)
 
 
 def _input_valid(faults: InputFaults) -> _Statement:

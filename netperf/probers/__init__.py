@@ -1,5 +1,4 @@
-"""Measures latency: netperf runs, and paced datagrams between them.
+"""Measures latency by runs of netperf, and by datagrams at fixed times.
 
-The only part of the domain that uses processes and sockets. Every await has a deadline, every failure a name, and no failure yields
-a number.
+The only part of `netperf` that uses processes and sockets. Every await has a deadline, and every failure has a name.
 """

@@ -1,4 +1,4 @@
-"""Child processes that end with the agent, and runs that end at their deadline."""
+"""Starts child processes that the kernel kills when the agent ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from netperf.probers.contention import poll_run_queue
+from netperf.probers.contention import RunQueueTime
 
 OUTPUT_LIMIT = 65536
 STOP_GRACE_S = 2.0
@@ -23,17 +23,17 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Finished(NamedTuple):
-    """A run that ended by itself; ``run_queue_us`` is how long it waited for a CPU, None if unknown."""
+class CompletedRun(NamedTuple):
+    """A process that ended by itself; ``run_queue_us`` is the time that it waited for a CPU, None if unknown."""
 
-    status: int
+    returncode: int
     stdout: str
     stderr: str
     run_queue_us: float | None
 
 
 class ChildLimits(NamedTuple):
-    """Resource limits of a child that serves other hosts. It never runs as root: as root, netserver changes and removes files of others."""
+    """Resource limits of a child that serves other hosts."""
 
     memory_bytes: int
     cpu_s: int
@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 def _confine(limits: ChildLimits) -> None:
     """Called between fork and exec. If it raises, the child is not started."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # killed first if the container runs out of memory
-    if os.geteuid() == 0:
+    if os.geteuid() == 0:  # as root, netserver overwrites and deletes other users' files
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)  # this drops all capabilities
@@ -64,20 +64,20 @@ def _confine(limits: ChildLimits) -> None:
         resource.setrlimit(kind, (maximum, maximum))
 
 
-def _others_may_run(program: str) -> bool:
+def _is_executable_by_others(program: str) -> bool:
     """Whether an unprivileged user can reach and execute a program."""
     path = Path(program).resolve()
     return all(part.stat().st_mode & 0o001 for part in (path, *path.parents))
 
 
 def child_environment() -> dict[str, str]:
-    """The variables that a measuring program needs; messages in English, because we parse them."""
+    """The environment variables of a child."""
     inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in os.environ}
-    return {**inherited, "LC_ALL": "C"}
+    return {**inherited, "LC_ALL": "C"}  # its messages are parsed
 
 
 async def start_confined(program: str, *arguments: str, stdin: int, limits: ChildLimits) -> Process:
-    """Start a child that serves another host, without rights and within limits; it dies with us.
+    """Start an unprivileged child within limits, for requests of another host; see `die_with_parent`.
 
     Raises:
         OSError: the program cannot be started.
@@ -86,7 +86,7 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # If the user nobody cannot reach the program, execute it through an open descriptor.
-        path = program if _others_may_run(program) else f"/proc/self/fd/{descriptor}"
+        path = program if _is_executable_by_others(program) else f"/proc/self/fd/{descriptor}"
         return await asyncio.create_subprocess_exec(
             Path(program).name,
             *arguments,
@@ -103,8 +103,8 @@ async def start_confined(program: str, *arguments: str, stdin: int, limits: Chil
         os.close(descriptor)
 
 
-async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
-    """Run a program to its end; it dies with us.
+async def run(arguments: Sequence[str], deadline_s: float) -> CompletedRun:
+    """Run a program to its end, see `die_with_parent`. Its output is cut to `OUTPUT_LIMIT`.
 
     Raises:
         TimeoutError: it did not end in time, and was killed.
@@ -116,29 +116,28 @@ async def run(arguments: Sequence[str], deadline_s: float) -> Finished:
         stdout=PIPE,
         stderr=PIPE,
         env=child_environment(),
-        limit=OUTPUT_LIMIT,
         preexec_fn=die_with_parent,
     )
-    waited_us: list[float] = []
-    watcher = asyncio.create_task(poll_run_queue(process.pid, waited_us.append))
+    run_queue = RunQueueTime(process.pid)
+    poll = asyncio.create_task(run_queue.poll())
     try:
         async with asyncio.timeout(deadline_s):
             stdout, stderr = await process.communicate()
     finally:
-        watcher.cancel()
+        poll.cancel()
         with suppress(asyncio.CancelledError):
-            await watcher
+            await poll
         await stop(process)
-    return Finished(
+    return CompletedRun(
         process.returncode if process.returncode is not None else -1,
         stdout[:OUTPUT_LIMIT].decode("utf-8", "replace"),
         stderr[:OUTPUT_LIMIT].decode("utf-8", "replace"),
-        waited_us[-1] if waited_us else None,
+        run_queue.waited_us,
     )
 
 
 async def stop(process: Process) -> None:
-    """End a child by SIGTERM, and after two seconds by SIGKILL. Does nothing if it has ended."""
+    """Stop a child by SIGTERM, and by SIGKILL after `STOP_GRACE_S`. Does nothing if it has ended."""
     if process.returncode is not None:
         return
     for send in (process.terminate, process.kill):

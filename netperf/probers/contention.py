@@ -1,23 +1,21 @@
-"""Detects that the prober itself was delayed: cgroup throttling, and waiting for a CPU.
+"""Measures delays of the prober itself: cgroup throttling, and waiting for a CPU.
 
-Read before and after a run. Every reader returns None if the kernel does not report the value, because unknown does not mean
-"not throttled".
+Every function returns None if the kernel does not report the value, because unknown does not mean "not throttled".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-SAMPLING_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:
     """The ``cpu.stat`` that accounts for a process, in cgroup v2 or v1.
 
-    Inside a container the cgroup namespace makes its own group the root of the mount, so that is tried as well.
+    In a container the process's own group may be the root of the mount, so that is tried as well.
 
     Args:
         process_cgroup: text of ``/proc/<pid>/cgroup``.
@@ -51,7 +49,7 @@ def own_cpu_stat() -> Path | None:
 def read_throttled_us(cpu_stat: Path | None) -> float | None:
     """Microseconds for which the group was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
 
-    The key is absent in v2, and the answer None, if the cpu controller is not enabled for the group.
+    None in v2 if the cpu controller is not enabled for the group.
     """
     if cpu_stat is None:
         return None
@@ -67,7 +65,7 @@ def read_throttled_us(cpu_stat: Path | None) -> float | None:
 
 
 def read_run_queue_us(pid: int | str = "self") -> float | None:
-    """How long a process's main thread was runnable without a CPU: the second number of ``/proc/<pid>/schedstat``, in ns."""
+    """Microseconds for which a process's main thread waited for a CPU: the second number of ``/proc/<pid>/schedstat``, in ns."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1000
     except (OSError, ValueError, IndexError):
@@ -79,8 +77,15 @@ def difference(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else max(0.0, after - before)
 
 
-async def poll_run_queue(pid: int, on_value: Callable[[float], None]) -> None:
-    """Report `read_run_queue_us` of a child every 50 ms until it ends, because it cannot be read afterwards."""
-    while (waited_us := read_run_queue_us(pid)) is not None:
-        on_value(waited_us)
-        await asyncio.sleep(SAMPLING_S)
+class RunQueueTime:
+    """`read_run_queue_us` of a child, polled while it runs, because it cannot be read afterwards."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.waited_us: float | None = None
+
+    async def poll(self) -> None:
+        """Poll every `POLL_INTERVAL_S` until the child ends."""
+        while (waited_us := read_run_queue_us(self._pid)) is not None:
+            self.waited_us = waited_us
+            await asyncio.sleep(POLL_INTERVAL_S)

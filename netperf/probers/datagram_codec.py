@@ -1,7 +1,7 @@
 """Encodes and decodes authenticated datagrams.
 
-An answer has the size of its request, so that the responder amplifies nothing. It says how long the request waited at the
-responder, so that a busy peer is not mistaken for a slow path (as in TWAMP, RFC 5357).
+An answer has the size of its request, so that the responder cannot be used for amplification. It contains the responder delay (as in
+TWAMP, RFC 5357): how long the request waited at the responder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ENCODED_DELAY_NS = 60 * 10**9
 
 
 class Datagram(NamedTuple):
-    """Session, number of the request in it, and in an answer how long the request waited at the responder, nanoseconds."""
+    """Session and number of a request; an answer also has the responder delay."""
 
     session: bytes
     number: int
@@ -27,7 +27,7 @@ class Datagram(NamedTuple):
 
 
 def derive_key(secret: bytes) -> bytes:
-    """The key of datagrams; netserver's passphrases come from the same Secret."""
+    """The key of datagrams, from the secret that passphrases are derived from as well."""
     return hmac.digest(secret, b"netaware echo key", hashlib.sha256)
 
 
@@ -39,7 +39,7 @@ def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
 
 
 def decode_datagram(key: bytes, side: bytes, data: bytes) -> Datagram | None:
-    """The datagram, or None for anything that was not made with the key by that side."""
+    """The datagram; None if it was not encoded with this key by that side."""
     if len(data) != DATAGRAM_BYTES or not data.startswith(MAGIC):
         return None
     datagram = Datagram(*_NUMBERS.unpack(data[len(MAGIC) : -_TAG_BYTES]))

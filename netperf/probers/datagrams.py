@@ -1,9 +1,8 @@
-"""Sends paced, authenticated datagrams between the runs of netperf.
+"""Sends authenticated datagrams at fixed times and measures their round trips.
 
-A datagram is sent when its time has come, whether or not the one before came back, so a stall of the path counts for every datagram
-that met it. An answer says how long the peer held its request. Subtracting this responder delay from the kernel's timestamps leaves
-only the time on the path and in the network stacks; the delay is recorded separately. A few datagrams a second cost a thousandth
-of a core, so they never stop.
+A datagram does not wait for the answer to the previous one, so a stall of the path delays all datagrams of that time. The responder
+delay in the answer is subtracted from the round trip between the kernel's timestamps, which leaves the time on the path and in the
+network stacks. A few datagrams a second take a thousandth of a core.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from netperf.probers.timestamps import now_ns, open_udp, receive
 from netperf.sample import MAX_LATENCY_US, SUPPORT, Measurement
 
 MAX_PER_S = 10.0
-"""Datagrams of one agent, to all destinations together."""
+"""Datagrams a second of one agent, to all destinations together."""
 MAX_PER_DESTINATION_S = 4.0
 TARGET_PER_ROUND = 120.0
-"""Datagrams of a round to each destination, unless a limit is lower: a p99 needs 100."""
+"""Datagrams to each destination in a round, unless a limit is lower; a p99 needs 100."""
 LOST_AFTER_S = 3.0
 MAX_USABLE_DELAY_US = 20_000.0
-"""A longer responder delay makes a round trip useless: most of the result would be a claim of the peer that nothing verifies."""
+"""An answer with a longer responder delay is not used, because nothing verifies what the peer claims."""
 CLOCK_STEP_LIMIT_NS = 10**6
-"""If the wall clock was set by more than this during a round trip, its timestamps are not used."""
+"""A round trip during which the wall clock was set by more than this is not used."""
 _BATCH = 64
 
 
@@ -54,7 +53,7 @@ class Window:
         self._jitter_sum_us = 0.0
 
     def record(self, rtt_us: float, responder_delay_us: float) -> None:
-        """Count an answer: its round trip without the time at the peer, and that time."""
+        """Count an answer: its round trip without the responder delay, and that delay."""
         self.returned += 1
         self.responder_delays.record(max(responder_delay_us, 0.001))
         if responder_delay_us > MAX_USABLE_DELAY_US:
@@ -66,12 +65,12 @@ class Window:
         self.rtts.record(rtt_us)
 
     def measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
-        """The window as a measurement; None when fewer than two answers can be used.
+        """The measurement of the window; None with fewer than two usable answers.
 
         Args:
             now_s: monotonic time.
-            rounds: round trips of this window and of those before it, newest last. If this window has too few for a p99, the p99
-                is computed over the newest rounds with 100 together, and ``transactions`` counts those.
+            rounds: round trips of this window and of those before it, newest last. If this window has too few for a p99, the newest
+                rounds with 100 together are used for the p99, and for ``transactions``.
         """
         rtts = self.rtts
         if rtts.count < 2:
@@ -128,11 +127,11 @@ class DatagramStream:
         self.paused = False
 
     def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
-        """Set all targets; windows of unchanged ones continue.
+        """Set the destinations; the windows of unchanged ones continue.
 
         Args:
             targets: destinations.
-            interval_s: length of a round, which a window is meant for.
+            interval_s: length of a round.
         """
         self._targets = sorted(set(targets))
         now_s = time.monotonic()
@@ -152,7 +151,7 @@ class DatagramStream:
         return self._windows.get(target)
 
     def close_window(self, target: DatagramTarget) -> Window | None:
-        """Close the window of a destination and open the next; returns the closed one, or None if this is no destination."""
+        """Close the window of a destination and open the next one; returns the closed one, None without such a destination."""
         self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
@@ -176,7 +175,7 @@ class DatagramStream:
                         continue
                     if not self.paused:
                         self._send(udp)
-                    # Jitter keeps us from beating in time with anything periodic.
+                    # Jitter, because the path may have periodic delays.
                     await asyncio.sleep(random.uniform(0.5, 1.5) / self.rate_per_s if self._targets else 0.0)
             finally:
                 loop.remove_reader(udp)
@@ -217,7 +216,7 @@ class DatagramStream:
             window.record(rtt_us, responder_delay_ns / 1000)
 
     def _expire(self, monotonic_ns: int) -> None:
-        """Count datagrams without an answer as lost after a while."""
+        """Count datagrams without an answer as lost after `LOST_AFTER_S`."""
         while self._unanswered:
             number, sent = next(iter(self._unanswered.items()))
             if monotonic_ns - sent.monotonic_ns < LOST_AFTER_S * 1e9:

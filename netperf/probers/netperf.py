@@ -1,7 +1,7 @@
 """Runs netperf: command line, output, names of failures.
 
-Facts about netperf 2.7.0 come from the section on netperf in docs/contracts: an unknown selector is dropped with exit
-code 0, a percentile of 0 means that there were too few transactions, and a wrong passphrase looks like a reset.
+netperf 2.7.0 (docs/contracts) drops an unknown selector with exit code 0, prints a percentile of 0 if there were too few
+transactions, and reports a wrong passphrase as a reset.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from netperf.sample import MAX_LATENCY_US, Measurement, Test
 ENVIRONMENT = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
 DIAGNOSIS_S = 1.0
-PATIENCE_S = 0.3
+REQUEST_WAIT_S = 0.3
 UDP_GIVE_UP_S = 1
 PING_DEADLINE_S = 2.0
 """Long enough for one retransmission of a lost SYN, after a second; a longer wait would cost too much of the slot."""
@@ -66,9 +66,9 @@ def keys_for(test: Test) -> tuple[str, ...]:
 
 
 def transactions_for(duration_s: float, rtt_s: float) -> int | None:
-    """Round trips that a run must make; None if its duration suffices for twice those that a p90 needs.
+    """Number of round trips of a run on a slow path; None if the duration is enough for twice those that a p90 needs.
 
-    A run that counts waits for each loss to be mended, so only slow paths are counted.
+    Only on slow paths: a run with a number of round trips waits for every retransmission, however long it takes.
     """
     return None if 2 * MIN_TRANSACTIONS_FOR_P90 * rtt_s <= duration_s else MIN_TRANSACTIONS_FOR_P90
 
@@ -76,7 +76,7 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 def command_line(
     binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The arguments for one run, which ends by time or after ``transactions``. They contain the passphrase, so do not log them."""
+    """The arguments of a run, which ends by time or after ``transactions``. Do not log them: they contain the passphrase."""
     timed = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
@@ -84,16 +84,15 @@ def command_line(
     if settings.test == "TCP_RR":
         command.append("-D")
     if settings.test == "UDP_RR":
-        command += ["-e", str(UDP_GIVE_UP_S)]  # without it one lost datagram ends the conversation
+        command += ["-e", str(UDP_GIVE_UP_S)]  # without it a lost datagram blocks the run
     return [*command, "-P", f",{settings.data_port}", "-k", ",".join(keys_for(settings.test))]
 
 
 def parse_output(text: str, test: Test) -> Measurement:
-    """Read ``KEY=value`` lines.
+    """Parse netperf's output, lines of ``KEY=value``.
 
     Raises:
-        ProbeFailedError: ``unknown-selector`` when a requested key did not come back, ``too-few-samples`` when no
-            percentile could be computed.
+        ProbeFailedError: ``unknown-selector`` if a requested key is missing, ``too-few-samples`` without any percentile.
     """
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     missing = [key for key in keys_for(test) if key not in values]
@@ -115,7 +114,7 @@ def parse_output(text: str, test: Test) -> Measurement:
         )
     transactions = int(_number(values["LOCAL_RECV_CALLS"], low=0) or 0)
     min_us, max_us = _latency(values["MIN_LATENCY"]), _latency(values["MAX_LATENCY"])
-    p50_us, p90_us, p99_us = (_held(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
+    p50_us, p90_us, p99_us = (_clamped(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
     if p50_us is None and p90_us is None and p99_us is None:
         raise ProbeFailedError("too-few-samples", f"{transactions} transactions")
     return Measurement(
@@ -150,7 +149,7 @@ def _latency(text: str) -> float | None:
     return _number(text, above=0, high=MAX_LATENCY_US)
 
 
-def _held(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
+def _clamped(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
     """A percentile within minimum and maximum: netperf interpolates in buckets of up to a tenth of the value."""
     if value_us is None:
         return None
@@ -166,7 +165,7 @@ def _retransmits(values: Mapping[str, str]) -> int | None:
 def _loss_ratio(values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None) -> float | None:
     if test == "UDP_RR":
         sent = _number(values["LOCAL_SEND_CALLS"], above=0)
-        # The last request is still on its way when the time is up.
+        # The last request has no answer yet when the run ends.
         return None if sent is None else max(0.0, sent - transactions - 1) / sent
     return None if retransmits is None or not transactions else min(1.0, retransmits / transactions)
 
@@ -185,7 +184,7 @@ class NetperfProber:
         self._cpu_stat = own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
-        """Run netperf once; a passphrase that is refused is tried again with the neighbouring epoch's.
+        """Run netperf once, or twice if the peer refuses the passphrase: then with that of the neighbouring epoch.
 
         Args:
             address: literal IP address of the other end.
@@ -212,26 +211,26 @@ class NetperfProber:
         started = time.monotonic()
         longest_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
         try:
-            finished = await child.run(command, longest_s + DEADLINE_ALLOWANCE_S)
+            completed = await child.run(command, longest_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:
             took_s = time.monotonic() - started
             raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", alive=True) from None
         except OSError as error:
             raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
-        if finished.status != 0:
+        if completed.returncode != 0:
             took_s = time.monotonic() - started
-            raise await _explain(finished, address, settings, took_s)
-        measurement = parse_output(finished.stdout, settings.test)
+            raise await _explain(completed, address, settings, took_s)
+        measurement = parse_output(completed.stdout, settings.test)
         throttled_us = difference(read_throttled_us(self._cpu_stat), throttled_before)
         return msgspec.structs.replace(
             measurement,
             throttled_us=throttled_us,
-            run_queue_us=finished.run_queue_us,
+            run_queue_us=completed.run_queue_us,
         )
 
 
 async def tcp_ping(address: str, port: int) -> float:
-    """Connect, and return the round trip in seconds as the kernel measured it, so that a busy machine does not look like a slow path.
+    """Connect, and return the round trip of the handshake in seconds, as the kernel measured it.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
@@ -265,22 +264,24 @@ async def _connect(
     return reader, writer, time.monotonic() - started
 
 
-async def _explain(finished: child.Finished, address: str, settings: ProbeSettings, took_s: float) -> ProbeFailedError:
-    """The failure with its name. netperf's messages are ambiguous, so this also connects to the control port."""
-    said = _last_line(finished.stderr) or _last_line(finished.stdout) or f"exit status {finished.status}"
-    peer = await _ask_control_port(address, settings.port)
-    if finished.status == 255:  # no control connection was made
+async def _explain(
+    completed: child.CompletedRun, address: str, settings: ProbeSettings, took_s: float
+) -> ProbeFailedError:
+    """The failure with its name. netperf's messages are ambiguous, so this function also connects to the control port."""
+    message = _last_line(completed.stderr) or _last_line(completed.stdout) or f"exit status {completed.returncode}"
+    peer = await _check_control_port(address, settings.port)
+    if completed.returncode == 255:  # no control connection was made
         name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
-        return ProbeFailedError(name, said)
+        return ProbeFailedError(name, message)
     if peer.state in {"refused", "unreachable", "timeout"}:
-        return ProbeFailedError("reset", f"{said}; the control port is now {peer.state}")
-    if "recv_response" not in said:
-        return ProbeFailedError("reset" if "reset by peer" in said else "failed", said)
-    # A passphrase is refused at once; later than this, netserver died under the test.
-    early = took_s < settings.duration_s / 2 + 4 * peer.connect_s
-    if peer.state == "patient" and early:
-        return ProbeFailedError("unauthenticated", f"{said}; netserver hung up on our passphrase")
-    return ProbeFailedError("reset", said)
+        return ProbeFailedError("reset", f"{message}; the control port is now {peer.state}")
+    if "recv_response" not in message:
+        return ProbeFailedError("reset" if "reset by peer" in message else "failed", message)
+    # A passphrase is refused at once; later, netserver ended during the test.
+    is_early = took_s < settings.duration_s / 2 + 4 * peer.connect_s
+    if peer.state == "waiting" and is_early:
+        return ProbeFailedError("unauthenticated", f"{message}; netserver refused the passphrase")
+    return ProbeFailedError("reset", message)
 
 
 def _last_line(text: str) -> str:
@@ -289,17 +290,16 @@ def _last_line(text: str) -> str:
 
 
 class _PeerState(NamedTuple):
-    """Behaviour of the control port: ``patient`` waits for a whole request, as netserver does; ``closing`` does not."""
+    """Behaviour of the control port: ``waiting`` for the rest of a request, as netserver does, or ``closing`` the connection."""
 
-    state: Literal["patient", "closing"] | FailureName
+    state: Literal["waiting", "closing"] | FailureName
     connect_s: float = 0.0
 
 
-async def _ask_control_port(address: str, port: int) -> _PeerState:
-    """Connect, send one byte of a request, and see whether the peer waits for the rest.
+async def _check_control_port(address: str, port: int) -> _PeerState:
+    """Connect, send one byte of a request, and check whether the peer waits for the rest.
 
-    netserver closes on a wrong passphrase, and a broken peer closes as well; but only netserver reads a request to its
-    full length first.
+    After a wrong passphrase netserver closes the connection, as a broken peer does. But only netserver first reads a whole request.
     """
     try:
         reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_S)
@@ -307,10 +307,10 @@ async def _ask_control_port(address: str, port: int) -> _PeerState:
         return _PeerState(error.name)
     try:
         writer.write(b"\0")
-        async with asyncio.timeout(PATIENCE_S + 2 * connect_s):
+        async with asyncio.timeout(REQUEST_WAIT_S + 2 * connect_s):
             await reader.read(1)
     except TimeoutError:
-        return _PeerState("patient", connect_s)
+        return _PeerState("waiting", connect_s)
     except OSError:
         return _PeerState("closing", connect_s)
     finally:

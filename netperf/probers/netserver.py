@@ -1,9 +1,9 @@
 """Serves netperf's control connections: checks the passphrase, then hands the connection to a netserver process.
 
-A netserver that listens by itself forks for every TCP connection, without a bound and before it reads a passphrase, so
-anybody who reaches the port could take the agent's memory. Here the agent listens. A connection becomes a process only after
-its first request, which has a fixed size, carried the passphrase; the process finds the connection as its standard input, as
-under inetd (``check_if_inetd`` in netserver.c). It gets no passphrase argument, so the list of processes shows none.
+A netserver that listens itself forks for every TCP connection, without a limit and before it reads a passphrase, so that anyone who
+reaches the port could exhaust memory. Here the agent listens. It starts a process for a connection only if the first request, which has a
+fixed size, contains the passphrase. The connection is the standard input of the process, as under inetd (``check_if_inetd`` in
+netserver.c). The passphrase is not an argument, so the list of processes does not show it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from netperf.probers.passphrase import derive_passphrase, epoch_at
 log = logs.get("netperf.netserver")
 
 REQUEST_BYTES, PASSPHRASE_AT = 656, 8
-"""``struct netperf_request`` of netperf 2.7.0 (netlib.h), and where a PASSPHRASE request has the text."""
+"""Size of ``struct netperf_request`` of netperf 2.7.0 (netlib.h), and offset of the text in a PASSPHRASE request."""
 MAX_PENDING = 64
-"""Connections that have not shown a passphrase; for one more, the oldest of the peer with most of them is closed."""
+"""Maximum of unauthenticated connections; for one more, the oldest one of the peer with most of them is closed."""
 REQUEST_DEADLINE_S = 5.0
 MAX_RUNS = 8
-"""A plan lets one peer probe a node at a time; clocks that differ make it two."""
+"""A plan allows one run at a time; if clocks differ, there may be more."""
 MAX_RUN_S = 120.0
-"""The plan's format allows runs of 60 s."""
+"""A plan allows runs of 60 s."""
 RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(MAX_RUN_S), open_files=32)
 
 
@@ -44,11 +44,11 @@ class Netserver:
         binary: path of netserver, see `netperf.probers.netperf.find_binary`.
         address: the node's own address, a literal; never all addresses.
         port: control port.
-        secret: what passphrases are derived from.
+        secret: for deriving passphrases.
         wall_clock: seconds since 1970, decides the passphrase's epoch.
 
     Attributes:
-        failure: why it does not listen, or empty; for a readiness check.
+        failure: why it does not listen; empty if it does.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Netserver:
         self.failure = "not started"
 
     @property
-    def listening(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether connections are accepted."""
         return self._ready.is_set()
 
     async def wait_ready(self) -> None:
-        """Wait until connections are accepted; put it under a deadline."""
+        """Wait until connections are accepted, without a timeout."""
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Serve until cancelled; a port that is taken is tried again. Runs in progress end with this."""
+        """Serve until cancelled, which also stops the runs in progress. If the port is in use, tries again with a back-off."""
         try:
             while True:
                 try:
@@ -90,7 +90,7 @@ class Netserver:
                     self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror or 'netserver -V does not end'}"
                 finally:
                     self._ready.clear()
-                log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", why=self.failure)
+                log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", error=self.failure)
                 await asyncio.sleep(self._backoff.next())
         finally:
             tasks = [*self._pending, *self._runs]
@@ -99,7 +99,7 @@ class Netserver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_binary(self) -> None:
-        """Run ``netserver -V``, so that readiness fails instead of each run."""
+        """Run ``netserver -V``, so that `failure` reports a broken binary before the first run."""
         process = await child.start_confined(self._binary, "-V", stdin=DEVNULL, limits=RUN_LIMITS)
         try:
             async with asyncio.timeout(REQUEST_DEADLINE_S):
@@ -121,8 +121,8 @@ class Netserver:
         while True:
             connection, peer = await loop.sock_accept(listener)
             if len(self._pending) >= MAX_PENDING:
-                greediest, _ = Counter(self._pending.values()).most_common(1)[0]
-                oldest = next(task for task, address in self._pending.items() if address == greediest)
+                largest_peer, _ = Counter(self._pending.values()).most_common(1)[0]
+                oldest = next(task for task, address in self._pending.items() if address == largest_peer)
                 del self._pending[oldest]
                 oldest.cancel()
             task = loop.create_task(self._admit(connection), name="netserver-admit")
@@ -130,12 +130,12 @@ class Netserver:
             task.add_done_callback(partial(self._forget, connection))
 
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        """Close a connection, also that of a task that was cancelled before it began."""
+        """Close the connection of a finished task, also if the task was cancelled before it started."""
         self._pending.pop(task, None)
         connection.close()
 
     async def _admit(self, connection: socket.socket) -> None:
-        """Read the first request, and start a process if it has the passphrase."""
+        """Read the first request, and start a process if it contains the passphrase."""
         try:
             async with asyncio.timeout(REQUEST_DEADLINE_S):
                 request = await _read_exactly(connection, REQUEST_BYTES)
@@ -144,12 +144,12 @@ class Netserver:
         if len(request) < REQUEST_BYTES:
             return  # a TCP ping
         if not self._authenticates(request):
-            log.change("rejected", "rejecting", "netperf peer without a valid passphrase")
+            log.change("rejected", "rejecting", "netperf connection without a valid passphrase")
             return
         if len(self._runs) >= MAX_RUNS:
-            log.change("runs", "full", "more runs at once than any plan asks for", most=MAX_RUNS)
+            log.change("runs", "full", "too many runs at the same time", max=MAX_RUNS)
             return
-        # The process shares the open file description, and netserver expects calls that block.
+        # The process shares the open file description, and netserver needs a blocking socket.
         connection.setblocking(True)  # noqa: FBT003
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
@@ -171,7 +171,7 @@ class Netserver:
             async with asyncio.timeout(MAX_RUN_S):
                 await process.wait()
         except TimeoutError:
-            log.warning("netserver took too long and was ended", most_s=MAX_RUN_S)
+            log.warning("netserver took too long and was stopped", limit_s=MAX_RUN_S)
         finally:
             await child.stop(process)
 

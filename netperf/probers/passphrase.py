@@ -1,8 +1,7 @@
 """Derives hourly passphrases from the probing secret.
 
-netperf and netserver take their passphrase as an argument, so anyone who can list processes can read it. It is therefore
-derived from the Secret for an epoch of an hour: one that was read opens a netserver for that long and tells nothing of
-the next. The Secret itself never leaves the process.
+netperf takes its passphrase as an argument, so anyone who can list processes can read it. It is therefore derived from the secret for an
+epoch of one hour, and does not reveal that of the next epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PURPOSE = b"netaware netperf passphrase\0"
 
 
 def check_secret(secret: bytes) -> bytes:
-    """The secret, if it is long enough to keep one.
+    """The secret, if it is long enough.
 
     Raises:
         ConfigError: it is shorter than 16 bytes.
@@ -41,6 +40,6 @@ def derive_passphrase(secret: bytes, epoch: int) -> str:
 
 
 def epochs_to_try(wall_s: float) -> tuple[int, int]:
-    """The current epoch, and the neighbouring one for peers whose clock differs slightly."""
+    """The current epoch, and the nearer neighbouring one for peers whose clock differs."""
     epoch = epoch_at(wall_s)
     return epoch, epoch - 1 if wall_s / EPOCH_S - epoch < 0.5 else epoch + 1

@@ -1,4 +1,4 @@
-"""Names of probe failures."""
+"""The failure of a probe, and its names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FailureName = Literal[
 
 
 class ProbeFailedError(KubekitError):
-    """A run gave no measurement.
+    """A run yielded no measurement.
 
     Attributes:
         name: one of `FailureName`, fit for a metric label: ``refused``, nothing listens; ``unreachable``, no route;
-            ``timeout``, no end within the deadline; ``unauthenticated``, the other end refused our passphrase;
-            ``too-few-samples``, no percentile could be computed; ``unknown-selector``, this netperf lacks one we need;
-            ``no-netperf``, there is no such program; ``reset``, the peer went away during the run; ``failed``, else.
-        alive: the other host answered all the same, so the path is not dead.
+            ``timeout``, no end within the deadline; ``unauthenticated``, the peer refused the passphrase; ``too-few-samples``, no
+            percentile could be computed; ``unknown-selector``, this netperf does not support a selector; ``no-netperf``, netperf
+            is not installed; ``reset``, the peer closed the connection during the run; ``failed``, anything else.
+        alive: whether the other host answered, so that the path is not dead.
     """
 
     def __init__(self, name: FailureName, detail: str = "", *, alive: bool | None = None) -> None:

@@ -19,8 +19,8 @@ MAX_LOGGED_HOSTS = 100
 class DatagramResponder:
     """Answers each valid datagram with one of the same size; stays silent on others.
 
-    The socket is read without asyncio's transports, which do not return the kernel's timestamps. An answer that does not fit
-    into the socket's buffer is dropped.
+    An answer that does not fit into the socket's buffer is dropped. asyncio's transports are not used, because they do not return the
+    kernel's timestamps.
 
     Args:
         address: the node's own address, a literal.
@@ -34,7 +34,7 @@ class DatagramResponder:
         self._rejected: set[str] = set()
 
     @property
-    def listening(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether the socket is open."""
         return self._ready.is_set()
 
@@ -66,7 +66,7 @@ class DatagramResponder:
             log.warning("datagram without a valid tag", peer=host)
 
     def _answer(self, udp: socket.socket) -> None:
-        """Answer one batch, so that a flood cannot keep the event loop."""
+        """Answer one batch, so that a flood does not block the event loop."""
         for _ in range(BATCH):
             try:
                 data, received_ns, peer = receive(udp)

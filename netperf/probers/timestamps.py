@@ -1,7 +1,6 @@
 """UDP sockets with kernel receive timestamps (SO_TIMESTAMPNS, Documentation/networking/timestamping.rst).
 
-A program reads a packet 50 us after its arrival on an idle machine, and milliseconds after it on a busy one. The kernel's timestamp
-is of the arrival itself.
+The kernel takes the timestamp when a packet arrives; a program on a busy machine reads the packet milliseconds later.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ def receive(udp: socket.socket) -> tuple[bytes, int, Any]:
     """The next datagram, its time of arrival (nanoseconds since 1970), and its sender.
 
     Raises:
-        OSError: there is none (`BlockingIOError`), or an earlier one was refused by its receiver.
+        BlockingIOError: there is none.
+        OSError: an ICMP error for an earlier datagram.
     """
     data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
     for level, kind, value in ancillary:

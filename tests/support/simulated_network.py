@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.probing.results_queue import MIN_EQUIVALENT_WRITES, is_equivalent
-from netperf.costs import ZoneCosts, price
+from netperf.cost_state import CostState, update_state
+from netperf.costs import ZoneCosts, compute_costs
 from netperf.latencies import Latencies, ZonePair, hold_latencies
-from netperf.memory import CostState, update_state
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
@@ -180,7 +180,7 @@ class SimulatedNetwork:
             interval_s=self.round_s,
         )
         regions = {fact.zone: fact.region for fact in self.facts}
-        self.table, self.state = price(self.state, regions, self.policy, now_s, interval_s=self.round_s)
+        self.table, self.state = compute_costs(self.state, regions, self.policy, now_s, interval_s=self.round_s)
         self.named |= set(self.table.outliers_us)
         self.told_disputed |= bool(self.table.disputed)
         held = hold_latencies(self.latencies, self.table.latencies())

@@ -99,7 +99,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
         passphrase = derive_passphrase(SECRET, epoch_at(time.time()))
         command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", passphrase]
         finished = await child.run([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
-    assert finished.status == 0
+    assert finished.returncode == 0
     assert "NO_SUCH_KEY" not in finished.stdout
     with pytest.raises(ProbeFailedError) as caught:
         parse_output(finished.stdout, "TCP_RR")
@@ -155,7 +155,7 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
         task = asyncio.create_task(netserver.run())
         while "cannot serve" not in netserver.failure:
             await asyncio.sleep(0.02)
-        assert not netserver.listening
+        assert not netserver.is_listening
     async with asyncio.timeout(20):
         await netserver.wait_ready()
     task.cancel()
@@ -167,7 +167,7 @@ async def test_a_netserver_that_cannot_be_started_is_not_listening_and_says_why(
     task = asyncio.create_task(server.run())
     while "No such file" not in server.failure:
         await asyncio.sleep(0.02)
-    assert not server.listening
+    assert not server.is_listening
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

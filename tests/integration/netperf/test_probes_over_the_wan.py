@@ -137,7 +137,7 @@ async def paced(wan: Wan, seconds: float) -> Measurement | None:
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
 async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
-    """The figures of docs/measurement.md. At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
+    """At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
     wan.set(loss=loss)
     datagrams = await paced(wan, 2 * WATCHED_S)
     assert datagrams is not None
@@ -153,7 +153,7 @@ async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_p
         destination=Place("w", "west"),
         measurement=run or datagrams,
         datagrams=datagrams,
-        price_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
+        cost_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
     ).percentile_us("p90")
     assert price_us is not None
     netperf_us = run.percentile_us("p90") if run else None

@@ -85,7 +85,7 @@ def test_jitter_and_loss_of_datagrams_are_reported_beside_a_run_of_netperf_and_i
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
     datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **values)
     assert run.sample is not None
-    sample = msgspec.structs.replace(run.sample, datagrams=datagrams, price_source="datagrams")
+    sample = msgspec.structs.replace(run.sample, datagrams=datagrams, cost_source="datagrams")
     metrics.add(msgspec.structs.replace(run, sample=sample))
     latency = "netaware_probe_latency_seconds"
     assert registry.get_sample_value("netaware_probe_jitter_seconds", PAIR) == 30e-6

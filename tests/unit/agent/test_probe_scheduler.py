@@ -122,7 +122,7 @@ async def outcome_of(background: Answers, prober: Steady) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("measurement", "price_source"),
+    ("measurement", "cost_source"),
     [
         (datagrams(510.0), "datagrams"),  # They agree with netperf, and are more precise.
         (datagrams(5000.0), "measurement"),
@@ -130,13 +130,13 @@ async def outcome_of(background: Answers, prober: Steady) -> Outcome:
     ],
 )
 async def test_datagrams_price_if_they_are_enough_and_agree_with_netperf(
-    measurement: Measurement, price_source: str
+    measurement: Measurement, cost_source: str
 ) -> None:
     background = Answers()
     background.measurement, background.returned = measurement, 100
     outcome = await outcome_of(background, Steady())
     assert outcome.sample is not None
-    assert (outcome.sample.price_source, outcome.sample.measurement.prober) == (price_source, "netperf")
+    assert (outcome.sample.cost_source, outcome.sample.measurement.prober) == (cost_source, "netperf")
     assert set(background.paused) == {True, False}
 
 

@@ -22,8 +22,8 @@ from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.weights import Bandwidths, build_weight
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
-from netperf.costs import price
-from netperf.memory import update_state
+from netperf.cost_state import update_state
+from netperf.costs import compute_costs
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
@@ -163,7 +163,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = update_state(samples, {}, CostPolicy(), now_s, now_s)
-    table, _ = price(state, regions, CostPolicy(), now_s)
+    table, _ = compute_costs(state, regions, CostPolicy(), now_s)
     body = {
         "metadata": {"name": "nt-default", "namespace": HOME},
         "spec": {

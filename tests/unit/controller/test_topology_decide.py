@@ -17,9 +17,9 @@ from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology
 from kubekit.wire import Condition
+from netperf.cost_state import CostState
 from netperf.costs import ZoneCosts
 from netperf.latencies import ZonePair
-from netperf.memory import CostState
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, Place, Sample

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.costs import ZoneCosts, cost_of, held_cost, price, region_costs
+from netperf.cost_state import CostState, restore, resume, update_state
+from netperf.costs import ZoneCosts, compute_costs, cost_of, cost_with_hysteresis, region_costs
 from netperf.latencies import infer_us
-from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
 from netperf.sample import Measurement, Place, Sample
+from netperf.smoothing import add_sample, replace_newest_sample
 
 POLICY = CostPolicy()
 ZONES = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
@@ -40,7 +41,7 @@ def step(
     samples: Iterable[Sample], state: CostState | None = None, policy: CostPolicy = POLICY, now_s: float = 0.0
 ) -> tuple[ZoneCosts, CostState]:
     updated = update_state(samples, state or {}, policy, now_s, WALL_S)
-    return price(updated, ZONES, policy, now_s)
+    return compute_costs(updated, ZONES, policy, now_s)
 
 
 def test_ignored_readings_make_a_pair_neither_younger_nor_better_supported() -> None:
@@ -53,7 +54,7 @@ def test_ignored_readings_make_a_pair_neither_younger_nor_better_supported() -> 
     _, state = step([*agreeing, reading("3", 9000.0, 1)])
     table, _ = step([*agreeing, reading("3", 9000.0, 2)], state, now_s=60.0)
     entry = table.zones["a", "b"]
-    assert (entry.latency_us, entry.readings, entry.age_s) == (2000.0, 2, 60.0)
+    assert (entry.latency_us, entry.node_pairs, entry.age_s) == (2000.0, 2, 60.0)
 
 
 latencies = st.floats(min_value=0.01, max_value=1e8)
@@ -73,7 +74,9 @@ def test_neither_does_a_held_cost(
 ) -> None:
     policy = CostPolicy(hysteresis=hysteresis)
     low, high = sorted((one, other))
-    assert held_cost(current_cost, low, noise_us, policy) <= held_cost(current_cost, high, noise_us, policy)
+    assert cost_with_hysteresis(current_cost, low, noise_us, policy) <= cost_with_hysteresis(
+        current_cost, high, noise_us, policy
+    )
 
 
 @given(
@@ -179,16 +182,16 @@ def test_a_value_ages_from_measured_to_stale_to_absent() -> None:
 def test_nothing_is_stale_before_three_rounds() -> None:
     samples = [run("a", "b", 5000)]
     state = update_state(samples, {}, POLICY, 0.0, WALL_S)
-    table, state = price(state, ZONES, POLICY, 1700.0, interval_s=594.0)
+    table, state = compute_costs(state, ZONES, POLICY, 1700.0, interval_s=594.0)
     assert table.zones["a", "b"].basis == "measured"
-    table, _ = price(state, ZONES, POLICY, 1800.0, interval_s=594.0)
+    table, _ = compute_costs(state, ZONES, POLICY, 1800.0, interval_s=594.0)
     assert table.zones["a", "b"].basis == "stale"
 
 
 def test_samples_that_were_old_when_we_started_do_not_make_what_was_written_young() -> None:
     state = restore({("a", "b"): 5}, POLICY, 0.0)
     state = update_state([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
-    table, _ = price(state, ZONES, POLICY, 0.0)
+    table, _ = compute_costs(state, ZONES, POLICY, 0.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
 
 
@@ -210,7 +213,7 @@ def test_a_leadership_that_goes_on_takes_costs_as_they_were_written_meanwhile() 
     resumed = resume(state, restore({("a", "b"): 9, ("c", "d"): 4}, POLICY, 100.0))
     assert resumed["a", "b"].cost == 9
     # What was measured then is still known, with its age; what another leader wrote is as good as after a restart.
-    assert resumed["a", "b"].streams == state["a", "b"].streams
+    assert resumed["a", "b"].node_pairs == state["a", "b"].node_pairs
     assert resumed["c", "d"] == restore({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
     table, _ = step(samples, resumed, now_s=100.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
@@ -234,7 +237,7 @@ def test_loss_is_priced_and_not_thrown_away() -> None:
 def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
     paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
     policy = CostPolicy(percentile="p99")
-    netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, price_source="datagrams")
+    netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, cost_source="datagrams")
     assert step([netperf], policy=policy)[0].zones["a", "b"].cost == 7
     throttled = msgspec.structs.replace(
         netperf, measurement=msgspec.structs.replace(netperf.measurement, duration_s=1.0, throttled_us=5e5)
@@ -316,7 +319,7 @@ def test_numbers_of_others_do_not_age_unless_told_and_are_followed_when_they_cha
 
 def test_pairs_of_zones_that_are_gone_are_forgotten() -> None:
     _, state = step([run("a", "b", 5000)])
-    table, state = price(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
+    table, state = compute_costs(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
     assert set(state) == {("a", "c"), ("c", "a")}
     assert table.zones == {}
 
@@ -419,3 +422,24 @@ def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None
     assert set(table.outliers_us) == {"a1"}
     assert table.zones["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
     assert table.zones["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("before", "withdrawn", "written", "counted"),
+    [
+        ([1000.0] * 3, 1000.0, 5000.0, [1000.0] * 3),
+        ([1000.0], 5000.0, 1010.0, [1000.0, 1010.0]),
+        ([1000.0], 5000.0, 9000.0, [1000.0]),
+        ([1000.0] * 3, 1000.0, 1010.0, [1000.0] * 3 + [1010.0]),
+        ([1000.0, 5000.0], 5000.0, 9000.0, [5000.0]),
+    ],
+)
+def test_a_sample_written_again_within_a_round_replaces_the_one_before(
+    before: list[float], withdrawn: float, written: float, counted: list[float]
+) -> None:
+    smoothed = None
+    for us in (*before, withdrawn):
+        smoothed = add_sample(smoothed, us)
+    assert smoothed is not None
+    replaced = replace_newest_sample(smoothed, written)
+    assert (replaced.recent_us, replaced.pending_us) == (tuple(counted), None if written in counted else written)

@@ -13,7 +13,7 @@ from netperf.latencies import (
     decode_latencies,
     encode_latencies,
     hold_latencies,
-    two_figures,
+    round_up_error,
 )
 
 ZONES = st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=6, unique=True)
@@ -51,7 +51,7 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
     pairs = [(a, b) for a in zones for b in zones if a != b]
     found = Latencies(
-        {p: rng.randint(100, 400_000) for p in pairs}, {p: two_figures(rng.randint(5, 9000)) for p in pairs}
+        {p: rng.randint(100, 400_000) for p in pairs}, {p: round_up_error(rng.randint(5, 9000)) for p in pairs}
     )
     assert 10_000 < len(encode_latencies(found)) < LIMIT_BYTES * 3 // 4
 

@@ -1,4 +1,4 @@
-"""When turns come, and what probes may cost."""
+"""When runs come, and what probes may cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.pacing import StreamRun, choose_test, may_stream, next_turn, probes_of, start_s
+from netperf.pacing import StreamRun, choose_test, may_stream, next_run, probes_of, start_s
 from netperf.plans import ProbeSettings
 from netperf.sample import Test
 from tests.unit.netperf.building import one_each, plan_of
@@ -20,18 +20,18 @@ NODE = BUSIEST.probes[0].origin.node
 
 
 def test_a_round_runs_each_probe_of_the_node_once() -> None:
-    now_s, turns = BUSIEST.interval_s * 1000, []
-    while (turn := next_turn(BUSIEST, NODE, now_s)) is not None and turn.round == 1000:
-        turns.append(turn)
-        now_s = turn.starts_at_s + BUSIEST.settings.duration_s
-    assert [t.probe for t in turns] == sorted(probes_of(BUSIEST, NODE), key=lambda p: p.slot)
+    now_s, runs = BUSIEST.interval_s * 1000, []
+    while (run := next_run(BUSIEST, NODE, now_s)) is not None and run.round == 1000:
+        runs.append(run)
+        now_s = run.starts_at_s + BUSIEST.settings.duration_s
+    assert [t.probe for t in runs] == sorted(probes_of(BUSIEST, NODE), key=lambda p: p.slot)
 
 
 @given(st.floats(min_value=0, max_value=4e9))
 def test_there_is_always_a_next_turn_within_two_rounds(now_s: float) -> None:
-    turn = next_turn(BUSIEST, NODE, now_s)
-    assert turn is not None
-    assert now_s <= turn.starts_at_s <= now_s + 2 * BUSIEST.interval_s
+    run = next_run(BUSIEST, NODE, now_s)
+    assert run is not None
+    assert now_s <= run.starts_at_s <= now_s + 2 * BUSIEST.interval_s
 
 
 @given(st.integers(0, 10**8))
@@ -55,7 +55,7 @@ def test_jitter_differs_from_round_to_round() -> None:
 
 
 def test_a_node_without_probes_has_no_turn() -> None:
-    assert next_turn(BUSIEST, "elsewhere", 0.0) is None
+    assert next_run(BUSIEST, "elsewhere", 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_turn_says_which_test_it_is_for() -> None:
     plan = msgspec.structs.replace(BUSIEST, settings=with_extras("TCP_STREAM", every=2))
     now_s = 0.0
     tests: list[Test] = []
-    while len(tests) < 4 and (turn := next_turn(plan, NODE, now_s)) is not None:
-        if turn.probe == probes_of(plan, NODE)[0]:
-            tests.append(turn.test)
-        now_s = turn.starts_at_s + 1.0
+    while len(tests) < 4 and (run := next_run(plan, NODE, now_s)) is not None:
+        if run.probe == probes_of(plan, NODE)[0]:
+            tests.append(run.test)
+        now_s = run.starts_at_s + 1.0
     assert sorted(tests[:2]) == ["TCP_RR", "TCP_STREAM"]
     assert tests[:2] == tests[2:]

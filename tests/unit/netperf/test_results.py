@@ -344,7 +344,7 @@ def test_a_number_that_no_clock_gives_overtakes_nothing(far: int) -> None:
 def test_no_key_of_ours_passes_for_a_bare_number_by_somebody_else() -> None:
     """These have no time and never age."""
     one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
-    beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, price_source="datagrams")
+    beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, cost_source="datagrams")
     found = decode_results(written(one, other, beside), PLACES)
     assert found.samples == {}
     assert found.refused == {"bad-field": 3}
