@@ -197,7 +197,7 @@ def read_capacities(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int
     for index, rule in enumerate(file.capacity_by_node):
         field = f"{path}: capacityByNode[{index}]"
         try:
-            selector = selectors.parse(rule.selector)
+            selector = selectors.parse_selector(rule.selector)
         except SelectorError as error:
             raise ConfigError(f"{field}.selector", str(error)) from error
         rules.append(CapacityRule(selector, rule.selector, parse_rate(f"{field}.capacity", rule.capacity)))

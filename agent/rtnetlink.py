@@ -52,7 +52,7 @@ async def rtnetlink(what: str) -> AsyncIterator[AsyncIPRoute]:
     except NetlinkError as error:
         raise KernelError(f"{what}: {error.args[1]}", error.code) from error
     except TimeoutError as error:  # Before OSError, which it is a subclass of.
-        raise KernelError(f"{what}: no answer in time") from error
+        raise KernelError(f"{what}: no response in time") from error
     except OSError as error:
         raise KernelError(f"{what}: {error.strerror}", error.errno or 0) from error
 

@@ -98,7 +98,7 @@ class PrometheusClient:
         ``finite`` False keeps values that are no numbers (NaN, infinite), for callers that count them.
 
         Raises:
-            PrometheusError: no answer in time, or the expression is refused.
+            PrometheusError: no response in time, or the expression is refused.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         if self._session is None:

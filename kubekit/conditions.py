@@ -1,4 +1,4 @@
-"""Conditions in a status: merged so that lastTransitionTime moves only when the status does."""
+"""Conditions of a status: merged so that lastTransitionTime changes only with the status of a condition."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kubekit.text import cut, printable
 from kubekit.wire import Condition, format_time
 
 MESSAGE_LIMIT = 8192
-"""In bytes; the API server takes four times that."""
+"""In bytes; the API server accepts four times as many."""
 
 
 def condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
-    """Make a condition without a time; ``holds`` None means Unknown. The message becomes one line, cut to `MESSAGE_LIMIT`."""
+    """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MESSAGE_LIMIT`."""
     status, plain = "Unknown" if holds is None else str(holds), cut(printable(message), MESSAGE_LIMIT)
     return Condition(type=type_, status=status, reason=reason, message=plain, observed_generation=generation)
 
 
 def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """Combine: types only in ``old`` stay, the others take ``new``'s content, keeping the time while the status is the same.
+    """The conditions of ``old``, with those of ``new`` replaced or added; a time stays while the status is the same.
 
     Args:
-        old: conditions as they stand in the object.
-        new: conditions that now hold; their times are ignored.
+        old: current conditions of the object.
+        new: conditions to set; their times are ignored.
         now: seconds since the epoch.
 
     Returns:
-        Conditions sorted by type, equal to ``old`` when nothing changed, so that callers can compare and not write.
+        Conditions sorted by type; equal to ``old`` if nothing changed, so that callers need not write.
     """
     by_type = {c.type: c for c in old or ()}
     for fresh in new:
@@ -40,7 +40,7 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
 
 
 def changed_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """The conditions of ``new`` that differ from ``old``, with their times; arguments as of `merge`."""
+    """The conditions of ``new`` that differ from ``old``, with their times; arguments as for `merge`."""
     return [c for c in merge(old, new, now) if c not in (old or ())]
 
 

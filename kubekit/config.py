@@ -21,11 +21,11 @@ class ClusterConfig:
 
     Attributes:
         server: ``https://host:port``, without a trailing slash.
-        token: returns the bearer token, or ``None`` when something else authenticates.
+        token: returns the bearer token; None without token authentication.
         tls: context for the connection, or ``None`` for plain http.
         namespace: the default namespace of this identity.
         context: name of the kubeconfig context, empty in a cluster.
-        login: gives credentials that win over ``token`` and ``tls``.
+        login: provides credentials, which have precedence over ``token`` and ``tls``.
         proxy: URL of an HTTP proxy, empty for none.
         server_name: the name that the server's certificate must carry, if that is not the server's host.
     """
@@ -49,37 +49,37 @@ def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str]
     Raises:
         ConfigError: a file is missing, or cannot be used; names it.
     """
-    place = Path(folder) if folder else SERVICE_ACCOUNT_DIR
-    if not place.is_dir():
-        raise ConfigError("--credentials", f"{place} is no directory", "name one with server, ca.crt and token")
-    server, token = _server(place, environ), place / "token"
+    directory = Path(folder) if folder else SERVICE_ACCOUNT_DIR
+    if not directory.is_dir():
+        raise ConfigError("--credentials", f"{directory} is no directory", "name one with server, ca.crt and token")
+    server, token = _server(directory, environ), directory / "token"
     return ClusterConfig(
         server=server,
         token=TokenFile(token) if token.exists() else None,
-        tls=_context(place) if server.startswith("https") else None,
-        namespace=_text(place / "namespace") or "default",
+        tls=_context(directory) if server.startswith("https") else None,
+        namespace=_text(directory / "namespace") or "default",
     )
 
 
-def _context(place: Path) -> ssl.SSLContext:
-    authority, certificate = place / "ca.crt", place / "tls.crt"
+def _context(directory: Path) -> ssl.SSLContext:
+    authority, certificate = directory / "ca.crt", directory / "tls.crt"
     try:
         context = tls.client_context(authority.read_bytes())
         if certificate.exists():
-            context.load_cert_chain(certificate, place / "tls.key", password=_no_passphrase)
+            context.load_cert_chain(certificate, directory / "tls.key", password=_no_passphrase)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(str(authority), f"it or tls.crt and tls.key beside it cannot be used: {error}") from error
     return context
 
 
-def _server(place: Path, environ: Mapping[str, str]) -> str:
-    if url := _text(place / "server"):
+def _server(directory: Path, environ: Mapping[str, str]) -> str:
+    if url := _text(directory / "server"):
         if not url.startswith(("https://", "http://")):
-            raise ConfigError(str(place / "server"), f"{url!r} is not a URL", "write https://HOST:PORT")
+            raise ConfigError(str(directory / "server"), f"{url!r} is not a URL", "write https://HOST:PORT")
         return url.rstrip("/")
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise ConfigError(str(place / "server"), "is missing", "write https://HOST:PORT into it")
+        raise ConfigError(str(directory / "server"), "is missing", "write https://HOST:PORT into it")
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
@@ -88,5 +88,5 @@ def _text(path: Path) -> str:
 
 
 def _no_passphrase() -> str:
-    """An encrypted key is refused; OpenSSL would ask the terminal for its passphrase."""
+    """Makes OpenSSL refuse an encrypted key instead of prompting for its passphrase."""
     return ""

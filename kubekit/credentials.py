@@ -14,14 +14,14 @@ TOKEN_MAX_AGE_S = 60.0
 
 
 class TokenFile:
-    """A bearer token on disk, read again at least every minute, since bound tokens rotate (hourly by default)."""
+    """A bearer token in a file, which is read again at least every minute, because bound tokens rotate (hourly by default)."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._token, self._read_at = "", -TOKEN_MAX_AGE_S
 
     def __call__(self) -> str:
-        """Return the token; a file that cannot be read now keeps the last token that could."""
+        """The token; the last one if the file cannot be read now."""
         if self._clock() - self._read_at >= TOKEN_MAX_AGE_S or not self._token:
             try:
                 self._token = self._path.read_text().strip()
@@ -40,12 +40,12 @@ class Credential(NamedTuple):
 
 
 class Login(Protocol):
-    """Gives a credential for each request."""
+    """Provides the credential of each request."""
 
     async def current(self) -> Credential:
-        """The credential for a request that starts now. Raises CredentialError when there is none."""
+        """The credential for a request that starts now. Raises CredentialError without one."""
         ...
 
     def refuse(self, credential: Credential) -> None:
-        """The API server did not take it: get a new one for the next request."""
+        """Discard a credential that the API server refused."""
         ...

@@ -1,4 +1,4 @@
-"""Durations as people write them: ``90s``, ``5m``, ``1m30s``, ``1.5h``, ``2d``, ``2w``, ``14ms``, ``500us``."""
+"""Parses durations: ``90s``, ``5m``, ``1m30s``, ``1.5h``, ``2d``, ``2w``, ``14ms``, ``500us``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
-def seconds(value: str | float, field: str, *, least: float = 0.0, most: float = float("inf")) -> float:
-    """Read a duration; a number that is no text is one of seconds.
+def seconds(value: str | float, field: str, *, minimum_s: float = 0.0, maximum_s: float = float("inf")) -> float:
+    """Parse a duration; a number is in seconds.
 
     Args:
         value: as the user wrote it.
         field: the flag or the field in a file, for errors.
-        least: the lowest, in seconds.
-        most: the highest, in seconds.
+        minimum_s: the lowest allowed.
+        maximum_s: the highest allowed.
 
     Raises:
-        ConfigError: it is no duration, or beyond the limits; names ``field``.
+        ConfigError: it is not a duration, or out of range; names ``field``.
     """
     duration_s = None
     if not isinstance(value, str):
@@ -29,14 +29,18 @@ def seconds(value: str | float, field: str, *, least: float = 0.0, most: float =
     elif _WHOLE.fullmatch(value.strip()):
         duration_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
     if duration_s is None:
-        raise ConfigError(field, f"{value!r} is no duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d")
-    if not least <= duration_s <= most or duration_s == float("inf"):
-        limits = f"at least {_told(least)}" + (f", at most {_told(most)}" if most < float("inf") else "")
+        raise ConfigError(
+            field, f"{value!r} is not a duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d"
+        )
+    if not minimum_s <= duration_s <= maximum_s or duration_s == float("inf"):
+        limits = f"at least {_format(minimum_s)}" + (
+            f", at most {_format(maximum_s)}" if maximum_s < float("inf") else ""
+        )
         raise ConfigError(field, f"{value!r} is out of range", limits)
     return duration_s
 
 
-def _told(time_s: float) -> str:
+def _format(time_s: float) -> str:
     """Format in the largest unit that divides it."""
     units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
     return next(units) if time_s else "0s"

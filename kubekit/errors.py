@@ -1,6 +1,6 @@
 """Base classes of errors.
 
-Third-party exceptions (aiohttp, msgspec, ssl) stop at kubekit's border, so that callers need to know this tree only.
+kubekit raises these instead of exceptions of aiohttp, msgspec and ssl.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class KubekitError(Exception):
 
 
 class ConfigError(KubekitError):
-    """Something a user set is wrong; the text names the field and the fix.
+    """A setting of a user is wrong; the message names the field and the fix.
 
     Args:
         field: the flag, environment variable or dotted path in a file, as the user wrote it.
-        problem: what is wrong, in half a sentence.
-        fix: what to write instead; may be empty when the problem says it.
+        problem: what is wrong; completes "FIELD: ".
+        fix: what to write instead; may be empty.
     """
 
     def __init__(self, field: str, problem: str, fix: str = "") -> None:
@@ -31,27 +31,27 @@ class ConfigError(KubekitError):
 
 
 class QuantityError(KubekitError, ValueError):
-    """A text is no Kubernetes quantity."""
+    """A text is not a Kubernetes quantity."""
 
 
 class SelectorError(KubekitError, ValueError):
-    """A text is no Kubernetes label selector."""
+    """A text is not a Kubernetes label selector."""
 
 
 class MalformedObjectError(KubekitError):
-    """The API server sent an object that does not have the shape we read."""
+    """The API server sent an object that cannot be decoded to the requested type."""
 
 
 class UnreachableError(KubekitError):
-    """No answer from the API server: refused, reset, timed out, or TLS did not agree."""
+    """No response from the API server: connection refused or reset, timeout, or TLS failure."""
 
 
 class CredentialError(UnreachableError):
-    """The plugin that logs in gave no credential: the next try may."""
+    """The log-in plugin returned no credential; a retry may succeed."""
 
 
 class SilentWatchError(UnreachableError):
-    """Neither an event nor a bookmark came for longer than a healthy server is silent."""
+    """Neither an event nor a bookmark arrived for longer than the interval of bookmarks."""
 
 
 class NotLeaderError(KubekitError):
@@ -59,12 +59,12 @@ class NotLeaderError(KubekitError):
 
 
 class ApiError(KubekitError):
-    """The API server answered with an error.
+    """The API server responded with an error.
 
     Attributes:
         status: the HTTP status.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
-        message: its text.
+        message: the text of the Status object.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 
@@ -83,32 +83,32 @@ class ApiError(KubekitError):
 
     @property
     def not_found(self) -> bool:
-        """The object or the resource does not exist."""
+        """Whether the object or the resource does not exist."""
         return self.status == 404
 
     @property
     def already_exists(self) -> bool:
-        """A create found the name taken."""
+        """Whether a create failed because the object exists."""
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
     def conflict(self) -> bool:
-        """Another writer changed the object since we read it, or owns the field that we apply."""
+        """Whether another writer changed the object since it was read, or owns an applied field."""
         return self.status == 409 and self.reason != "AlreadyExists"
 
     @property
     def expired(self) -> bool:
-        """The resourceVersion is too old: list again."""
+        """Whether the resourceVersion is too old: list again."""
         return self.status == 410
 
     @property
     def forbidden(self) -> bool:
-        """RBAC or an admission policy refused."""
+        """Whether RBAC or an admission policy refused the request."""
         return self.status == 403
 
     @property
     def throttled(self) -> bool:
-        """The server had no room for the request and did nothing; a disruption budget's refusal has the same status."""
+        """Whether the server was too busy and did nothing; a PodDisruptionBudget's refusal has the same status."""
         return self.status == 429 and "DisruptionBudget" not in self.causes
 
     @property

@@ -1,7 +1,7 @@
 """Writes Kubernetes events: bounded and deduplicated.
 
-A repeated event raises the count of the first one (events.k8s.io series) at most once a minute; a full queue drops the
-oldest and counts it. Events are for people: nothing of ours reads them back.
+A repeated event increases the count of the first one (events.k8s.io series) at most once a minute. A full queue drops the oldest event
+and counts it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 def reference(resource: Resource, metadata: ObjectMeta) -> Reference:
-    """Refer to an object that we read."""
+    """The reference to an object."""
     return Reference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
 
 
@@ -61,7 +61,7 @@ class _Written(msgspec.Struct):
 
 
 class EventRecorder:
-    """Send events in the background; ``run`` must be running for anything to be sent."""
+    """Sends events in the background, while ``run`` is running."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class EventRecorder:
         instance: str,
         registry: CollectorRegistry | None = None,
         clock: Callable[[], float] = time.time,
-        most: int = 500,
+        max_pending: int = 500,
     ) -> None:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
-        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(most)
+        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(max_pending)
         self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
         self._lost = Counter("netaware_events_lost", "Events dropped or refused.", ["cause"], registry=registry)
         # Export the counter from 0, because rate() misses a first increment.
@@ -109,13 +109,13 @@ class EventRecorder:
 
     async def _send(self, event: _Pending) -> None:
         key = (event.about, event.reason, event.note)
-        known = self._written.get(key)
-        if known is not None:
-            known.count += 1
-            if event.at - known.written_at < _SERIES_EVERY_S:
+        written = self._written.get(key)
+        if written is not None:
+            written.count += 1
+            if event.at - written.written_at < _SERIES_EVERY_S:
                 return
-            if await self._repeat(known, event):
-                known.written_at = event.at
+            if await self._update_series(written, event):
+                written.written_at = event.at
                 return
         name = f"{event.about.name[:200].rstrip('.-')}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
@@ -124,12 +124,12 @@ class EventRecorder:
         if len(self._written) > _REMEMBERED:
             self._written.popitem(last=False)
 
-    async def _repeat(self, known: _Written, event: _Pending) -> bool:
-        """Raise the event's count; False if the event has expired."""
-        series = {"count": known.count, "lastObservedTime": format_time(event.at, micro=True)}
+    async def _update_series(self, written: _Written, event: _Pending) -> bool:
+        """Increase the count of the event; returns False if the event has expired."""
+        series = {"count": written.count, "lastObservedTime": format_time(event.at, micro=True)}
         try:
             await self._client.patch(
-                EVENTS, known.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=known.namespace
+                EVENTS, written.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=written.namespace
             )
         except ApiError as error:
             if error.not_found:  # the server keeps events for an hour

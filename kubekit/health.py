@@ -1,7 +1,7 @@
-"""Health checks and metrics of a program: load of the event loop, age of stores.
+"""Health checks and metrics of a program: load of the event loop, staleness of stores.
 
-A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or yields
-(`kubekit.waiting.CooperativeYield`), and metrics of the controller's programs show whether that holds.
+Lease renewals, watches and health checks all wait for the event loop. So work on thousands of objects runs in a thread, or yields
+(`kubekit.waiting.CooperativeYield`). A metric shows the longest steps.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class EventLoopMonitor:
-    """Measures the event loop that `run` runs in, fifty times a second.
+    """Measures the CPU time of the event loop's thread between two checks, 20 ms apart.
 
-    CPU time of the loop's thread between two checks, which no step in between can have exceeded; a busy machine does not raise it.
+    It is an upper bound for each step in between. Other load of the machine does not increase it.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -36,7 +36,7 @@ class EventLoopMonitor:
         )
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Measure until cancelled."""
         cpu_s = time.thread_time()
         while True:
             await asyncio.sleep(TICK_S)
@@ -45,19 +45,19 @@ class EventLoopMonitor:
             cpu_s = now_s
 
 
-def stale(stores: Iterable[object]) -> str:
-    """Stores that are stale, with the reason. Filtered stores do not count."""
-    return ", ".join(text for m in stores if isinstance(m, Reflector) and (text := m.staleness))
+def describe_stale(stores: Iterable[object]) -> str:
+    """The stale reflectors among the stores, with reasons, as text; empty without any."""
+    return ", ".join(text for store in stores if isinstance(store, Reflector) and (text := store.staleness))
 
 
 class InformerMetrics(Collector):
-    """Metrics of stores: objects, undecodable objects."""
+    """Numbers of objects and of malformed objects of each store."""
 
     def __init__(self, stores: Callable[[], Mapping[str, Any]]) -> None:
         self._stores = stores
 
     def collect(self) -> Iterator[Metric]:
-        """Both families over all stores."""
+        """Collect both metrics of all stores."""
         objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])
         malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be decoded.", labels=["kind"])
         for name, store in self._stores().items():

@@ -1,6 +1,6 @@
 """The HTTP server of a program: /metrics, /healthz, /readyz, and further routes.
 
-/healthz fails only if a restart would help; /readyz fails if the program cannot work; both name the failed check.
+/healthz fails if a restart would help; /readyz fails if the program cannot work. Both name the failed check.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from kubekit.http_limits import (
 log = logs.get("kubekit.http")
 
 Check = Callable[[], str]
-"""Returns the problem; empty without one."""
+"""Returns the problem, or an empty text."""
 
 REQUEST_LIMIT_BYTES = 64 << 10
-EVERYWHERE = "::"
+ALL_ADDRESSES = "::"
 
 
 class Checks:
-    """Named checks behind /healthz and /readyz; more can be added while running. Warnings are named by /readyz and fail nothing."""
+    """Named checks of /healthz (``live``) and /readyz (``ready``). /readyz shows warnings but does not fail."""
 
     def __init__(self) -> None:
         self.live: dict[str, Check] = {}
@@ -48,10 +48,10 @@ class Checks:
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Split ``HOST:PORT``; ``[::1]:80``, ``:8080`` (all addresses, of both families) and port 0 (any free one) are fine.
+    """Parse ``HOST:PORT``. HOST may be in brackets, or empty for all IPv4 and IPv6 addresses; port 0 is any free one.
 
     Raises:
-        ConfigError: the text is no address; names ``field``.
+        ConfigError: the text is invalid; names ``field``.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -59,16 +59,16 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
     if host and host != "localhost" and read_address(host) is None:
         raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address")
-    return host or EVERYWHERE, int(port)
+    return host or ALL_ADDRESSES, int(port)
 
 
-def _bind_everywhere(port: int) -> socket.socket:
-    """A socket for every address of the machine, IPv4 included; for IPv4 alone where there is no IPv6."""
+def _bind_all_addresses(port: int) -> socket.socket:
+    """A socket for all IPv6 and IPv4 addresses of the machine; for IPv4 alone if there is no IPv6."""
     if socket.has_dualstack_ipv6():
         try:
-            return socket.create_server((EVERYWHERE, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server((ALL_ADDRESSES, port), family=socket.AF_INET6, dualstack_ipv6=True)
         except OSError as error:
-            # Switched off for this namespace, though the kernel has it.
+            # IPv6 may be disabled in this network namespace.
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
                 raise
     return socket.create_server(("", port))
@@ -80,7 +80,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """An HTTP server with health and metrics; ``app`` takes further routes before ``running`` is entered."""
+    """An HTTP server with health and metrics; add further routes to ``app`` before entering ``running``."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class Server:
         tls: ssl.SSLContext | None = None,
         hosts: Collection[str] | None = None,
     ) -> None:
-        """Make one.
+        """Initialize.
 
         Args:
             listen: ``HOST:PORT``.
-            checks: behind /healthz and /readyz.
-            registry: behind /metrics.
+            checks: of /healthz and /readyz.
+            registry: of /metrics.
             tls: None for plain HTTP.
-            hosts: names in public DNS that it is served under; None does not look at the Host of requests at all, which is
-                right where browsers have nothing to read.
+            hosts: names in public DNS under which it is served, see `only_for`; None accepts every Host, for servers that browsers
+                do not use.
         """
         self.checks = checks or Checks()
         middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
@@ -133,7 +133,7 @@ class Server:
             await runner.cleanup()
 
     def _site(self, runner: web.AppRunner) -> BoundSite:
-        bound = _bind_everywhere(self._port) if self._host == EVERYWHERE else _bind(self._host, self._port)
+        bound = _bind_all_addresses(self._port) if self._host == ALL_ADDRESSES else _bind(self._host, self._port)
         return BoundSite(runner, bound, self.connections, self.handshakes, self._tls)
 
     async def serve(self) -> None:
@@ -145,17 +145,17 @@ class Server:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         names = request.query.getall("name[]", [])
         registry = self._registry.restricted_registry(names) if names else self._registry
-        # A controller of a hundred zones has fifty thousand series: collectors copy what the loop may change meanwhile.
+        # A controller of 100 zones has 50,000 series. Collectors copy what the event loop may change meanwhile.
         body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _health(checks: dict[str, Check], warnings: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(_: web.Request) -> web.Response:
-        failing, impaired = (
-            "".join(f"{name}: {why}\n" for name, check in some.items() if (why := check()))
-            for some in (checks, warnings)
+    async def handle(_: web.Request) -> web.Response:
+        failed, warned = (
+            "".join(f"{name}: {problem}\n" for name, check in named.items() if (problem := check()))
+            for named in (checks, warnings)
         )
-        return web.Response(status=503, text=failing) if failing else web.Response(text=f"ok\n{impaired}")
+        return web.Response(status=503, text=failed) if failed else web.Response(text=f"ok\n{warned}")
 
-    return answer
+    return handle

@@ -1,8 +1,8 @@
-"""Limits connections of an HTTP server, in total and per peer, and sets deadlines of requests and answers.
+"""Limits the connections of an HTTP server, in total and per peer, and the time of requests and responses.
 
-A connection costs ten kilobytes and a file, whether or not a request ever comes; one whose TLS handshake is not over costs more, so
-there are lower bounds for those. At a bound another connection makes room for the new one, first one without a request under way of
-the peer with the most: the kubelet's probes are answered, however many connections some peers hold.
+A connection takes ten kilobytes and a file descriptor. One in a TLS handshake takes more, so there are lower limits for those. At a limit
+another connection is closed for the new one: first an idle one of the peer with the most connections. So the kubelet's probes get a
+response, however many connections some peers have.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kubekit.addresses import read_address
 
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
-"""The connection is closed if the peer does not read an answer for this long."""
+"""The connection is closed if the peer does not read a response for this long."""
 MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
 MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
-"""An API server that sends a burst of requests opens a connection for each."""
-_SUFFIXES_OF_CLUSTERS = (".svc", ".cluster.local", ".localhost")
+"""An API server opens a connection for each request of a burst."""
+_CLUSTER_SUFFIXES = (".svc", ".cluster.local", ".localhost")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,10 +37,10 @@ SILENT.disabled = True
 
 
 class ConnectionLimiter:
-    """The connections of one server.
+    """Limits the number of connections of one server.
 
     Attributes:
-        refused: how many were ended to keep the bounds.
+        refused: number of connections that were closed because of the limits.
     """
 
     def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_PER_PEER) -> None:
@@ -51,48 +51,47 @@ class ConnectionLimiter:
     def __len__(self) -> int:
         return len(self._open)
 
-    def end_all(self) -> None:
-        """End all of them."""
+    def close_all(self) -> None:
+        """Close all connections."""
         for connection in tuple(self._open):
-            connection.end()
+            connection.abort()
 
     def acquire(self, connection: Connection) -> None:
-        """Let one in. At a bound another ends: of those that are not busy one of the peer with the most connections, silent ones
-        before idle ones, else a busy one of that peer; the new one itself, where it is of that peer.
+        """Count a new connection; at a limit, close another one, or the new one if its peer has the most connections.
+
+        Connections that no response is sent on come first, then those of the peer with the most, then those without any request.
         """
         self._open[connection] = None
         counts = Counter(c.peer for c in self._open)
         if counts[connection.peer] > self._max_per_peer:
-            self._make_room([c for c in self._open if c.peer == connection.peer], counts, connection)
+            self._close_one([c for c in self._open if c.peer == connection.peer], counts, connection)
         elif len(self._open) > self._max_connections:
-            self._make_room(list(self._open), counts, connection)
+            self._close_one(list(self._open), counts, connection)
 
-    def _make_room(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
+    def _close_one(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
         self.refused += 1
-        # Of equals the oldest goes, since min takes the first.
-        loser = min(
-            (c for c in candidates if c is not newest), key=lambda c: (c.is_answering, -counts[c.peer], c.has_request)
+        # Among equals min returns the first, which is the oldest.
+        closed = min(
+            (c for c in candidates if c is not newest), key=lambda c: (c.is_responding, -counts[c.peer], c.has_request)
         )
-        if loser.is_answering and counts[loser.peer] <= counts[newest.peer]:
-            loser = newest
-        self.release(loser)
-        loser.end()
+        if closed.is_responding and counts[closed.peer] <= counts[newest.peer]:
+            closed = newest
+        self.release(closed)
+        closed.abort()
 
     def release(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """Stop counting a connection."""
         self._open.pop(connection, None)
 
 
 class _TlsProtocol(SSLProtocol):
-    """asyncio's, with a buffer of two TLS records: its own of 256 KiB let 150 idle connections take 128 MiB."""
+    """asyncio's protocol with a buffer of two TLS records instead of 256 KiB, with which 150 idle connections take 128 MiB."""
 
     max_size = 32 << 10
 
 
 class Connection(RequestHandler):
-    """One connection, which counts from the moment it is accepted and has deadlines for its handshake and its first request;
-    aiohttp's own keeps the later ones.
-    """
+    """One connection. It counts from when it is accepted, and has a timeout for its TLS handshake and for its first request."""
 
     __slots__ = ("_counted_by", "_deadline", "_site", "_socket_transport", "peer")
 
@@ -115,25 +114,25 @@ class Connection(RequestHandler):
         return self._request_count > 0
 
     @property
-    def is_answering(self) -> bool:
-        """Whether a request is being answered."""
+    def is_responding(self) -> bool:
+        """Whether a request is being handled."""
         return self._current_request is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection. Where the site has TLS the handshake comes first, and its protocol calls this a second time."""
+        """Count the connection. With TLS the handshake comes first, and its protocol calls this method a second time."""
         assert isinstance(transport, asyncio.Transport)
         if self._socket_transport is None:
             address = transport.get_extra_info("peername")
             self.peer = str(address[0]) if isinstance(address, tuple) else ""
             self._socket_transport = transport
             if self._site.tls is not None:
-                self._shake_hands(transport, self._site.tls)
+                self._start_handshake(transport, self._site.tls)
                 return
         self._count_by(self._site.connections)
         super().connection_made(transport)
-        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._end_if_silent)
+        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._abort_without_request)
 
-    def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+    def _start_handshake(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         done.add_done_callback(self._stop_counting_failed_handshake)
@@ -147,7 +146,7 @@ class Connection(RequestHandler):
             self._count_by(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count it no longer."""
+        """Stop counting the connection."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._count_by(None)
@@ -160,18 +159,18 @@ class Connection(RequestHandler):
         if limiter is not None:
             limiter.acquire(self)
 
-    def _end_if_silent(self) -> None:
+    def _abort_without_request(self) -> None:
         if not self.has_request:
-            self.end()
+            self.abort()
 
-    def end(self) -> None:
-        """End it now, without an answer."""
+    def abort(self) -> None:
+        """Close the connection now, without a response."""
         if self._socket_transport is not None:
             self._socket_transport.abort()
 
 
 class BoundSite(web.SockSite):
-    """A bound socket whose connections, and TLS handshakes under way, are bounded."""
+    """A bound socket with limits of connections and of TLS handshakes."""
 
     def __init__(
         self,
@@ -189,69 +188,68 @@ class BoundSite(web.SockSite):
         await web.BaseSite.start(self)
         server = self._runner.server
         assert server is not None
-        # Accepted sockets inherit it. Also what waits in the buffers of a closed connection, and for a window of 0, counts.
+        # Accepted sockets inherit this. It also limits closed connections with unsent data, and peers with a window of 0.
         self._bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
         self._server = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, self), sock=self._bound
         )
 
     async def stop(self) -> None:
-        """Stop listening; connections without a request are not awaited."""
+        """Stop listening, and close TLS handshakes."""
         await super().stop()
-        self.handshakes.end_all()
+        self.handshakes.close_all()
 
 
 class BodyTooLargeError(Exception):
-    """A request is larger than its reader takes."""
+    """The body of a request is larger than allowed."""
 
 
-async def read_body(request: web.Request, most_bytes: int, within_s: float) -> bytes:
-    """The body of a POST, with a bound of its own.
+async def read_body(request: web.Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The body of a POST, within a size limit and a timeout.
 
     Raises:
-        BodyTooLargeError: it is larger; what exceeds the bound is not kept.
-        TimeoutError: it did not come in time. A sender that is slow would otherwise keep its place for ever.
+        BodyTooLargeError: it is larger; the rest of it is not read.
+        TimeoutError: it did not arrive in time.
     """
     size, parts = request.content_length or 0, []
-    async with asyncio.timeout(within_s):
-        if size <= most_bytes:
+    async with asyncio.timeout(timeout_s):
+        if size <= max_bytes:
             size = 0
             async for part in request.content.iter_any():
                 parts.append(part)
                 size += len(part)
-                if size > most_bytes:
+                if size > max_bytes:
                     break
-    if size > most_bytes:
+    if size > max_bytes:
         raise BodyTooLargeError
     return b"".join(parts)
 
 
 @web.middleware
 async def read_body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Read the body, if there is one, before the handler runs, or answer 408; what takes a POST uses `read_body`."""
+    """Read the body, if there is one, before the handler runs, or respond with 408. Handlers of POST use `read_body`."""
     if request.body_exists and request.method != "POST":
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 await request.read()
         except TimeoutError:
-            answer = web.Response(status=408, text="the body did not come in time\n")
-            answer.force_close()
-            return answer
+            response = web.Response(status=408, text="the body did not arrive in time\n")
+            response.force_close()
+            return response
     return await handler(request)
 
 
 def only_for(hosts: Collection[str]) -> Middleware:
-    """Refuse requests whose Host a foreign web site could have made a browser send (DNS rebinding).
+    """Middleware against DNS rebinding: refuses requests whose Host is a public DNS name of somebody else.
 
-    Addresses, names without a dot, names inside a cluster and ``hosts`` are allowed, because none is a public DNS name that an
-    attacker could point here.
+    Addresses, names without a dot, names inside a cluster and ``hosts`` are allowed.
     """
-    known = {host.lower() for host in hosts}
+    allowed = {host.lower() for host in hosts}
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = _host_name(request.host)
-        if name in known or "." not in name or name.endswith(_SUFFIXES_OF_CLUSTERS) or read_address(name) is not None:
+        if name in allowed or "." not in name or name.endswith(_CLUSTER_SUFFIXES) or read_address(name) is not None:
             return await handler(request)
         return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
 

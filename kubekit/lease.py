@@ -1,15 +1,14 @@
 """Leader election on a Lease: leadership ends by the local clock, and writes are fenced.
 
-The holder renews every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal; others may
-take over only after ``duration_s``, which is longer. The permission is a point on the monotonic clock (CLOCK_BOOTTIME if there is one,
-which also counts suspended time), so a process that was frozen wakes up without it. ``Client.fenced`` checks it before each write and
-limits the request's timeout to it.
+The holder renews the lease every ``retry_s``. It may write until ``renew_deadline_s`` after the *start* of its last successful renewal;
+others may take over only after ``duration_s``, which is longer. The permission ends at a time of the monotonic clock (CLOCK_BOOTTIME if
+available, which includes suspended time), so a process that was suspended has none when it resumes. ``Client.fenced`` checks the
+permission when a write is sent, and limits the timeout of the write to it.
 
-A write may take effect after its timeout, if a proxy or the server delays it. So no write is sent in the last ``retry_s`` of the
-permission, which leaves it ``duration_s - renew_deadline_s + retry_s`` until another may lead. The permission is checked when a request
-is sent, after the connection is made. A lease is released early only if all our writes have been answered.
+A proxy or the server may apply a write after its timeout. So no write is sent in the last ``retry_s`` of the permission, which leaves it
+``duration_s - renew_deadline_s + retry_s`` until another may lead. A lease is released early only if all writes have responses.
 
-Others count a lease's age from when *they* last saw it change, not from the times in it, so clocks need not agree.
+The age of a lease counts from when this process last saw it change, not from the times in it, so clocks may differ.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from dataclasses import dataclass
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
-from kubekit.waiting import wait_for
+from kubekit.waiting import wait_until_set
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
 
-WRITES_S = 2.0
-"""How long an ending leader waits for answers to its writes before it releases the lease."""
+WRITES_TIMEOUT_S = 2.0
+"""How long a stopping leader waits for responses to its writes before it releases the lease."""
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -59,7 +58,7 @@ def boot_clock() -> float:
 class LeaderElectionConfig:
     """Times of leader election: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
 
-    A permission is renewed every ``retry_s``, and no write begins in its last ``retry_s``. Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
+    Failover takes at most ``duration_s`` plus two ``retry_s`` if the leader ends without releasing the lease.
     """
 
     duration_s: float = 10.0
@@ -76,18 +75,18 @@ class LeaderElectionConfig:
 
 
 class WriteFence:
-    """A permission to write that expires. A WriteGuard for ``Client.fenced``.
+    """A permission to write that expires; the WriteGuard for ``Client.fenced``.
 
     Args:
         clock: a monotonic clock, seconds.
-        reserve_s: no write begins in these last seconds.
+        reserve_s: no write starts in this last part of the permission.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
         self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
-        self._open, self._quiet = 0, asyncio.Event()
-        self._quiet.set()
-        self._unanswered = float("-inf")
+        self._writes_in_flight, self._no_writes = 0, asyncio.Event()
+        self._no_writes.set()
+        self._last_without_response = float("-inf")
 
     @property
     def held(self) -> bool:
@@ -108,39 +107,39 @@ class WriteFence:
         self._until = float("-inf")
 
     def check(self) -> float:
-        """Return the seconds that are left for a write that begins now.
+        """The seconds that are left for a write that starts now.
 
         Raises:
-            NotLeaderError: too few are left.
+            NotLeaderError: not more than ``reserve_s`` are left.
         """
         left_s = self.left_s
         if left_s <= self._reserve_s:
-            raise NotLeaderError("this replica does not lead: no write")
+            raise NotLeaderError("this replica is not the leader and must not write")
         return left_s
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Context of a write. A write that ends without an answer may still take effect."""
-        self._open += 1
-        self._quiet.clear()
+        """Context of a write. A write without a response may still take effect."""
+        self._writes_in_flight += 1
+        self._no_writes.clear()
         try:
             yield
         except BaseException:
-            # Now, not when it began: it may have been sent at any time between.
-            self._unanswered = self._clock()
+            # Count from now: the write may have been sent at any time until now.
+            self._last_without_response = self._clock()
             raise
         finally:
-            self._open -= 1
-            if not self._open:
-                self._quiet.set()
+            self._writes_in_flight -= 1
+            if not self._writes_in_flight:
+                self._no_writes.set()
 
     async def wait_for_writes(self, limit_s: float, since_s: float) -> bool:
-        """Wait for open writes, at most ``limit_s``; returns whether none ended without an answer in the last ``since_s``."""
-        return await wait_for(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
+        """Wait for writes in flight, at most ``limit_s``; returns whether all writes of the last ``since_s`` had a response."""
+        return await wait_until_set(self._no_writes, limit_s) and self._last_without_response < self._clock() - since_s
 
 
 class LeaderElector:
-    """Take part in one election until cancelled."""
+    """A candidate of one election; `leadership` is its permission to write."""
 
     def __init__(
         self,
@@ -162,14 +161,14 @@ class LeaderElector:
         self.leadership = WriteFence(clock, reserve_s=self._timing.retry_s)
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = float("-inf")
-        self._may_return = False
+        self._may_release = False
 
     async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
-        """Wait for leadership, run ``lead``, and cancel it when leadership ends; then wait again.
+        """Wait for leadership, run ``lead``, cancel it when leadership ends, and start again.
 
-        ``lead`` returning or raising ends ``run`` likewise. On cancellation a held lease is released.
+        If ``lead`` raises or returns, ``run`` raises. On cancellation a held lease is released.
         """
-        self._may_return = False
+        self._may_release = False
         try:
             while True:
                 await self._acquire()
@@ -186,59 +185,58 @@ class LeaderElector:
             await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-                msg = "the leader's work ended by itself"
-                raise RuntimeError(msg)
+                raise RuntimeError("the leader's work ended by itself")
         finally:
             renewal.cancel()
             try:
-                self._may_return = await self._end_writing()
+                self._may_release = await self._end_writing()
             finally:
                 work.cancel()
                 await asyncio.gather(work, renewal, return_exceptions=True)
 
     async def _end_writing(self) -> bool:
-        """Stop new writes, and wait for the answers to those in flight, before their tasks are cancelled.
+        """Stop new writes, and wait for responses to those in flight, before their tasks are cancelled.
 
-        Returns whether the lease may be released: after a write without an answer the next leader must wait.
+        Returns whether the lease may be released: after a write without a response the next leader must wait.
         """
         if not self.leadership.held:
             return False
         self.leadership.end()
-        if await self.leadership.wait_for_writes(WRITES_S, self._timing.duration_s):
+        if await self.leadership.wait_for_writes(WRITES_TIMEOUT_S, self._timing.duration_s):
             return True
-        log.info("lease not released: a write was not answered", lease=self._name)
+        log.info("lease not released: a write had no response", lease=self._name)
         return False
 
     async def _acquire(self) -> None:
-        while not await self._try():  # noqa: ASYNC110 - each turn asks the API server
+        while not await self._try_acquire_or_renew():  # noqa: ASYNC110 - each iteration sends requests
             await asyncio.sleep(self._timing.retry_s * random.uniform(0.8, 1.2))
 
     async def _renew_until_lost(self) -> None:
         while (left_s := self.leadership.left_s) > 0:
             await asyncio.sleep(min(self._timing.retry_s, left_s))
-            # Within the permission, because a server that hangs must not prolong the work.
-            await self._try(limit_s=self.leadership.left_s)
+            # Not longer than the permission: a server that does not respond must not prolong it.
+            await self._try_acquire_or_renew(limit_s=self.leadership.left_s)
         self.leadership.end()
 
-    async def _try(self, limit_s: float = float("inf")) -> bool:
-        """Take or renew the lease once, within ``limit_s``; returns whether we hold it."""
+    async def _try_acquire_or_renew(self, limit_s: float = float("inf")) -> bool:
+        """Acquire or renew the lease once, within ``limit_s``; returns whether this process holds it."""
         if limit_s <= 0:
             return False
         started = self._clock()
         try:
             async with asyncio.timeout(min(self._timing.retry_s * 2, limit_s)):
-                ours = await self._take_or_renew()
+                is_holder = await self._acquire_or_renew()
         except (KubekitError, TimeoutError) as error:
             log.change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
             return False
         log.change(self._name, "", "lease reached again", lease=self._name)
-        if ours:
+        if is_holder:
             self.leadership.extend(started + self._timing.renew_deadline_s)
         else:
             self.leadership.end()
-        return ours
+        return is_holder
 
-    async def _take_or_renew(self) -> bool:
+    async def _acquire_or_renew(self) -> bool:
         try:
             lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
         except ApiError as error:
@@ -249,8 +247,8 @@ class LeaderElector:
         if seen != self._seen:
             self._seen, self._seen_at = seen, self._clock()
         if seen[0] and seen[0] != self._identity:
-            lasts_s = lease.spec.lease_duration_seconds or self._timing.duration_s
-            if self._clock() < self._seen_at + lasts_s:
+            duration_s = lease.spec.lease_duration_seconds or self._timing.duration_s
+            if self._clock() < self._seen_at + duration_s:
                 return False
         return await self._write(lease)
 
@@ -260,7 +258,7 @@ class LeaderElector:
         renewing = before.holder_identity == self._identity
         spec = LeaseSpec(
             holder_identity=self._identity,
-            # Rounded up: others must wait at least as long as we believe to lead.
+            # Rounded up: others must wait at least as long as the permission lasts.
             lease_duration_seconds=math.ceil(self._timing.duration_s),
             acquire_time=before.acquire_time if renewing else now,
             renew_time=now,
@@ -282,21 +280,21 @@ class LeaderElector:
         return True
 
     async def _release(self) -> None:
-        """Clear the lease's holder, so that the next leader need not wait; on failure it waits."""
-        if not (self._may_return or self.leadership.held):
+        """Clear the lease's holder, so that the next leader need not wait for ``duration_s``."""
+        if not (self._may_release or self.leadership.held):
             return
         self.leadership.end()
         try:
             async with asyncio.timeout(2):
-                if not await self._empty(self._seen[1]):
-                    # A renewal that was on its way when we were told to end has taken effect.
+                if not await self._clear_holder(self._seen[1]):
+                    # A renewal that was in flight at the cancellation has taken effect.
                     lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
                     if lease.spec.holder_identity == self._identity:
-                        await self._empty(lease.metadata.resource_version)
+                        await self._clear_holder(lease.metadata.resource_version)
         except (KubekitError, TimeoutError) as error:
             log.info("lease not released", lease=self._name, error=error)
 
-    async def _empty(self, version: str) -> bool:
+    async def _clear_holder(self, version: str) -> bool:
         meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
         spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
         body = {**LEASES.type_meta, "metadata": meta, "spec": spec}

@@ -1,7 +1,7 @@
 """Logs as key=value lines or JSON, one line per change of state.
 
-``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. A condition
-that holds for hours is logged when it begins and when it ends, not each time it is met: ``log.change(...)``.
+``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. ``log.change(...)`` logs a
+state that lasts for hours only when it starts and when it ends.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Log:
         self._emit(logging.INFO, message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Something is wrong that we can work around."""
+        """Something is wrong, but the program continues."""
         self._emit(logging.WARNING, message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Something is wrong that a person must correct."""
+        """Something is wrong that a user must fix."""
         self._emit(logging.ERROR, message, fields)
 
     def unexpected(self, message: str, error: BaseException, **fields: object) -> None:
@@ -48,13 +48,13 @@ class Log:
         self._logger.error(message, exc_info=error, extra={"fields": fields})
 
     def change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
-        """Log only when ``topic`` was not in ``state`` before; returns whether it was logged.
+        """Log only if the state of ``topic`` is new; returns whether it was logged.
 
         Args:
-            topic: what the state is about, for example ``plan/zone-a``.
-            state: any text; the empty text means "as it should be" and is logged only after something else.
-            message: the line; logged at info when the state is empty.
-            level: level for states other than empty.
+            topic: subject of the state, for example ``plan/zone-a``.
+            state: any text; empty means normal, which is logged only after another state.
+            message: of the line; its level is info if the state is empty.
+            level: for other states.
             fields: as for the other methods.
         """
         before = self._states.get(topic, "")
@@ -112,7 +112,7 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
         head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {printable(record.getMessage())}{fields}"
-        # Indented, so that an error's text cannot pass for a line of its own.
+        # Indented, so that the text of an error cannot look like another log line.
         trace = mask_controls(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
         return "\n    ".join([head, *trace])
 

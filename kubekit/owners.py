@@ -8,21 +8,21 @@ from collections.abc import Iterable
 from kubekit.wire import ObjectMeta, OwnerReference
 
 HASH_LABEL = "pod-template-hash"
-"""A ReplicaSet that a Deployment made is named after it and the template's hash, which the pod carries as a label."""
+"""Pod label with the hash of the template, which is also the suffix of the ReplicaSet's name."""
 _REVISION_LABEL = "controller-revision-hash"
-"""The same of a StatefulSet."""
+"""The same for a StatefulSet."""
 _NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
 def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
-    """The owner that controls a pod and would replace it; None without one."""
+    """The owner that controls a pod, and so would replace it; None without one."""
     return next((o for o in metadata.owner_references or () if o.controller), None)
 
 
 def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
-    """Kind and name of a pod's workload; None when no controller owns it, or one that no object can be called.
+    """Kind and name of a pod's workload; None if no controller owns it, or if kind or name is invalid.
 
-    The API server takes any text for both, and people paste lines with them into a shell.
+    The API server does not validate either, and users paste commands with them into a shell.
     """
     owner = controller_of(metadata)
     if owner is None or not _NAME.fullmatch(owner.name) or not _KIND.fullmatch(owner.kind):
@@ -34,24 +34,24 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
 
 def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
-    """Keys of the pods that a rollout is about to replace: those of another template than their workload's youngest pod."""
+    """Keys of the pods that a rollout will replace: those with another template than the newest pod of their workload."""
     by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
-    known: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
+    owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
         revision, controller = _revision_of(pod), controller_of(pod)
         if not revision or controller is None:
             continue
-        if controller.uid not in known or not controller.uid:
-            known[controller.uid] = owner_of(pod)
-        owner = known[controller.uid]
+        if controller.uid not in owners or not controller.uid:
+            owners[controller.uid] = owner_of(pod)
+        owner = owners[controller.uid]
         if owner is not None:
             by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
     outdated: set[str] = set()
     for revisions in by_owner.values():
         if len(revisions) > 1:
-            youngest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
-            # Timestamps have whole seconds: of two rollouts within one, the template that was seen last is the present one.
-            del revisions[max(reversed(youngest), key=youngest.__getitem__)]
+            newest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
+            # Timestamps are in whole seconds; within a second, the template that comes last in ``pods`` is the current one.
+            del revisions[max(reversed(newest), key=newest.__getitem__)]
             outdated.update(pod.key for siblings in revisions.values() for pod in siblings)
     return outdated
 

@@ -18,20 +18,21 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 
 
 def parse(text: str | int) -> Decimal:
-    """Read a quantity exactly.
+    """Parse a quantity exactly.
 
     Args:
         text: for example ``"10Gi"``, ``"500m"``, ``"1e3"`` or an integer, as JSON may carry either.
 
     Raises:
-        QuantityError: the text is no quantity.
+        QuantityError: the text is not a quantity.
     """
     if isinstance(text, int):
         return Decimal(text)
     match = _PATTERN.match(text.strip())
     if match is None:
-        msg = f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 10M or 2Gi"
-        raise QuantityError(msg)
+        raise QuantityError(
+            f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 10M or 2Gi"
+        )
     suffix = match["suffix"] or ""
     try:
         number = Decimal(match["number"])
@@ -41,12 +42,11 @@ def parse(text: str | int) -> Decimal:
             return number.scaleb(_DECIMAL[suffix])
         return number.scaleb(int(suffix[1:]))
     except InvalidOperation as error:
-        msg = f"{text!r} is out of the range of quantities"
-        raise QuantityError(msg) from error
+        raise QuantityError(f"{text!r} is out of the range of quantities") from error
 
 
 def parse_int(text: str | int) -> int:
-    """Read a quantity as an integer, rounded up as apimachinery's ``Value()`` does.
+    """Parse a quantity as an integer, rounded up as apimachinery's ``Value()`` does.
 
     Raises:
         QuantityError: the text is no quantity, or beyond 64 bits.
@@ -55,7 +55,7 @@ def parse_int(text: str | int) -> int:
 
 
 def parse_milli(text: str | int) -> int:
-    """Read a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
+    """Parse a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
 
     Raises:
         QuantityError: the text is no quantity, or beyond 64 bits.
@@ -65,6 +65,5 @@ def parse_milli(text: str | int) -> int:
 
 def _to_int64(value: Decimal, text: str | int) -> int:
     if abs(value) >= 1 << 63:
-        msg = f"{text!r} does not fit into 64 bits"
-        raise QuantityError(msg)
+        raise QuantityError(f"{text!r} does not fit into 64 bits")
     return int(value.to_integral_value(rounding=ROUND_CEILING))

@@ -1,11 +1,11 @@
 """Lists and watches one kind of objects into a store.
 
-Level-based: handlers get the key of an object and both versions. Failures back off with jitter; an expired version lists
-again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.
+Failures back off with jitter. An expired resourceVersion causes a relist, which reports deletions by comparison. A malformed object
+keeps its last good state, and is counted and logged.
 
-Servers that stream lists (WatchList) send objects and changes over one request, from their watch cache. Others are asked for a
-list first: small stores from the watch cache, so that ten thousand agents that start at once ask no etcd; large ones in pages, which
-older servers read from etcd, because the watch cache ignores ``limit`` there.
+Servers that stream lists (WatchList) send objects and changes over one request, from their watch cache. Other servers are asked for a
+list first. Lists that are limited to one name or node come from the watch cache, so that ten thousand agents that start at once cause
+no reads in etcd. All others come in pages, which older servers read from etcd.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 import msgspec
 
 from kubekit import logs
-from kubekit.answers import WatchEvent
 from kubekit.client import Client, Scope
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
+from kubekit.responses import WatchEvent
 from kubekit.stores import KeyedObjects, T
 from kubekit.waiting import Backoff, CooperativeYield
 from kubekit.wire import DECODE_ERRORS, Object, ObjectMeta, Resource
@@ -31,11 +31,12 @@ log = logs.get("kubekit.reflector")
 _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
-NOT_STREAMED = (400, 422)
-"""Answers of servers that do not know streamed lists, or have them switched off."""
+STREAMING_UNSUPPORTED = (400, 422)
+"""Statuses with which a server answers that does not support streamed lists, or has them disabled."""
 INITIAL_END = "k8s.io/initial-events-end"
+UNKNOWN_KEY = "?"
 FAILING_S, SILENT_S = 45.0, 120.0
-"""A store is stale after this long without a successful watch, and after this long without a message."""
+"""A store is stale after this long without a message from the server, if the last request failed, or if it did not."""
 
 
 class HasMetadata(Protocol):
@@ -47,30 +48,29 @@ class HasMetadata(Protocol):
         ...
 
 
-Read = TypeVar("Read", bound=HasMetadata)
+ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 
 
 class Reflector(KeyedObjects[T]):
-    """Hold the objects of one resource, optionally of one namespace and selector.
+    """A store of the objects of one resource, optionally of one namespace and selector.
 
-    With a ``transform`` only what it returns is held, so that an object is kept in the form in which it is read, once; objects
-    for which it returns None are not held. A change that leaves the result equal calls no handler.
+    With a ``transform`` the store has what it returns instead of the objects, without those for which it returns None. A change after
+    which the result is equal calls no handler.
 
     Attributes:
         synced: set after the first complete list.
-        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD delays nothing.
+        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
         malformed: objects that could not be decoded, key -> reason.
-        failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
-            they can.
+        failure: why the last request failed: an HTTP status as text, or the name of an error; empty if it did not.
         contact_at: monotonic time of the last message from the server, or of the start.
     """
 
     @overload
     def __init__(
-        self: Reflector[Read],
+        self: Reflector[ObjectT],
         client: Client,
         resource: Resource,
-        type_: type[Read],
+        type_: type[ObjectT],
         **scope: Unpack[Scope],
     ) -> None: ...
 
@@ -79,9 +79,9 @@ class Reflector(KeyedObjects[T]):
         self,
         client: Client,
         resource: Resource,
-        type_: type[Read],
+        type_: type[ObjectT],
         *,
-        transform: Callable[[Read], T | None],
+        transform: Callable[[ObjectT], T | None],
         **scope: Unpack[Scope],
     ) -> None: ...
 
@@ -107,36 +107,38 @@ class Reflector(KeyedObjects[T]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        backoff, version = Backoff(), ""
+        backoff, resource_version = Backoff(), ""
         while True:
             started = time.monotonic()
             try:
-                if not version:
-                    version = await self._first(backoff)
-                version = await self._watch(version, backoff)
+                if not resource_version:
+                    resource_version = await self._list_or_stream(backoff)
+                resource_version = await self._watch(resource_version, backoff)
                 if time.monotonic() - started >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
                 wait_s = backoff.next()
             except _WatchEndedError as ended:
                 if isinstance(ended.cause, SilentWatchError):
-                    # The server may have nothing to send; if it is gone, the next request fails.
+                    # The server may have nothing to send; if it is down, the next request fails.
                     log.debug("watch was silent", resource=self.resource.plural)
-                    version = ended.version
+                    resource_version = ended.resource_version
                     continue
-                # Progress up to the error counts: the next watch starts from there. But a definition that was taken away
-                # took its objects along, without an event for each.
-                gone = isinstance(ended.cause, ApiError) and ended.cause.not_found
-                version, wait_s = "" if gone else ended.version, self._wait_after(ended.cause, backoff)
+                # After a 404 (the CRD was deleted) list again: its objects may be gone without DELETED events.
+                is_not_found = isinstance(ended.cause, ApiError) and ended.cause.not_found
+                resource_version = "" if is_not_found else ended.resource_version
+                wait_s = self._wait_after(ended.cause, backoff)
             except KubekitError as error:
                 wait_s = self._wait_after(error, backoff)
                 if isinstance(error, ApiError) and error.expired:
-                    version = ""
+                    resource_version = ""
+                if isinstance(error, ApiError) and error.not_found and self.synced.is_set():
+                    await self._replace({}, {})
             await asyncio.sleep(wait_s)
 
     @property
     def staleness(self) -> str:
-        """How stale the store is and why; empty if it is not."""
+        """Age of the store and the last failure, as text; empty if it is not stale."""
         age_s = time.monotonic() - self.contact_at
         if age_s < (FAILING_S if self.failure else SILENT_S):
             return ""
@@ -156,13 +158,13 @@ class Reflector(KeyedObjects[T]):
             log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
         return max(error.retry_after_s or 0.0, backoff.next())
 
-    async def _first(self, backoff: Backoff) -> str:
-        """Lists; where lists are streamed, also watches until the stream ends. Returns the last version."""
+    async def _list_or_stream(self, backoff: Backoff) -> str:
+        """List once; or, if the server streams lists, list and watch until the watch ends. Returns the last resourceVersion."""
         if self._streams:
             try:
                 return await self._stream(backoff)
             except ApiError as error:
-                if error.status not in NOT_STREAMED:
+                if error.status not in STREAMING_UNSUPPORTED:
                     raise
                 self._streams = False
         return await self._list()
@@ -170,58 +172,57 @@ class Reflector(KeyedObjects[T]):
     async def _list(self) -> str:
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
-        version = ""
-        few = _selects_few(self._scope.get("field_selector", ""))
-        async for page in self._client.pages(self.resource, **self._scope, from_cache=few):
+        resource_version = ""
+        from_cache = _selects_few(self._scope.get("field_selector", ""))
+        async for page in self._client.pages(self.resource, **self._scope, from_cache=from_cache):
             for raw in page.items:
-                self._take_listed(raw, fresh, malformed)
-            version = page.metadata.resource_version
-        await self._exchange(fresh, malformed)
-        return version
+                self._add_listed(raw, fresh, malformed)
+            resource_version = page.metadata.resource_version
+        await self._replace(fresh, malformed)
+        return resource_version
 
-    def _take_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+    def _add_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         try:
-            read = self._decoder.decode(raw)
+            decoded = self._decoder.decode(raw)
         except DECODE_ERRORS as error:
-            key = self._key_of(raw)
-            malformed[key] = str(error)
-            self._report_malformed(key, str(error))
-            if key in self._items:  # its last good state stays, as it does when a watch brings such an object
+            key = self._report_malformed(raw, error, malformed)
+            if key in self._items:  # its last good state stays
                 fresh[key] = self._items[key]
             return
-        self._forget_malformed(read.metadata.key, malformed)
-        item = self._kept(read)
+        self._forget_malformed(decoded.metadata.key, malformed)
+        item = self._transformed(decoded)
         if item is not None:
-            fresh[read.metadata.key] = item
+            fresh[decoded.metadata.key] = item
         else:
-            fresh.pop(read.metadata.key, None)
+            fresh.pop(decoded.metadata.key, None)
 
-    def _kept(self, read: Any) -> T | None:
-        item: T | None = read if self._transform is None else self._transform(read)
+    def _transformed(self, decoded: Any) -> T | None:
+        item: T | None = decoded if self._transform is None else self._transform(decoded)
         return item
 
-    def _differs(self, old: Any, new: Any) -> bool:
-        """Whether a repeated list changed an object."""
-        if self._transform is not None:
+    def _set(self, key: str, item: T | None) -> None:
+        """Store an item, or delete it if None, and call handlers if it changed."""
+        old = self._items.pop(key, None) if item is None else self._items.get(key)
+        if item is not None:
+            self._items[key] = item
+        if self._is_changed(old, item):
+            self._notify(key, old, item)
+
+    def _is_changed(self, old: Any, new: Any) -> bool:
+        if old is None or new is None or self._transform is not None:
             return bool(old != new)
         return bool(old.metadata.resource_version != new.metadata.resource_version)
 
-    async def _exchange(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+    async def _replace(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         """Replace the store's objects by the listed ones, and call handlers for differences.
 
-        Handlers run after each object, with pauses for other tasks; if cancelled in between, handlers have seen all stored objects.
+        Yields to the event loop between objects. If cancelled there, handlers have seen every change of the store.
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed
         maybe_yield = CooperativeYield()
-        for key in self._items.keys() - fresh.keys():
-            self._notify(key, self._items.pop(key), None)
-            await maybe_yield()
-        for key, item in fresh.items():
-            old = self._items.get(key)
-            self._items[key] = item
-            if old is None or self._differs(old, item):
-                self._notify(key, old, item)
+        for key in [*(self._items.keys() - fresh.keys()), *fresh]:
+            self._set(key, fresh.get(key))
             await maybe_yield()
         self.synced.set()
         self.ready.set()
@@ -230,7 +231,7 @@ class Reflector(KeyedObjects[T]):
         """List and watch in one request, until the watch ends.
 
         Raises:
-            ApiError: among others 422, when the server does not stream lists.
+            ApiError: with a status in `STREAMING_UNSUPPORTED`, if the server does not stream lists; or another one.
         """
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
@@ -239,36 +240,34 @@ class Reflector(KeyedObjects[T]):
             async for event in events:
                 self.contact_at = time.monotonic()
                 if event.type in {"ADDED", "MODIFIED"}:
-                    self._take_listed(event.object, fresh, malformed)
+                    self._add_listed(event.object, fresh, malformed)
                 elif event.type == "DELETED":
-                    fresh.pop(key := self._key_of(event.object), None)
+                    fresh.pop(key := self._metadata_of(event.object).key, None)
                     self._forget_malformed(key, malformed)
                 elif event.type == "ERROR":
                     raise event.to_error()
-                else:
-                    mark = _decode_object(event.object).metadata
-                    if mark.annotation(INITIAL_END) == "true":
-                        await self._exchange(fresh, malformed)
-                        return await self._follow(events, mark.resource_version, backoff)
+                elif event.type == "BOOKMARK":
+                    bookmark = self._metadata_of(event.object)
+                    if bookmark.annotation(INITIAL_END) == "true":
+                        await self._replace(fresh, malformed)
+                        return await self._apply_events(events, bookmark.resource_version, backoff)
         raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
 
-    async def _watch(self, version: str, backoff: Backoff) -> str:
+    async def _watch(self, resource_version: str, backoff: Backoff) -> str:
         try:
-            async with self._client.watch(self.resource, version, **self._scope) as events:
-                return await self._follow(events, version, backoff)
-        except ApiError as error:
-            if error.expired:
-                raise
-            raise _WatchEndedError(version, error) from error
+            async with self._client.watch(self.resource, resource_version, **self._scope) as events:
+                return await self._apply_events(events, resource_version, backoff)
         except KubekitError as error:
-            raise _WatchEndedError(version, error) from error
+            if isinstance(error, ApiError) and error.expired:
+                raise
+            raise _WatchEndedError(resource_version, error) from error
 
-    async def _follow(self, events: AsyncIterator[WatchEvent], version: str, backoff: Backoff) -> str:
-        """Apply events until the watch ends; return the last version.
+    async def _apply_events(self, events: AsyncIterator[WatchEvent], resource_version: str, backoff: Backoff) -> str:
+        """Apply events until the watch ends; returns the last resourceVersion.
 
         Raises:
-            _WatchEndedError: it broke off; with the last version.
-            ApiError: the version is too old.
+            _WatchEndedError: it failed; with the last resourceVersion.
+            ApiError: the resourceVersion is expired.
         """
         self.contact_at = time.monotonic()
         self.failure = ""
@@ -276,62 +275,49 @@ class Reflector(KeyedObjects[T]):
         try:
             async for event in events:
                 self.contact_at = time.monotonic()
-                version = self._take(event) or version
+                resource_version = self._apply(event) or resource_version
                 backoff.reset()
         except KubekitError as error:
             if isinstance(error, ApiError) and error.expired:
                 raise
-            raise _WatchEndedError(version, error) from error
-        return version
+            raise _WatchEndedError(resource_version, error) from error
+        return resource_version
 
-    def _take(self, event: WatchEvent) -> str:
-        """Apply one event; return its resourceVersion."""
+    def _apply(self, event: WatchEvent) -> str:
+        """Apply one event; returns its resourceVersion, empty if that cannot be decoded.
+
+        An object that cannot be decoded keeps its last good state until it is deleted.
+        """
         if event.type == "ERROR":
             raise event.to_error()
-        if event.type == "BOOKMARK":
-            return _decode_object(event.object).metadata.resource_version
+        metadata, item = ObjectMeta(), None
         try:
-            read = self._decoder.decode(event.object)
+            if event.type in {"ADDED", "MODIFIED"}:
+                decoded = self._decoder.decode(event.object)
+                metadata, item = decoded.metadata, self._transformed(decoded)
+            else:
+                metadata = _decode_object(event.object).metadata
         except DECODE_ERRORS as error:
-            return self._take_malformed(event, str(error))
-        key = read.metadata.key
-        self._forget_malformed(key, self.malformed)
-        item = None if event.type == "DELETED" else self._kept(read)
-        if item is None:
-            old = self._items.pop(key, None)
-            if old is not None:
-                self._notify(key, old, None)
-        else:
-            old = self._items.get(key)
-            self._items[key] = item
-            if self._transform is None or old != item:
-                self._notify(key, old, item)
-        version: str = read.metadata.resource_version
-        return version
-
-    def _take_malformed(self, event: WatchEvent, error: str) -> str:
-        """Keep the last good state of an object that can no longer be decoded, unless it was deleted."""
-        key = self._key_of(event.object)
-        if event.type == "DELETED":
-            self._forget_malformed(key, self.malformed)
-            old = self._items.pop(key, None)
-            if old is not None:
-                self._notify(key, old, None)
-        else:
-            self.malformed[key] = error
-            self._report_malformed(key, error)
-        with suppress(*DECODE_ERRORS):
-            return _decode_object(event.object).metadata.resource_version
-        return ""
+            self._report_malformed(event.object, error, self.malformed)
+            return self._metadata_of(event.object).resource_version
+        if event.type != "BOOKMARK":
+            self._forget_malformed(metadata.key, self.malformed)
+            self._set(metadata.key, item)
+        return metadata.resource_version
 
     @staticmethod
-    def _key_of(raw: msgspec.Raw) -> str:
+    def _metadata_of(raw: msgspec.Raw) -> ObjectMeta:
+        """The metadata of an object; empty if it cannot be decoded."""
         with suppress(*DECODE_ERRORS):
-            return _decode_object(raw).metadata.key
-        return "?"
+            return _decode_object(raw).metadata
+        return ObjectMeta()
 
-    def _report_malformed(self, key: str, error: str) -> None:
-        log.change(f"{self.resource.plural}/{key}", error, "object ignored: malformed", key=key, error=error)
+    def _report_malformed(self, raw: msgspec.Raw, error: Exception, malformed: dict[str, str]) -> str:
+        """Count and log an object that cannot be decoded; returns its key."""
+        key, text = self._metadata_of(raw).key or UNKNOWN_KEY, str(error)
+        malformed[key] = text
+        log.change(f"{self.resource.plural}/{key}", text, "object ignored: malformed", key=key, error=text)
+        return key
 
     def _forget_malformed(self, key: str, malformed: dict[str, str]) -> None:
         if malformed.pop(key, None) is not None or key in self.malformed:
@@ -339,13 +325,13 @@ class Reflector(KeyedObjects[T]):
 
 
 def _selects_few(field_selector: str) -> bool:
-    """Whether only objects of one name or one node are watched."""
+    """Whether a field selector limits the list to one name or node."""
     return "=" in field_selector and "!=" not in field_selector
 
 
 class _WatchEndedError(Exception):
-    """A watch ended at ``version``; the cause says why."""
+    """A watch failed after ``resource_version``."""
 
-    def __init__(self, version: str, cause: KubekitError) -> None:
+    def __init__(self, resource_version: str, cause: KubekitError) -> None:
         super().__init__(str(cause))
-        self.version, self.cause = version, cause
+        self.resource_version, self.cause = resource_version, cause

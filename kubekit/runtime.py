@@ -26,7 +26,7 @@ _NEVER = 2**31 - 1
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run ``main`` until it returns, fails, or a signal cancels it; return the exit code."""
+    """Run ``main`` until it returns or fails, or a signal cancels it; returns the exit code."""
     try:
         with asyncio.Runner() as runner:
             return runner.run(_until_signal(main))
@@ -79,47 +79,45 @@ def _report(errors: list[BaseException]) -> int:
 
 
 async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
-    """Run named tasks that never end; if one does, end all and raise.
+    """Run named tasks that never end; if one ends, cancels all and raises.
 
     Raises:
-        BaseExceptionGroup: with what the tasks raised.
-        RuntimeError: (inside the group) a task returned.
+        BaseExceptionGroup: with the exceptions of the tasks, and a RuntimeError for a task that returned.
     """
 
     async def guard(name: str, work: Awaitable[None]) -> None:
         await work
-        msg = f"task {name} ended by itself"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"task {name} ended by itself")
 
     async with asyncio.TaskGroup() as group:
         for name, work in tasks.items():
             group.create_task(guard(name, work), name=name)
 
 
-async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, mended: str) -> bool:
-    """Wait for what may fail without ending the program; returns whether it succeeded.
+async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, recovered: str) -> bool:
+    """Await ``work`` and log an exception instead of raising it; returns whether it succeeded.
 
     Args:
-        work: what may raise.
-        log: told once of each error, and once of its end.
-        topic: of the log's state.
-        broken: the line while it fails.
-        mended: log line after recovery.
+        work: to await.
+        log: gets a line if the error changes, and after recovery.
+        topic: of `kubekit.logs.Log.change`.
+        broken: the message of a failure.
+        recovered: the message after recovery.
     """
     try:
         await work
     except Exception as error:
         log.change(topic, repr(error), broken, error=repr(error))
         return False
-    log.change(topic, "", mended)
+    log.change(topic, "", recovered)
     return True
 
 
 def compact_memory(*, everything: bool = True) -> None:
     """Exclude all present objects from later garbage collections, and disable automatic full ones.
 
-    A full collection stops every thread, at 100 zones of 100 nodes every 3 s for 0.15 to 0.4 s. Without it only old cycles of
-    references stay: until the next call, or, if they existed at an earlier call, until one with ``everything``.
+    A full collection stops every thread: with 10,000 nodes, every 3 s for 0.15 to 0.4 s. Without it, reference cycles that become
+    garbage later are freed by the next call only, and with ``everything`` also those of objects that an earlier call excluded.
     """
     if everything:
         gc.unfreeze()
@@ -130,18 +128,18 @@ def compact_memory(*, everything: bool = True) -> None:
 
 
 async def configure_gc() -> None:
-    """`compact_memory` now, and whenever memory has grown by a tenth since, until cancelled."""
-    settled_at = 0
+    """Call `compact_memory` now, and whenever memory has grown by a tenth since the last call, until cancelled."""
+    compacted_pages = 0
     while True:
-        # Without a free file descriptor it is unknown this time.
+        # /proc cannot be read if no file descriptor is free.
         with suppress(OSError):
-            if _memory() > MEMORY_GROWTH * settled_at:
+            if _resident_pages() > MEMORY_GROWTH * compacted_pages:
                 compact_memory()
-                settled_at = _memory()
+                compacted_pages = _resident_pages()
         await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
 
-def _memory() -> int:
+def _resident_pages() -> int:
     """Resident memory in pages; on systems without /proc, the maximum so far, in another unit."""
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

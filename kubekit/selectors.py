@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 from kubekit.errors import SelectorError
 from kubekit.wire import Wire
@@ -16,24 +17,24 @@ _NAME = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]*[A-Za-z0-9])?"
 _SET = re.compile(rf"(?P<key>{_NAME})\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)\Z")
 _EQUAL = re.compile(rf"(?P<key>{_NAME})\s*(?P<op>==|=|!=)\s*(?P<value>[-A-Za-z0-9_.]*)\Z")
 _EXISTS = re.compile(rf"(?P<not>!?)\s*(?P<key>{_NAME})\Z")
-_OPERATORS = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "!"}
+Operator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One condition on one label; ``op`` is ``in``, ``notin``, ``exists`` or ``!``."""
+    """One condition on one label."""
 
     key: str
-    op: str
+    operator: Operator
     values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Tell whether the labels satisfy this condition."""
-        if self.op == "in":
+        """Whether the labels satisfy this condition."""
+        if self.operator == "In":
             return self.key in labels and labels[self.key] in self.values
-        if self.op == "notin":
+        if self.operator == "NotIn":
             return self.key not in labels or labels[self.key] not in self.values
-        return (self.key in labels) == (self.op == "exists")
+        return (self.key in labels) == (self.operator == "Exists")
 
 
 class MatchExpression(Wire, frozen=True):
@@ -53,50 +54,50 @@ class LabelSelector(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """All requirements must hold; the empty selector matches everything."""
+    """A compiled label selector: all requirements must hold; without requirements it matches everything."""
 
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str] | None) -> bool:
-        """Tell whether an object with these labels is selected."""
+        """Whether an object with these labels is selected."""
         return all(r.matches(labels or {}) for r in self.requirements)
 
 
-def parse(text: str) -> Selector:
-    """Read ``app=web,tier in (a, b),!legacy``.
+def parse_selector(text: str) -> Selector:
+    """Parse a selector such as ``app=web,tier in (a, b),!legacy``.
 
     Raises:
-        SelectorError: the text does not parse; names the part that does not.
+        SelectorError: the text is no selector; names the invalid part.
     """
     parts = [p.strip() for p in re.split(r",(?![^()]*\))", text)] if text.strip() else []
     return Selector(tuple(_requirement(p) for p in parts))
 
 
-def from_object(selector: LabelSelector) -> Selector:
+def compile_selector(selector: LabelSelector) -> Selector:
     """Compile a LabelSelector object.
 
     Raises:
-        SelectorError: an operator is unknown, or lacks or has values where it must not.
+        SelectorError: an operator is unknown, has no values (In, NotIn), or has values (Exists, DoesNotExist).
     """
-    requirements = [Requirement(k, "in", frozenset((v,))) for k, v in sorted((selector.match_labels or {}).items())]
+    requirements = [Requirement(k, "In", frozenset((v,))) for k, v in sorted((selector.match_labels or {}).items())]
     for expression in selector.match_expressions or ():
-        op = _OPERATORS.get(expression.operator)
-        if op is None:
-            msg = f"{expression.operator!r} is not an operator: write In, NotIn, Exists or DoesNotExist"
-            raise SelectorError(msg)
-        if bool(expression.values) != (op in {"in", "notin"}):
-            msg = f"{expression.operator} on {expression.key!r}: values go with In and NotIn, and only with them"
-            raise SelectorError(msg)
-        requirements.append(Requirement(expression.key, op, frozenset(expression.values or ())))
+        if expression.operator not in get_args(Operator):
+            raise SelectorError(f"{expression.operator!r} is not an operator: write In, NotIn, Exists or DoesNotExist")
+        operator = cast("Operator", expression.operator)
+        if bool(expression.values) != (operator in {"In", "NotIn"}):
+            rule = "values are required with In and NotIn, and forbidden with other operators"
+            raise SelectorError(f"{operator} on {expression.key!r}: {rule}")
+        requirements.append(Requirement(expression.key, operator, frozenset(expression.values or ())))
     return Selector(tuple(requirements))
 
 
 def _requirement(part: str) -> Requirement:
     if m := _SET.match(part):
-        return Requirement(m["key"], m["op"], frozenset(v.strip() for v in m["values"].split(",")))
+        return Requirement(
+            m["key"], "In" if m["op"] == "in" else "NotIn", frozenset(v.strip() for v in m["values"].split(","))
+        )
     if m := _EQUAL.match(part):
-        return Requirement(m["key"], "notin" if m["op"] == "!=" else "in", frozenset((m["value"],)))
+        return Requirement(m["key"], "NotIn" if m["op"] == "!=" else "In", frozenset((m["value"],)))
     if m := _EXISTS.match(part):
-        return Requirement(m["key"], "!" if m["not"] else "exists")
-    msg = f"{part!r} is not a label selector requirement, such as app=web or tier in (a, b)"
-    raise SelectorError(msg)
+        return Requirement(m["key"], "DoesNotExist" if m["not"] else "Exists")
+    raise SelectorError(f"{part!r} is not a label selector requirement, such as app=web or tier in (a, b)")

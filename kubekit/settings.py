@@ -1,9 +1,8 @@
 """Reads settings from YAML files into structs, strictly, with errors that name the field.
 
-A section derives from `Section`. A number's limits stand beside its type, ``Annotated[float, Range(0, 60)]``; `Section.validate`
-holds every value of a section and of the sections in it against them, and docs/generate.py prints them. What limits cannot say
-(two fields that must agree) a section says in `Section.check`. Every error is a `ConfigError` that names the field as the
-file has it.
+A section derives from `Section`. The limits of a number are in its type, ``Annotated[float, Range(0, 60)]``; `Section.validate` checks
+them in a section and its subsections, and docs/generate.py prints them. Rules over several fields are in `Section.check`. Every error is a
+`ConfigError` with the field as it is spelled in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from kubekit.errors import ConfigError, SelectorError
-from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
+from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector
 
 T = TypeVar("T")
 YEAR_S = 31_536_000
@@ -44,19 +43,19 @@ Percent = Annotated[float, Range(0, 100)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of every section: camelCase in the file, an unknown field is an error."""
+    """Base of every section: fields are in camelCase in the file, and an unknown field is an error."""
 
     def validate(self, field: str = "") -> None:
-        """Check this section and those in it.
+        """Check this section and its subsections.
 
         Args:
-            field: where it stands in its document, for errors; empty for the document itself.
+            field: path of the section in the document, for errors; empty for the document itself.
 
         Raises:
-            ConfigError: naming the first field that makes no sense.
+            ConfigError: names the first invalid field.
         """
-        for name, spelled, limits in _fields_of(type(self)):
-            where, value = join(field, spelled), getattr(self, name)
+        for name, spelling, limits in _fields_of(type(self)):
+            where, value = join(field, spelling), getattr(self, name)
             if isinstance(value, Section):
                 value.validate(where)
             elif isinstance(value, list | tuple):
@@ -80,7 +79,7 @@ class SelectorRequirement(Section, frozen=True):
 
 
 class SelectorSpec(Section, frozen=True):
-    """metav1.LabelSelector; unlike the API server's, a misspelt field is an error and not a selector of everything."""
+    """metav1.LabelSelector, but a misspelt field is an error; for the API server it would select everything."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: list[SelectorRequirement] | None = None
@@ -89,11 +88,11 @@ class SelectorSpec(Section, frozen=True):
         """Compile for matching.
 
         Raises:
-            ConfigError: it does not parse; names ``field``.
+            ConfigError: the selector is invalid; names ``field``.
         """
         expressions = [MatchExpression(e.key, e.operator, e.values) for e in self.match_expressions or ()]
         try:
-            return from_object(LabelSelector(self.match_labels, expressions))
+            return compile_selector(LabelSelector(self.match_labels, expressions))
         except SelectorError as error:
             raise ConfigError(field, str(error)) from error
 
@@ -102,7 +101,7 @@ def load_yaml(path: str | Path, flag: str) -> Any:
     """Parse a YAML file.
 
     Raises:
-        ConfigError: it cannot be read or is no YAML; names ``flag`` and the file.
+        ConfigError: the file cannot be read or is not YAML; names ``flag`` and the file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -114,10 +113,10 @@ def load_yaml(path: str | Path, flag: str) -> Any:
 
 
 def parse_yaml(text: str, flag: str, where: str = "") -> Any:
-    """Parse a YAML text; ``where`` names it in the error.
+    """Parse a YAML text; ``where`` is its name in the error.
 
     Raises:
-        ConfigError: it is no YAML; names ``flag``.
+        ConfigError: the text is not YAML; names ``flag``.
     """
     from kubekit import yaml_text
 
@@ -128,12 +127,12 @@ def parse_yaml(text: str, flag: str, where: str = "") -> Any:
 
 
 def read(document: object, type_: type[T], field: str = "") -> T:
-    """Convert plain data to a struct; ranges are `Section.validate`'s.
+    """Convert parsed YAML to a struct; `Section.validate` then checks ranges.
 
     Args:
-        document: what a YAML reader returned.
+        document: the parsed YAML.
         type_: a struct that forbids unknown fields.
-        field: where the document stands, for the error; may be empty.
+        field: path of the document, for the error; may be empty.
 
     Raises:
         ConfigError: a field is unknown, missing or of the wrong type.
@@ -147,17 +146,17 @@ def read(document: object, type_: type[T], field: str = "") -> T:
 
 
 def read_kind(document: Mapping[str, Any], type_: type[T], field: str = "") -> T:
-    """Like `read`, for a document that carries its own ``apiVersion`` and ``kind``, which are left out."""
+    """Like `read`, for a document with ``apiVersion`` and ``kind``, which are ignored."""
     return read({k: v for k, v in document.items() if k not in {"apiVersion", "kind"}}, type_, field)
 
 
 def join(*parts: str) -> str:
-    """A dotted path out of the parts that are not empty."""
+    """The dotted path of the parts that are not empty."""
     return ".".join(part for part in parts if part)
 
 
 def camel(name: str) -> str:
-    """``interval_s`` as the file spells it: ``intervalS``."""
+    """A field in camelCase: ``interval_s`` is ``intervalS``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
 
@@ -171,18 +170,18 @@ def range_of(kind: object) -> Range | None:
 
 @functools.cache
 def _fields_of(type_: type[Section]) -> tuple[tuple[str, str, Range | None], ...]:
-    """Name, spelling in the file and limits of each field."""
+    """Name, spelling in the file, and limits of each field."""
 
     def each() -> Iterator[tuple[str, str, Range | None]]:
         hints = typing.get_type_hints(type_, include_extras=True)
-        for name, spelled in zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True):
-            yield name, spelled, range_of(hints[name])
+        for name, spelling in zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True):
+            yield name, spelling, range_of(hints[name])
 
     return tuple(each())
 
 
 def _translated(error: msgspec.ValidationError, field: str) -> ConfigError:
-    """The field's path in front, and what is wrong in a user's words."""
+    """The error with the path of the field and a message for users."""
     message, _, tail = str(error).partition(" - at `$")
     path = tail.rstrip("`").removeprefix(".").replace("[...]", "")
     for pattern, problem, fix in (

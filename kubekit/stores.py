@@ -1,4 +1,4 @@
-"""Stores: the objects of one kind by key, with handlers for changes. `kubekit.reflector.Reflector` fills one from a watch."""
+"""Stores: the objects of one kind by key, with handlers for changes. `kubekit.reflector.Reflector` is filled by a watch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Store(Protocol[Item_co]):
 
     @property
     def items(self) -> Mapping[str, Item_co]:
-        """The held objects by key."""
+        """The objects by key."""
         ...
 
     def get(self, key: str) -> Item_co | None:
-        """Return one object, or None."""
+        """One object; None if it is not in the store."""
         ...
 
     def subscribe(self, handler: Handler[Item_co]) -> None:
@@ -49,14 +49,14 @@ class Store(Protocol[Item_co]):
 
 
 def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
-    """`Store.subscribe`, then call ``handler(key, None, new)`` once for each object that the store holds already."""
+    """`Store.subscribe`, then call ``handler(key, None, new)`` for each object of the store."""
     store.subscribe(handler)
-    for key, held in store.items.items():
-        handler(key, None, held)
+    for key, item in store.items.items():
+        handler(key, None, item)
 
 
 class KeyedObjects(Generic[T]):
-    """Objects by key, with the handlers that are called when one changes."""
+    """Objects by key, and the handlers of their changes."""
 
     def __init__(self) -> None:
         self._items: dict[str, T] = {}
@@ -64,11 +64,11 @@ class KeyedObjects(Generic[T]):
 
     @property
     def items(self) -> Mapping[str, T]:
-        """The held objects by key (``namespace/name`` or ``name``). May change at every await of the caller."""
+        """The objects by key (``namespace/name`` or ``name``). The mapping may change at every await of the caller."""
         return self._items
 
     def get(self, key: str) -> T | None:
-        """Return one object, or None."""
+        """One object; None if it is not in the store."""
         return self._items.get(key)
 
     def __iter__(self) -> Iterator[T]:
@@ -80,7 +80,7 @@ class KeyedObjects(Generic[T]):
     def subscribe(self, handler: Handler[T]) -> None:
         """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
 
-        A handler must be quick and must not raise. It typically adds the key to a work queue.
+        A handler must not block or raise. It typically adds the key to a work queue.
         """
         self._handlers.append(handler)
 
@@ -90,11 +90,11 @@ class KeyedObjects(Generic[T]):
 
 
 class FilteredStore(KeyedObjects[T]):
-    """A store of another store's objects, as ``select`` reduces them, without a watch of its own.
+    """A store that is derived from another store, without a watch.
 
     Args:
         source: the store to filter.
-        select: maps an object to what is kept of it; None drops it.
+        select: maps an object of the source to that of this store; None leaves it out.
     """
 
     def __init__(self, source: Store[Source], select: Callable[[Source], T | None]) -> None:
@@ -105,12 +105,12 @@ class FilteredStore(KeyedObjects[T]):
 
     @property
     def synced(self) -> asyncio.Event:
-        """The source's."""
+        """As of the source."""
         return self._source.synced
 
     @property
     def ready(self) -> asyncio.Event:
-        """The source's."""
+        """As of the source."""
         return self._source.ready
 
     @property

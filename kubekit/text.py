@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?")
 UNSAFE_NAME = "NAME"
-"""Stands in a command line for what is no name; words in capitals are for the reader to fill in."""
+"""Placeholder in a command line for a text that is not a valid name."""
 
 
 def command(template: str, *values: object, **named: object) -> str:
-    """A command line to paste: ``template`` is ours, what is put into it may come from users.
+    """A command line that is safe to paste: ``template`` with values that may come from users.
 
-    What is put in are texts that are names of Kubernetes objects, or else become `UNSAFE_NAME`; sequences of such; mappings and
-    sequences of mappings, which become one quoted word of JSON.
+    Values are names of Kubernetes objects (other texts become `UNSAFE_NAME`), sequences of names, and mappings or sequences of
+    mappings, which become one quoted word of JSON.
     """
     return template.format(*map(_word, values), **{key: _word(value) for key, value in named.items()})
 
@@ -32,22 +32,22 @@ def _word(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """In one line, without control characters: a terminal would obey them."""
+    """The text in one line, with replacements for control characters, which a terminal would execute."""
     return _translated(text, "", lambda c: " " if c.isspace() else "?")
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut a text to ``limit`` bytes of UTF-8, at a character."""
+    """The text, cut to ``limit`` bytes of UTF-8."""
     return text.encode()[:limit].decode(errors="ignore")
 
 
 def mask_controls(text: str) -> str:
-    """Mask control characters, line breaks excepted."""
+    """The text with control characters replaced, except line breaks and tabs."""
     return _translated(text, "\n\t", lambda _: "\ufffd")
 
 
 def escape_controls(data: str) -> str:
-    """JSON whose control and format characters are escaped, those included that JSON allows."""
+    """JSON text with all control and format characters escaped, also those that JSON allows."""
     return _translated(data, "\n", _escape)
 
 
@@ -56,14 +56,14 @@ def _escape(character: str) -> str:
 
 
 def _translated(text: str, keep: str, replace: Callable[[str], str]) -> str:
-    """The text with other characters for those that are not printable. Texts of megabytes have few different ones."""
+    """The text with replacements for unprintable characters. Fast for megabytes: ``replace`` is called once per different character."""
     if text.isprintable():
         return text
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
 def listed(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
-    """The first texts, and how many more there are."""
+    """The first ``shown`` texts, and the number of the others."""
     more = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
     return separator.join(texts[:shown]) + more
 

@@ -1,8 +1,8 @@
 """Connection pools to the API server.
 
-Each watch has its own connection. The Lease has one that nothing else may use. Reads and writes share five: at most 2 reads and 4
-writes at a time. So a program opens at most one connection for each watched kind and six more; leader election never waits behind a
-list, and writes alone cannot block a read.
+Each watch has its own connection, and the Lease has one that nothing else uses. Reads and writes share five connections: at most 2 reads
+and 4 writes at a time. So a program opens at most one connection per watched kind and six more. Leader election never waits for a list,
+and writes cannot block reads.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from multidict import CIMultiDict
 from kubekit.config import ClusterConfig
 
 READ_BUFFER = 2**21
-"""A line of a watch may exceed 128 KB."""
+"""aiohttp's default rejects lines of a watch over 128 KB."""
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT, TCP_USER_TIMEOUT_MS = 15, 10, 3, 30_000
-"""A dead peer is noticed within 45 s: keepalive probes begin after 15 s without traffic, and the connection ends when nothing was
-acknowledged for 30 s. The kernel's defaults take two hours, or a quarter of an hour if data waits to be sent."""
+"""A dead peer is detected within 45 s: keepalive probes start after 15 s without traffic, and the connection ends if nothing is
+acknowledged for 30 s. With the kernel's defaults this takes two hours, or 15 minutes if data waits to be sent."""
 
 
 class WriteGuard(Protocol):
-    """Asked before every write; raises NotLeaderError when this process must not write now."""
+    """Permits writes, for `Client.fenced`; raises NotLeaderError if this process must not write now."""
 
     def check(self) -> float:
         """Return the seconds for which writing is still allowed."""
         ...
 
     def writing(self) -> AbstractContextManager[None]:
-        """Context of each write; left by an exception if its effect is unknown."""
+        """Context of each write; an exception in it means that the effect of the write is unknown."""
         ...
 
 
 class FencedBody(BytesPayload):
-    """A write's body that checks permission again when it is sent, together with the headers.
+    """The body of a write, which checks the permission when it is sent, together with the headers.
 
-    Before that a connection may be opened and other work may run, so a leader that was frozen meanwhile would still send it.
+    After the first check a connection is opened and other tasks run; a leader that was suspended meanwhile must not send the write.
     """
 
     def __init__(self, body: bytes, guard: WriteGuard) -> None:
@@ -73,7 +73,7 @@ class ConnectionPool(enum.Enum):
 
 
 MAX_SHARED_REQUESTS = 5
-"""Limit of reads and writes together. At most 4 are writes and 2 reads, so writes always leave one for reads, and reads three."""
+"""Limit of reads and writes together: writes always leave one connection for reads, and reads leave three for writes."""
 
 
 class ConnectionPools:
@@ -85,7 +85,7 @@ class ConnectionPools:
         self._semaphores: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
 
     def open(self) -> None:
-        """Make the pools; needs a running event loop."""
+        """Open the pools; needs a running event loop."""
         shared = self._session(MAX_SHARED_REQUESTS)
         self._sessions = {
             ConnectionPool.WATCH: self._session(0),
@@ -136,8 +136,7 @@ class ConnectionPools:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one request, within ``sending_context`` once a connection is free; deadlines are the caller's."""
         if not self._sessions:
-            msg = "use the client as `async with Client(config) as client`"
-            raise RuntimeError(msg)
+            raise RuntimeError("use the client as `async with Client(config) as client`")
         config = self._config
         async with AsyncExitStack() as stack:
             for semaphore in self._semaphores.get(pool, ()):
@@ -152,8 +151,8 @@ class ConnectionPools:
                     ssl=tls or config.tls or True,
                     proxy=config.proxy or None,
                     server_hostname=config.server_name or None,
-                ) as answer:
-                    yield answer
+                ) as response:
+                    yield response
 
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
@@ -161,7 +160,7 @@ def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.so
     created = socket.socket(family, kind, protocol)
     created.settimeout(0)
     created.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Not every system that kubectl runs on has all of them.
+    # Not every operating system of the CLI has all of them.
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),

@@ -1,8 +1,4 @@
-"""Waiting with a deadline, back-off, and cooperative yielding.
-
-A wait has a deadline and a retry a back-off. Jitter matters: when an API server comes back, ten thousand agents must not ask in
-the same second. Work on thousands of objects leaves the event loop to others now and then.
-"""
+"""Waiting with a deadline, back-off, and cooperative yielding."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ YIELD_EVERY_S = 0.005
 
 
 def backoff_s(failures: int, first_s: float, cap_s: float) -> float:
-    """The delay after so many failures in a row: ``first_s`` after the first, doubled after each further one, at most ``cap_s``."""
+    """The delay after a number of failures in a row: ``first_s`` after the first, doubled after each further one, at most ``cap_s``."""
     # The exponent is bounded, because 2.0 ** 1024 overflows.
     return min(cap_s, first_s * 2.0 ** min(max(failures - 1, 0), 64))
 
@@ -28,10 +24,13 @@ def backoff_s(failures: int, first_s: float, cap_s: float) -> float:
 class Backoff:
     """Delays that double from ``base_s`` to ``cap_s``, each shortened by up to half at random.
 
+    Jitter spreads the retries of many agents after a restart of the API server.
+
     Attributes:
         base_s: the first delay before jitter, seconds.
-        cap_s: no delay is longer, seconds.
-        rng: source of the jitter; pass a seeded one where a test must repeat.
+        cap_s: the longest delay, seconds.
+        rng: source of the jitter.
+        failures: number of failures in a row.
     """
 
     base_s: float = 0.5
@@ -45,16 +44,16 @@ class Backoff:
         return backoff_s(self.failures, self.base_s, self.cap_s) * self.rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Forget the failures: the next delay is the first again."""
+        """Set the failures to 0, after a success."""
         self.failures = 0
 
 
 class CooperativeYield:
-    """Yields to the event loop when a time slice is over: call an instance (``await maybe_yield()``) inside long loops.
+    """Yields to the event loop when a time slice is over: await an instance (``await maybe_yield()``) in long loops.
 
     Args:
         every_s: length of a time slice.
-        clock: seconds.
+        clock: a monotonic clock, seconds.
     """
 
     def __init__(self, every_s: float = YIELD_EVERY_S, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -69,13 +68,13 @@ class CooperativeYield:
 
 
 class WaitTimeoutError(KubekitError):
-    """A condition did not hold in time; the text names it and the time."""
+    """A condition was not true in time; the message has its description and the timeout."""
 
 
-async def wait_for(event: asyncio.Event, within_s: float) -> bool:
+async def wait_until_set(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for an event with a timeout; returns whether it was set."""
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             await event.wait()
     except TimeoutError:
         return False
@@ -84,29 +83,30 @@ async def wait_for(event: asyncio.Event, within_s: float) -> bool:
 
 async def poll_until(
     check: Callable[[], object],
-    what: str | Callable[[], str],
+    description: str | Callable[[], str],
     timeout_s: float,
     *,
     every_s: float = 0.1,
-    meanwhile: Callable[[], object] = lambda: None,
+    on_retry: Callable[[], object] = lambda: None,
     error: type[KubekitError] = WaitTimeoutError,
 ) -> None:
-    """Call ``check`` until its answer is true.
+    """Call ``check`` until its result is true.
 
     Args:
         check: called at once, then after each pause; may be asynchronous.
-        what: text that completes "timed out after 5 s waiting for"; or a function for it, called only on timeout.
-        timeout_s: for how long, seconds.
+        description: completes the message "timed out after 5 s waiting for"; or a function that returns it on timeout.
+        timeout_s: after this time ``check`` is called for the last time.
         every_s: the pause, seconds.
-        meanwhile: called after each answer that is not true. An exception of it or of ``check`` ends the wait.
+        on_retry: called before each pause. Exceptions of it and of ``check`` propagate.
         error: raised on timeout.
 
     Raises:
         WaitTimeoutError: or ``error``.
     """
-    ends = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while not (await answer if inspect.isawaitable(answer := check()) else answer):
-        meanwhile()
-        if time.monotonic() > ends:
-            raise error(f"timed out after {timeout_s:g} s waiting for {what if isinstance(what, str) else what()}")
+        on_retry()
+        if time.monotonic() > deadline:
+            text = description if isinstance(description, str) else description()
+            raise error(f"timed out after {timeout_s:g} s waiting for {text}")
         await asyncio.sleep(every_s)

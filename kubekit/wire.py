@@ -1,7 +1,7 @@
-"""Wire types: the fields of Kubernetes objects that we read, and no others.
+"""Wire types: the fields of Kubernetes objects that we use.
 
-Frozen msgspec structs decode ten times faster than the official client's models and hold a tenth of the memory. Packages
-that need fewer fields (a scheduler that caches 100,000 pods) define narrower structs of their own on ``ObjectMeta``.
+Frozen msgspec structs decode ten times faster than the official client's models and take a tenth of the memory. Packages that need fewer
+or other fields define their own structs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Raised when foreign JSON is decoded: wrong shape, not UTF-8, nested too deeply."""
+"""Errors of decoding JSON: invalid, of another type, not UTF-8, nested too deeply."""
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Matches a valid namespace name (use ``fullmatch``)."""
 
@@ -32,7 +32,7 @@ class OwnerReference(Wire, frozen=True):
 
 
 class ObjectMeta(Wire, frozen=True):
-    """The part of metadata that we use. `label` and `annotation` read a missing or null map as empty."""
+    """The fields of metadata that we use."""
 
     name: str = ""
     namespace: str = ""
@@ -46,11 +46,11 @@ class ObjectMeta(Wire, frozen=True):
     owner_references: list[OwnerReference] | None = None
 
     def label(self, key: str) -> str:
-        """Value of one label; empty where it is absent."""
+        """Value of a label; empty without it."""
         return (self.labels or {}).get(key, "")
 
     def annotation(self, key: str) -> str:
-        """Value of one annotation; empty where it is absent."""
+        """Value of an annotation; empty without it."""
         return (self.annotations or {}).get(key, "")
 
     @property
@@ -60,13 +60,13 @@ class ObjectMeta(Wire, frozen=True):
 
 
 class Object(Wire, frozen=True):
-    """Any object of which only the metadata matters."""
+    """An object of any kind, with its metadata only."""
 
     metadata: ObjectMeta = ObjectMeta()
 
 
 class Condition(Wire, frozen=True):
-    """metav1.Condition, and close enough to NodeCondition and PodCondition."""
+    """metav1.Condition; also used for NodeCondition and PodCondition."""
 
     type: str
     status: str
@@ -120,12 +120,12 @@ class Node(Object, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """The Ready condition is True."""
+        """Whether the condition Ready is True."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
 
 
 class ResourceRequirements(Wire, frozen=True):
-    """Requests and limits of one container, quantities as texts."""
+    """Requests and limits of one container; quantities as text."""
 
     requests: dict[str, str] | None = None
     limits: dict[str, str] | None = None
@@ -140,7 +140,7 @@ class Container(Wire, frozen=True):
 
 
 class SchedulingGate(Wire, frozen=True):
-    """A gate that holds a pod back from the scheduler."""
+    """A scheduling gate of a pod."""
 
     name: str
 
@@ -175,7 +175,7 @@ class PodStatus(Wire, frozen=True):
 
 
 FINISHED = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that hold no resources any more."""
+"""Phases of pods that use no resources any more."""
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Marks the API server's copy of a static pod."""
 
@@ -188,7 +188,7 @@ class Pod(Object, frozen=True):
 
     @property
     def is_finished(self) -> bool:
-        """Succeeded or failed: the pod holds no resources any more."""
+        """Whether the pod succeeded or failed; it uses no resources any more."""
         return self.status.phase in FINISHED
 
 
@@ -262,7 +262,7 @@ CUSTOM_RESOURCE_DEFINITIONS = Resource(
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Namespace, empty for objects without one, and name of `ObjectMeta.key`."""
+    """Namespace (empty for cluster-scoped objects) and name in an `ObjectMeta.key`."""
     namespace, _, name = key.rpartition("/")
     return namespace, name
 
@@ -277,7 +277,7 @@ def parse_time(text: str) -> float:
     """Seconds since the epoch of an RFC 3339 time.
 
     Raises:
-        ValueError: the text is no time, or has no offset.
+        ValueError: the text is not a time, or has no offset.
     """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:

@@ -1,7 +1,6 @@
 """A queue of keys to reconcile: each key at most once in the queue and never with two workers at a time.
 
-The reconcile contract is controller-runtime's: a key in; a requeue time or an error out; level-based, so that doing it twice
-changes nothing.
+As in controller-runtime, a reconcile function takes a key, returns a requeue time or raises an error, and changes nothing if called twice.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ Reconcile = Callable[[str], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """A work queue, bounded by the number of distinct keys, because a key waits only once.
+    """A work queue; its length is bounded, because it contains each key at most once.
 
     Args:
-        order: sort key; the smallest is taken first, equal ones in the order in which they were added. None for that order alone.
+        order: sort key of keys; equal ones, and by default all, are in the order in which they were added.
     """
 
     def __init__(self, order: Callable[[str], Any] | None = None) -> None:
@@ -41,7 +40,7 @@ class WorkQueue:
         return len(self._ready)
 
     def add(self, key: str) -> None:
-        """Queue a key now; a key that a worker is reconciling is queued when that is done."""
+        """Queue a key now, or when the worker that is reconciling it is done."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -53,7 +52,7 @@ class WorkQueue:
             self._wakeup.set()
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Queue a key later, unless it is already queued or due sooner."""
+        """Queue a key later, unless it is queued already or due earlier."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if key in self._waiting or (timer is not None and timer.when() <= loop.time() + delay_s):
@@ -67,7 +66,7 @@ class WorkQueue:
         self.add(key)
 
     async def get(self) -> str:
-        """Wait for a key; no other worker gets it until ``done``."""
+        """Wait for a key; other workers do not get it until ``done``."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -78,18 +77,18 @@ class WorkQueue:
         return key
 
     def done(self, key: str) -> None:
-        """Release a key after work."""
+        """Release a key after reconciling it."""
         self._active.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
 
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
-        """A worker: reconcile keys until cancelled.
+        """Reconcile keys until cancelled.
 
-        ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key with capped, jittered
-        back-off, at least Retry-After; an event on the key retries at once, as in client-go. Any other error ends the worker, and with
-        it the process, because it is a defect.
+        ``reconcile`` returns None, or seconds after which the key is queued again. After a KubekitError the key is queued again with
+        capped, jittered back-off, at least Retry-After; ``add`` retries at once, as in client-go. Any other error is a defect and ends
+        the worker, and so the process.
         """
         while True:
             key = await self.get()
@@ -98,11 +97,18 @@ class WorkQueue:
             except KubekitError as error:
                 backoff = self._backoffs.setdefault(key, Backoff(base_s, cap_s))
                 wait_s = max(error.retry_after_s or 0.0, backoff.next())
-                log.change(f"{name}/{key}", type(error).__name__, "will try again", worker=name, key=key, error=error)
+                log.change(
+                    f"{name}/{key}",
+                    type(error).__name__,
+                    "reconcile failed, retrying",
+                    worker=name,
+                    key=key,
+                    error=error,
+                )
                 self.add_after(key, wait_s)
             else:
                 self._backoffs.pop(key, None)
-                log.change(f"{name}/{key}", "", "works again", worker=name, key=key)
+                log.change(f"{name}/{key}", "", "reconcile succeeded again", worker=name, key=key)
                 if again_s is not None:
                     self.add_after(key, again_s)
             finally:

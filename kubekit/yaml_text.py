@@ -1,4 +1,4 @@
-"""A strict YAML parser. Import it lazily: PyYAML takes a megabyte, and most agents read no YAML."""
+"""A strict YAML parser. Import it lazily: PyYAML takes a megabyte, and most agents do not need it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse(text: str) -> Any:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Rejects repeated keys, of which PyYAML silently takes the last."""
+    """Rejects repeated keys; PyYAML silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -294,7 +294,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     what = "the emulated network to start"
     await poll_until(
-        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, meanwhile=programs.check, error=BootError
+        socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, on_retry=programs.check, error=BootError
     )
 
 

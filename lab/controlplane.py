@@ -339,7 +339,7 @@ class ControlPlane:
             lambda: f"{what}; {list(self.programs)[-1].log_excerpt}",
             READY_TIMEOUT_S,
             every_s=_POLL_S,
-            meanwhile=self.programs.check,
+            on_retry=self.programs.check,
             error=BootError,
         )
 

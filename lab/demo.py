@@ -198,7 +198,7 @@ class Demo:
 
     async def _until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check
-        await poll_until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, meanwhile=check_programs, error=LabError)
+        await poll_until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, on_retry=check_programs, error=LabError)
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)

@@ -233,7 +233,7 @@ async def bound_kubeconfig(
 
 async def _until_ready(installation: Installation, urls: list[str]) -> None:
     for url in urls:
-        await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", meanwhile=installation.check)
+        await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", on_retry=installation.check)
 
 
 async def result_maps(client: Client, base: str) -> list[ConfigMap]:
@@ -242,7 +242,7 @@ async def result_maps(client: Client, base: str) -> list[ConfigMap]:
     return [found for found in maps if found.metadata.name == base or found.metadata.name.startswith(f"{base}-")]
 
 
-async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Callable[[], object] = bool) -> None:
+async def _until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Callable[[], object] = bool) -> None:
     async def holds() -> bool:
         try:
             return await check()
@@ -251,4 +251,4 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Cal
                 raise
             return False
 
-    await poll_until(holds, what, _DEADLINE_S, every_s=_POLL_S, meanwhile=meanwhile, error=BootError)
+    await poll_until(holds, what, _DEADLINE_S, every_s=_POLL_S, on_retry=on_retry, error=BootError)

@@ -313,7 +313,7 @@ def parse_duration_us(value: str | float, field: str) -> float:
     Raises:
         ConfigError: it is none, has no unit, or is longer than 10 s; names ``field``.
     """
-    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, most=_MAX_RTT_S) * 1e6, 3)
+    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, maximum_s=_MAX_RTT_S) * 1e6, 3)
 
 
 def parse_loss(value: str | float, field: str) -> float:

@@ -31,7 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.events import EventRecorder, Reference
 from kubekit.reflector import Reflector
-from kubekit.waiting import wait_for
+from kubekit.waiting import wait_until_set
 from kubekit.wire import PODS, Pod
 
 log = logs.get("agent.bandwidth")
@@ -109,7 +109,7 @@ class BandwidthManager:
             else:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(MIN_PAUSE_S)
-            if await wait_for(self._wake, FULL_CHECK_INTERVAL_S):
+            if await wait_until_set(self._wake, FULL_CHECK_INTERVAL_S):
                 await asyncio.sleep(CHANGE_GATHER_S)
 
     async def _reconcile(self) -> None:

@@ -20,7 +20,7 @@ from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
-from kubekit.waiting import Backoff, backoff_s, wait_for
+from kubekit.waiting import Backoff, backoff_s, wait_until_set
 from kubekit.wire import NODES
 from netperf.contract import AGENT
 
@@ -155,7 +155,7 @@ class Publisher:
                     if wrote:
                         pause_s, idle_s = MIN_PAUSE_S, WATCH_LAG_S
             await asyncio.sleep(pause_s)
-            await wait_for(self._wake, max(0.0, idle_s - pause_s))
+            await wait_until_set(self._wake, max(0.0, idle_s - pause_s))
 
     async def _read_links(self, before: HardwareCapacity) -> HardwareCapacity:
         try:

@@ -20,7 +20,7 @@ import msgspec
 from agent.probing.background import BackgroundProber
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
-from kubekit.waiting import wait_for
+from kubekit.waiting import wait_until_set
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ScheduledRun,
@@ -144,7 +144,7 @@ class ProbeScheduler:
             pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
-            elif not await wait_for(changed, self._until_own_time_s(plan)):
+            elif not await wait_until_set(changed, self._until_own_time_s(plan)):
                 # Concurrently, so that ten dead hosts take no longer than one.
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
@@ -176,7 +176,7 @@ class ProbeScheduler:
     async def _wait_for_start(self, scheduled: ScheduledRun, changed: asyncio.Event) -> bool:
         """Wait for the start of a run; False if plan or prober change first. The wall clock may be adjusted meanwhile."""
         while (left_s := scheduled.starts_at_s - self._wall_clock()) > 0:
-            if await wait_for(changed, min(left_s, 30.0)):
+            if await wait_until_set(changed, min(left_s, 30.0)):
                 return False
         return True
 

@@ -148,7 +148,7 @@ async def dump() -> AsyncIterator[bytes]:
                 # A dump can always be read, so without this no other task would run.
                 await asyncio.sleep(0)
     except TimeoutError as error:
-        raise KernelError("connection tracking: no answer in time") from error
+        raise KernelError("connection tracking: no response in time") from error
     except OSError as error:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 

@@ -70,7 +70,7 @@ async def _ask(screen: Screen, session: Session, command: Command, options: argp
     asking = asyncio.ensure_future(command.run(session, options))
     try:
         await asyncio.wait({asking}, timeout=SILENCE_S)
-        if not asking.done() and command.asks_cluster(options) and not session.client.has_answer:
+        if not asking.done() and command.asks_cluster(options) and not session.client.has_response:
             screen.note(f"no answer from {session.server} yet; waits {options.timeout:g} s for one")
         return await asking
     finally:

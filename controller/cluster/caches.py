@@ -23,12 +23,12 @@ from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
 from kubekit.reflector import Reflector
-from kubekit.selectors import parse
+from kubekit.selectors import parse_selector
 from kubekit.stores import FilteredStore, Store
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_LABEL, PLAN_SELECTOR
 
-AGENT_PODS = parse(AGENT_POD_SELECTOR)
+AGENT_PODS = parse_selector(AGENT_POD_SELECTOR)
 
 
 class Caches:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
 from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
+from kubekit.selectors import LabelSelector, MatchExpression, Selector, compile_selector
 from kubekit.wire import Node, Taint
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
@@ -103,7 +103,7 @@ def selector_of(selector: LabelSelector | None) -> Selector | None:
     if selector is None:
         return None
     try:
-        return from_object(selector)
+        return compile_selector(selector)
     except SelectorError:  # the API server validated it
         return None
 

@@ -111,7 +111,7 @@ class PoolArgs(Section, frozen=True):
         _check_thresholds(lows, highs, field)
         given, anomaly = self.resource_weights or WeightArgs(), self.anomaly_condition or AnomalyCondition()
         weights = _by_resource(given.cpu, given.memory, given.bandwidth)
-        timeout_s = seconds(anomaly.timeout, join(field, "anomalyCondition.timeout"), least=1)
+        timeout_s = seconds(anomaly.timeout, join(field, "anomalyCondition.timeout"), minimum_s=1)
         selector = self.node_selector
         return Pool(
             name=name,
@@ -167,7 +167,7 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
                 item.selector.compiled(join(field, f"podSelectors[{i}].selector"))
                 for i, item in enumerate(self.pod_selectors)
             ),
-            cache_timeout_s=seconds(self.detector_cache_timeout, join(field, "detectorCacheTimeout"), least=1),
+            cache_timeout_s=seconds(self.detector_cache_timeout, join(field, "detectorCacheTimeout"), minimum_s=1),
             pools=tuple(pools),
         )
 

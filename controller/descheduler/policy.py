@@ -170,7 +170,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     is_enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
         load=load.compiled(load_field) if is_enabled else None,
-        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
+        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), minimum_s=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
         local_storage=migration.evict_local_storage_pods,

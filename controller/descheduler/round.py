@@ -21,7 +21,7 @@ from controller.descheduler.round_plan import MAX_SKIPS, Move, Skip
 from controller.descheduler.snapshot import DeschedulerSnapshot, PodDisruptionBudget
 from controller.descheduler.usage import Amounts
 from kubekit.errors import SelectorError
-from kubekit.selectors import LabelSelector, Selector, from_object
+from kubekit.selectors import LabelSelector, Selector, compile_selector
 
 Scope = Literal["round", "node", "namespace", "group"]
 MIN_BREAKER_ENTRIES = 4
@@ -93,7 +93,7 @@ class DisruptionBudgets:
 def _compile_selector(selector: LabelSelector) -> Selector:
     """A budget's selector; one with an unknown operator selects all pods, which is the safe choice."""
     try:
-        return from_object(selector)
+        return compile_selector(selector)
     except SelectorError:
         return Selector()
 

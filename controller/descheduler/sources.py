@@ -71,7 +71,7 @@ class UsageReader:
         except (KubekitError, TimeoutError) as error:
             if isinstance(error, ApiError) and error.not_found:
                 return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
-            return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
+            return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no response in time'}",))
         return await asyncio.to_thread(_metrics_batch, nodes, pods)
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:

@@ -108,8 +108,8 @@ class EventReporter:
         while True:
             began = self._clock()
             # An object that a diagnosis cannot handle must not end the leader.
-            broken, mended = "findings cannot be reported as events", "findings are reported as events again"
-            await run_best_effort(self.report(), log, "report", broken=broken, mended=mended)
+            broken, recovered = "findings cannot be reported as events", "findings are reported as events again"
+            await run_best_effort(self.report(), log, "report", broken=broken, recovered=recovered)
             await asyncio.sleep(max(INTERVAL_S, REST * (self._clock() - began)))
 
     async def report(self) -> None:

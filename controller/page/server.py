@@ -88,7 +88,7 @@ class Page:
             if self._data is None or time.monotonic() >= self._fresh_until:
                 # An object that confuses the page must end neither it nor the manager.
                 made = run_best_effort(
-                    self._refresh(), log, "page", broken="the page cannot be made", mended="the page is made again"
+                    self._refresh(), log, "page", broken="the page cannot be made", recovered="the page is made again"
                 )
                 if not await made:
                     self._data = None

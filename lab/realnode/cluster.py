@@ -115,7 +115,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
             lambda: f"node {node.name} to register; {node.running['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
-            meanwhile=node.programs.check,
+            on_retry=node.programs.check,
             error=BootError,
         )
         # No kubelet may write its own node's ranges of addresses.

@@ -160,7 +160,7 @@ class RealNode:
 
     async def _until(self, ready: Callable[[], bool], what: str) -> None:
         what = f"{what}, of node {self.name}"
-        await poll_until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=self.programs.check, error=BootError)
+        await poll_until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, on_retry=self.programs.check, error=BootError)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

@@ -32,7 +32,7 @@ from controller.scheduler.extender.handler import decode_preemption
 from controller.topology.weights import written_costs
 from controller.traffic.weights import annotated_weights
 from controller.webhook import gate
-from kubekit import answers, quantity, selectors
+from kubekit import quantity, responses, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.wire import DECODE_ERRORS, ObjectMeta
@@ -204,7 +204,7 @@ def topology(text: str) -> object:
 
 def status(text: str) -> object:
     answer = SimpleNamespace(status=503, reason="", headers={})
-    return answers.error_of(cast("aiohttp.ClientResponse", answer), octets(text))
+    return responses.error_of(cast("aiohttp.ClientResponse", answer), octets(text))
 
 
 READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
@@ -218,7 +218,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "quantity": (quantity.parse, "1.5Gi", (QuantityError,)),
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
-    "selector": (selectors.parse, "app=web,tier in (a, b),!legacy", (SelectorError,)),
+    "selector": (selectors.parse_selector, "app=web,tier in (a, b),!legacy", (SelectorError,)),
     "CNI cache": (in_bytes(parse_cached), CNI, ()),
     "device counters": (in_bytes(parse_device_count), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
     "error of the API server": (status, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),

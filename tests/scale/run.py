@@ -105,7 +105,7 @@ async def _start_programs(lab: Lab) -> str:
         spawn_central(lab.programs, name, verb, url, kubeconfig=kubeconfig, config=config)
     for url in urls:
         ready, what = partial(is_ready, f"{url}/readyz", 5), f"{url} to be ready"
-        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, meanwhile=lab.programs.check, error=BootError)
+        await poll_until(ready, what, _DEADLINE_S, every_s=0.5, on_retry=lab.programs.check, error=BootError)
     await lab.control_plane.start_scheduler(extender_url=urls[1])
     return urls[0]
 

@@ -9,7 +9,7 @@ from agent.capacity.links import Machine
 from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth, updated_peak_bps
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
-from kubekit.selectors import parse
+from kubekit.selectors import parse_selector
 from kubekit.wire import ObjectMeta
 
 G = 10**9
@@ -30,7 +30,7 @@ def config(**fields: object) -> AgentConfig:
     return AgentConfig(node="n1", **fields)  # type: ignore[arg-type]
 
 
-RULES = (CapacityRule(parse("pool=fast"), "pool=fast", 40 * G),)
+RULES = (CapacityRule(parse_selector("pool=fast"), "pool=fast", 40 * G),)
 
 
 LABELS = {"pool": "fast", "node.kubernetes.io_instance-type": "m5.large"}

@@ -219,7 +219,7 @@ async def test_a_refusal_has_the_kernels_message(monkeypatch: pytest.MonkeyPatch
 async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rtnetlink_module, "DEADLINE_S", 0.01)
     async with stand_in(monkeypatch):
-        with pytest.raises(KernelError, match="cannot ask: no answer in time"):
+        with pytest.raises(KernelError, match="cannot ask: no response in time"):
             await links()
 
 

@@ -29,10 +29,10 @@ from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
-from kubekit.answers import RawPage
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError
+from kubekit.responses import RawPage
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot

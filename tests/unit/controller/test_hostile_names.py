@@ -38,9 +38,9 @@ from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph
 from controller.traffic.sources import SOURCES
 from controller.traffic.workloads import Workloads
 from kubekit import logs
-from kubekit.answers import RawPage
 from kubekit.client import Client
 from kubekit.errors import KubekitError
+from kubekit.responses import RawPage
 from kubekit.text import UNSAFE_NAME, command
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL

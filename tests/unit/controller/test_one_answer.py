@@ -43,11 +43,11 @@ from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
 from controller.views.groups import build_groups
-from kubekit.answers import RawPage
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
+from kubekit.responses import RawPage
 from kubekit.wire import Node, Object, Resource
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.policy import CostPolicy

@@ -26,10 +26,10 @@ def test_what_is_no_duration_is_reported_with_its_field(wrong: str | float) -> N
 
 
 def test_the_limits_are_reported() -> None:
-    assert seconds("1m", "f", least=60, most=60) == 60
+    assert seconds("1m", "f", minimum_s=60, maximum_s=60) == 60
     for text in ("59s", "61s"):
         with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 1m, at most 1m\)"):
-            seconds(text, "f", least=60, most=60)
+            seconds(text, "f", minimum_s=60, maximum_s=60)
 
 
 def test_a_time_has_an_offset() -> None:

@@ -113,7 +113,7 @@ async def test_losses_are_counted_from_zero_and_the_next_event_is_sent() -> None
 async def test_a_full_queue_drops_the_oldest() -> None:
     registry = CollectorRegistry()
     async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
-        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, most=2)
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, max_pending=2)
         for i in range(5):
             recorder.normal(POD, "R", f"note {i}")
     assert registry.get_sample_value("netaware_events_lost_total", {"cause": "queue-full"}) == 3

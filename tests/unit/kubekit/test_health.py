@@ -69,7 +69,7 @@ async def test_objects_that_take_long_to_tell_do_not_hold_the_loop_together() ->
     await asyncio.sleep(0)
     fresh = {f"n/{i}": config_map(str(i)) for i in range(5)}
     before = others.taken
-    await store._exchange(fresh, {})
+    await store._replace(fresh, {})
     assert others.taken - before >= len(fresh)
     assert dict(store.items) == fresh
     task.cancel()
@@ -87,8 +87,8 @@ async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there()
             reported[key] = new
 
     store.subscribe(hear)
-    await store._exchange({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
-    exchange = asyncio.create_task(store._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    await store._replace({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
+    exchange = asyncio.create_task(store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     exchange.cancel()
@@ -97,7 +97,7 @@ async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there()
     assert dict(store.items) == reported
     assert "n/0" not in reported
     assert reported["n/2"].metadata.resource_version == "a"  # it did not come to this one
-    await store._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
+    await store._replace({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
     assert dict(store.items) == reported
     assert {key: found.metadata.resource_version for key, found in reported.items()} == dict.fromkeys(
         ("n/1", "n/2", "n/3", "n/4"), "b"

@@ -158,7 +158,7 @@ async def test_a_leader_that_stops_gives_its_lease_back_only_once_its_last_write
     api: SimulatedApi, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     if not answered:
-        monkeypatch.setattr("kubekit.lease.WRITES_S", 0.2)
+        monkeypatch.setattr("kubekit.lease.WRITES_TIMEOUT_S", 0.2)
     async with writing_leader(api, PATIENT) as (_, task):
         task.cancel()
         await asyncio.sleep(0.1)
@@ -376,7 +376,7 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
         leadership = WriteFence(clock=loop.time)
         leadership.extend(loop.time() + 0.2)
         api.answering.clear()
-        with pytest.raises(Exception, match="no answer in time"):
+        with pytest.raises(Exception, match="no response in time"):
             await client.fenced(leadership).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
 
 
@@ -399,7 +399,7 @@ async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get
     async with replicas(api, 2) as found:
         for _ in range(20):
             api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
-            got = await asyncio.gather(*(r.elector._try() for r in found))
+            got = await asyncio.gather(*(r.elector._try_acquire_or_renew() for r in found))
             assert sum(got) <= 1
             for replica in found:
                 replica.elector.leadership.end()

@@ -207,9 +207,11 @@ async def test_a_resource_that_is_taken_away_and_comes_back_is_listed_anew(api: 
         await until(lambda: api.watching == 1)
         api.drop("a", event=False)
         api.fail_watches.append(404)
+        api.fail_lists += [404] * 3
         api.end_watches()
         await until(lambda: store.data == {})
         assert store.changes[-1] == ("a", True, False)
+        assert api.fail_lists, "not only once it is served again"
 
 
 async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> None:
@@ -217,6 +219,14 @@ async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> No
         await until(lambda: api.watching == 1)
         api.put("big", data={"v": "x" * 900_000})
         await until(lambda: len(store.data.get("big", "")) == 900_000)
+
+
+async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
+    async with reflecting(api) as store:
+        await until(lambda: api.watching == 1)
+        api.tell("BOOKMARK", {"metadata": {"resourceVersion": 7}})
+        api.put("a", data={"v": "1"})
+        await until(lambda: store.data == {"a": "1"})
 
 
 async def test_half_a_line_breaks_the_watch_and_not_the_mirror(api: SimulatedApi) -> None:

@@ -143,7 +143,7 @@ async def test_memory_is_compacted_again_after_it_grew_by_ten_percent(monkeypatc
         memory[0] -= garbage[0]
 
     monkeypatch.setattr(runtime, "MEMORY_CHECK_INTERVAL_S", 0.0)
-    monkeypatch.setattr(runtime, "_memory", lambda: memory[0])
+    monkeypatch.setattr(runtime, "_resident_pages", lambda: memory[0])
     monkeypatch.setattr(runtime, "compact_memory", compact)
     task = asyncio.create_task(configure_gc())
     # The threshold is the memory after the last compaction, not before it.
@@ -155,8 +155,8 @@ async def test_memory_is_compacted_again_after_it_grew_by_ten_percent(monkeypatc
 
 
 def test_memory_is_what_the_process_has_now() -> None:
-    before, large = runtime._memory(), bytearray(200_000_000)
+    before, large = runtime._resident_pages(), bytearray(200_000_000)
     pages = len(large) // resource.getpagesize()
-    assert runtime._memory() - before > 0.8 * pages
+    assert runtime._resident_pages() - before > 0.8 * pages
     del large
-    assert runtime._memory() - before < 0.2 * pages
+    assert runtime._resident_pages() - before < 0.2 * pages

@@ -29,20 +29,20 @@ from kubekit.wire import split_key
     ],
 )
 def test_text_selectors(text: str, labels: dict[str, str], expected: bool) -> None:
-    assert selectors.parse(text).matches(labels) is expected
+    assert selectors.parse_selector(text).matches(labels) is expected
 
 
 @pytest.mark.parametrize("text", ["app=", "=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
 def test_malformed_text_is_refused_except_an_empty_value(text: str) -> None:
     if text == "app=":
-        assert selectors.parse(text).matches({"app": ""})
+        assert selectors.parse_selector(text).matches({"app": ""})
         return
     with pytest.raises(SelectorError):
-        selectors.parse(text)
+        selectors.parse_selector(text)
 
 
 def test_objects_combine_labels_and_expressions() -> None:
-    selector = selectors.from_object(
+    selector = selectors.compile_selector(
         LabelSelector(
             match_labels={"app": "web"},
             match_expressions=[
@@ -58,7 +58,7 @@ def test_objects_combine_labels_and_expressions() -> None:
 
 
 def test_an_empty_object_selects_everything() -> None:
-    assert selectors.from_object(LabelSelector()).matches({"any": "thing"})
+    assert selectors.compile_selector(LabelSelector()).matches({"any": "thing"})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_empty_object_selects_everything() -> None:
 )
 def test_wrong_expressions_are_refused(expression: MatchExpression) -> None:
     with pytest.raises(SelectorError):
-        selectors.from_object(LabelSelector(match_expressions=[expression]))
+        selectors.compile_selector(LabelSelector(match_expressions=[expression]))
 
 
 def test_a_key_without_a_namespace_is_a_name() -> None:

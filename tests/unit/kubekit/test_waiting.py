@@ -35,4 +35,4 @@ async def test_what_ends_meanwhile_ends_the_wait() -> None:
         raise OwnError("it ended")
 
     with pytest.raises(OwnError, match="it ended"):
-        await poll_until(never, "anything", 60, meanwhile=ended)
+        await poll_until(never, "anything", 60, on_retry=ended)

@@ -1,4 +1,4 @@
-"""Decodes the API server's answers: watch events, list pages, errors."""
+"""Decodes the API server's responses: watch events, list pages, errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Details(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True):
-    """metav1.Status, the API server's way to say what went wrong."""
+    """metav1.Status, the body of an error response."""
 
     code: int = 0
     reason: str = ""
@@ -63,73 +63,72 @@ _decode_status = msgspec.json.Decoder(Status).decode
 
 
 class RawPage(msgspec.Struct, gc=False, frozen=True):
-    """One page of a list, items undecoded, so that one malformed object fails alone."""
+    """One page of a list, with undecoded items, because one malformed object must not make the page fail."""
 
     items: list[msgspec.Raw] = []
     metadata: ListMeta = ListMeta()
 
 
-async def read_events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
-    """The events of a watch, as they come.
+async def read_events(response: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
+    """The events of a watch, as they arrive.
 
     Raises:
-        SilentWatchError: nothing came for so long.
+        SilentWatchError: nothing arrived for ``silence_s``.
     """
     decoder, maybe_yield = msgspec.json.Decoder(WatchEvent), CooperativeYield()
     while True:
-        # A line that is there already is read without a pause, and there may be a thousand of them.
+        # readline() does not yield if the line is buffered, and there may be thousands.
         await maybe_yield()
         try:
             async with asyncio.timeout(silence_s):
-                line = await answer.content.readline()
+                line = await response.content.readline()
         except TimeoutError as error:
-            raise SilentWatchError(f"WATCH {answer.url.path}: silent for {silence_s:.0f} s") from error
+            raise SilentWatchError(f"WATCH {response.url.path}: silent for {silence_s:.0f} s") from error
         if not line:
             return
         if line.strip():
             yield decoder.decode(line)
 
 
-def decode_answer(data: bytes | msgspec.Raw, type_: type[T]) -> T:
-    """An object of the asked type.
+def decode_response(data: bytes | msgspec.Raw, type_: type[T]) -> T:
+    """Decode an object.
 
     Raises:
-        MalformedObjectError: it is none.
+        MalformedObjectError: it is not of this type.
     """
     try:
         return msgspec.json.decode(data, type=type_)
     except DECODE_ERRORS as error:
-        msg = f"cannot read {type_.__name__}: {error}"
-        raise MalformedObjectError(msg) from error
+        raise MalformedObjectError(f"cannot read {type_.__name__}: {error}") from error
 
 
-def error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
-    """The exception for an answer with an error status."""
+def error_of(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
+    """The exception for a response with an error status."""
     try:
         status = _decode_status(data)
     except DECODE_ERRORS:
-        status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
-    if answer.status >= 500:
-        # After a server error, a refusal in the body is ignored: the outcome of a write is unknown.
-        status = msgspec.structs.replace(status, code=answer.status)
-    return status.to_error(answer.status, answer.headers.get("Retry-After"))
+        status = Status(response.status, "", data[:200].decode("utf-8", "replace").strip() or str(response.reason))
+    if response.status >= 500:
+        # The outcome of a write is unknown then, also if the body has another code.
+        status = msgspec.structs.replace(status, code=response.status)
+    return status.to_error(response.status, response.headers.get("Retry-After"))
 
 
 @contextmanager
 def translated(method: str, path: str) -> Iterator[None]:
-    """Turn errors of aiohttp and asyncio into UnreachableError, with the request's name."""
-    what = f"{method} {path}"
+    """Raise errors of aiohttp and asyncio as UnreachableError, with method and path in the message."""
+    request = f"{method} {path}"
     try:
         yield
     except TimeoutError as error:
-        raise UnreachableError(f"{what}: no answer in time") from error
+        raise UnreachableError(f"{request}: no response in time") from error
     except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
         if isinstance(error, aiohttp.ClientConnectionError) and isinstance(error.__cause__, NotLeaderError):
             raise error.__cause__ from None
-        raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
+        raise UnreachableError(f"{request}: {str(error) or type(error).__name__}") from error
     except DECODE_ERRORS as error:
-        raise MalformedObjectError(f"{what}: {error}") from error
+        raise MalformedObjectError(f"{request}: {error}") from error
     except ValueError as error:
         if "chunk" not in str(error).lower():
             raise
-        raise UnreachableError(f"{what}: {error}") from error
+        raise UnreachableError(f"{request}: {error}") from error
