@@ -1,7 +1,7 @@
-"""Creates what a new installation lacks: a NetworkTopology, and the Secret with the probing passphrase.
+"""Creates a NetworkTopology and the Secret with the probing passphrase in a new installation.
 
 `kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase must not be in a repository. So
-the leader creates both if the configuration asks for it and they are missing.
+the leader creates both if they are configured and missing.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Bootstrap:
         while True:
             if not secret_done:
                 secret_done = await self._create(SECRETS, PROBE_SECRET, self._secret())
-            none_there = self._topologies.synced.is_set() and not len(self._topologies)
-            if self._config.network_topology and none_there:
+            has_none = self._topologies.synced.is_set() and not len(self._topologies)
+            if self._config.network_topology and has_none:
                 spec = {"spec": {"configmapName": RESULTS_NAME}}
                 await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
             await asyncio.sleep(CHECK_S)
@@ -94,5 +94,5 @@ class Bootstrap:
                 resource.kind, type(error).__name__, f"cannot create the {resource.kind}", name=name, error=error
             )
             return False
-        log.info("created, since there was none", kind=resource.kind, name=f"{self._namespace}/{name}")
+        log.info("created a missing object", kind=resource.kind, name=f"{self._namespace}/{name}")
         return True

@@ -1,12 +1,12 @@
 """The six orders of TopologicalSort (docs/contracts, section 6). Ties follow the spec, so orders are deterministic.
 
-A group with a cycle is ordered too, as if a dependency of the cycle were not there.
+A group with a cycle is ordered as if one dependency of the cycle did not exist.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -36,36 +36,29 @@ def order(children: Adjacency, algorithm: str) -> Order:
 
     Args:
         children: per node its dependencies, in spec order; every entry is a node.
-        algorithm: one of `ALGORITHMS`; others mean `FALLBACK`.
+        algorithm: one of `ALGORITHMS`; any other counts as `FALLBACK`.
     """
     depth_first, cycle = _depth_first(children)
     sequence = depth_first if "Tarjan" in algorithm else _kahn(children)
-    arrange = _ARRANGE.get(algorithm.removesuffix("Kahn").removesuffix("Tarjan"), _unchanged)
-    return Order(tuple(arrange(sequence)), cycle)
-
-
-def _unchanged(sequence: list[int]) -> list[int]:
-    return sequence
-
-
-def _reverse(sequence: list[int]) -> list[int]:
-    return sequence[::-1]
+    variant = algorithm.removesuffix("Kahn").removesuffix("Tarjan")
+    if variant == "Reverse":
+        sequence.reverse()
+    elif variant == "Alternate":
+        sequence = _alternate(sequence)
+    return Order(tuple(sequence), cycle)
 
 
 def _alternate(sequence: list[int]) -> list[int]:
     """First, last, second, last but one, and so on."""
-    waiting = deque(sequence)
-    taken: list[int] = []
-    while waiting:
-        taken.append(waiting.popleft() if len(taken) % 2 == 0 else waiting.pop())
-    return taken
-
-
-_ARRANGE: dict[str, Callable[[list[int]], list[int]]] = {"Reverse": _reverse, "Alternate": _alternate}
+    rest = deque(sequence)
+    alternated: list[int] = []
+    while rest:
+        alternated.append(rest.popleft() if len(alternated) % 2 == 0 else rest.pop())
+    return alternated
 
 
 def _kahn(children: Adjacency) -> list[int]:
-    """Kahn's algorithm on a stack: the node that became ready last comes next; of a cycle the first in spec order."""
+    """Kahn's algorithm with a stack: the node that became ready last comes next; without a ready node, the first in spec order."""
     waiting_for = [0] * len(children)
     for dependencies in children:
         for child in dependencies:
@@ -84,7 +77,7 @@ def _kahn(children: Adjacency) -> list[int]:
 
 
 def _depth_first(children: Adjacency) -> tuple[list[int], tuple[int, ...]]:
-    """The reverse of the order in which a search from each node in spec order leaves them, and the first cycle that it meets."""
+    """Nodes in reverse postorder of a search from each node in spec order, and the first cycle on its way."""
     cycle: tuple[int, ...] = ()
     left: dict[int, None] = {}
     seen: set[int] = set()

@@ -30,17 +30,17 @@ DEBOUNCE_S = 0.3
 """Pods and costs change in bursts."""
 RESYNC_S = 300.0
 ALL = "*"
-"""Stands for every group in the queue, so that 10,000 node events queue one item, not each group 10,000 times."""
+"""Key for all groups: 10,000 node events queue this one item, instead of each group 10,000 times."""
 
 
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
     Args:
-        membership, costs: indexes that are updated before this controller's handlers run.
-        services: likewise; None in upstream parity, where every pair of replicas counts.
-        pods_of: the pods of a group, by its key.
-        extra_conditions: conditions of a group, by its key, from other packages.
+        membership, costs, services: indexes that are updated before this controller's handlers run; ``services`` is None in upstream
+            parity, where every pair of replicas counts.
+        pods_of: returns the pods of a group by its key.
+        extra_conditions: returns conditions of a group by its key, from other packages.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AppGroupController:
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
         if not has_same_spec(old, new):
-            for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between them.
+            for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between groups of one name.
                 self.enqueue(other)
 
     def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
@@ -116,7 +116,7 @@ class AppGroupController:
         costs = self._costs.for_namespace(group.metadata.namespace).table
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
-        # Read the stores before the first await, after which the group may be gone.
+        # Before the first await, after which the group may be gone.
         admission = admission_condition(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)
         try:
@@ -140,7 +140,7 @@ class AppGroupController:
 
 
 def _is_bad(condition: Condition) -> bool:
-    """Whether a condition needs a person; Complete and RoutedNear never do."""
+    """Whether a condition deserves a warning; Complete and RoutedNear never do."""
     return condition.status == "False" and condition.type not in {COMPLETE, ROUTED_NEAR}
 
 

@@ -29,14 +29,14 @@ from kubekit.wire import Condition, format_time, parse_time
 
 COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
 ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
-"""Written here, computed by `controller.scheduler.balance`."""
+"""Computed by `controller.scheduler.balance`."""
 SHOWN = 3
 
 DependencyState = Literal["met", "violated", "unknown", "idle"]
 
 
 class DependencyCheck(msgspec.Struct, frozen=True, gc=False):
-    """The state of one dependency: that of its worst pair of locations, with its cost."""
+    """Verdict on one dependency: that of its worst pair of locations, with the cost between them."""
 
     edge: Edge
     verdict: DependencyState
@@ -109,7 +109,7 @@ def gather(
 
 
 Hosts = Mapping[Location, frozenset[str]]
-"""The nodes of a workload's placed pods, by where they are."""
+"""The nodes of a workload's placed pods, by location."""
 
 
 def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
@@ -123,7 +123,7 @@ def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -
 def check_dependency(
     edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY
 ) -> DependencyCheck:
-    """Check one dependency: its worst pair of a caller and a replica that may answer, violated before unknown before met."""
+    """Check one dependency by its worst pair of a caller and a replica that may answer; violated is worse than unknown than met."""
     worst = DependencyCheck(edge, "idle")
     zones = {node: location for location, nodes in called.items() for node in nodes}
     endpoints = Endpoints(routing, zones, lambda location: location.zone)
@@ -192,19 +192,19 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
 
     Args:
         group: the AppGroup.
-        refused_by: the namespaces that do not.
+        refused_by: namespaces without consent.
     """
     home, generation = group.metadata.namespace, group.metadata.generation
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
         message = (
             f"pods of {listed(refused_by, SHOWN)} are not the group's: these namespaces do not consent to groups of "
-            f"{home}; their owners can, for example: {consent_command(refused_by[0], home)}"
+            f"{home}; their owners can consent, for example: {consent_command(refused_by[0], home)}"
         )
         return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find_condition(group.status.conditions, ADMITTED) is None:
         return None
-    message = "every namespace that its workloads name lets the group in"
+    message = "every namespace that its workloads name consents"
     return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
 
 
@@ -275,7 +275,7 @@ def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
 
 
 def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:
-    """Each thing that is wrong with a spec: a reason, and what to do in a sentence."""
+    """Errors in a spec, each with a reason and a message."""
     problems: list[tuple[str, str]] = [(fault.problem, fault.detail) for fault in graph.faults]
     if ordered.cycle:
         path = " -> ".join(graph.selectors[i] for i in ordered.cycle)

@@ -183,7 +183,7 @@ class Descheduler:
                 continue
             pod = expected.pod
             siblings = {p.key for p in self._caches.pods if p.workload == pod.workload} - {move.pod}
-            self._planner.expect(
+            self._planner.expect_replacement(
                 expected.group,
                 pod.labels.get(WORKLOAD_LABEL, ""),
                 expected.target,

@@ -30,7 +30,7 @@ REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that replace a pod without a penalty; an evicted pod of a Job counts against its backoffLimit."""
 
 NARROWED_ANNOTATION = "netaware.io/narrowed"
-"""On a pod: the requirement that was added to its node affinity, as JSON, so that it can be distinguished from the user's own."""
+"""On a pod: the requirement that we added to its node affinity, as JSON, to tell it from the user's own."""
 
 
 class ZoneScores(msgspec.Struct, frozen=True):
@@ -109,8 +109,8 @@ def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | N
     If no location passes, it excludes the labelled zones only: one expression cannot refuse nodes without a zone as well.
 
     Args:
-        zones: what the rules say.
-        target: where the plan wants the pod, whose zone is then required.
+        zones: from `score_zones`.
+        target: of the plan, whose zone is then required; None without a plan.
     """
     if target is not None and target.zone:
         return MatchExpression(ZONE_LABEL, "In", [target.zone])
@@ -122,7 +122,7 @@ def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | N
 
 
 def without_added_requirement(pod: GroupPod) -> GroupPod:
-    """The pod with the required node affinity that its user asked for."""
+    """The pod with the required node affinity of its user, without our requirement."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
@@ -136,15 +136,15 @@ def without_added_requirement(pod: GroupPod) -> GroupPod:
     terms = [(term, _without_last(term, added)) for term in required.node_selector_terms or ()]
     # Drop a term that consists of our requirement only; keep empty terms of the user, which match nothing.
     kept = [after for before, after in terms if _has_requirements(after) or not _has_requirements(before)]
-    asked = msgspec.structs.replace(
+    by_user = msgspec.structs.replace(
         node_affinity, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
     )
-    stripped = msgspec.structs.replace(affinity, node_affinity=asked)
+    stripped = msgspec.structs.replace(affinity, node_affinity=by_user)
     return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=stripped))
 
 
 def _without_last(term: NodeSelectorTerm, added: MatchExpression) -> NodeSelectorTerm:
-    """The term without the last expression equal to ours: we append, and the user may require the same."""
+    """The term without its last expression that equals ours; an earlier one is the user's, since we append."""
     expressions = list(term.match_expressions or ())
     if added in expressions:
         expressions.reverse()
@@ -164,8 +164,8 @@ def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = ""
     terms.
 
     Args:
-        zones: what the rules say.
-        target: where the plan wants the pod.
+        zones: from `score_zones`.
+        target: of the plan; None without a plan.
         hostname: the label of the target's host; empty if unknown; then only the zone is preferred.
     """
     terms: list[PreferredTerm] = []
@@ -189,6 +189,6 @@ def is_replaceable(pod: GroupPod) -> bool:
 
 
 def is_daemon_pod(pod: GroupPod) -> bool:
-    """Whether its owner made the pod for one node, so that the scheduler has no choice."""
+    """Whether a DaemonSet owns the pod and has chosen its node."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

@@ -1,6 +1,6 @@
-"""Advice on a placed group: what could be routed nearer, and which replicas are unbalanced. Pure.
+"""Conditions RoutedNear and Balanced of a placed group: which Services could route calls nearer, which replicas are unbalanced. Pure.
 
-Rules of routing are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
+The routing rules are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
 endpointslice/reconciler.go), Kubernetes 1.36: a hint is the zone or node of the replica itself; one ready replica without a zone
 makes kube-proxy ignore the zones of all; a node without a replica in its zone calls any; automatic hints win over the field.
 """
@@ -40,19 +40,19 @@ _FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "Prefer
 
 
 class PlacedGroup(msgspec.Struct, frozen=True):
-    """Placed pods of a group, and who answers whom.
+    """Placed pods of a group, and the Services that route calls to them.
 
     Attributes:
         group: the AppGroup.
-        graph: of it.
-        members: per workload, node -> placed pods.
+        graph: its dependencies.
+        members: per workload, node -> number of placed pods.
         locations: of these nodes.
-        services: per workload, those by which it is called.
+        services: per workload, the Services that select it.
         routings: of calls to each workload.
         spreads: per workload.
         costs: the weight in use.
         measured: whether there is a NetworkTopology.
-        zones: how many zones have nodes.
+        zones: number of zones that have nodes.
     """
 
     group: AppGroup
@@ -68,7 +68,7 @@ class PlacedGroup(msgspec.Struct, frozen=True):
 
 
 def placed_group(state: State, key: str) -> PlacedGroup:
-    """The placed pods of a group, from the scheduler's state. Nothing of it changes any more."""
+    """The placed pods of a group now; later changes of the state do not change the result."""
     group, graph, members = state.groups[key], state.graph(key), state.members(key)
     placed = [
         {node: count for node, count in members.get(w.selector, {}).items() if node in state.location_index}
@@ -76,7 +76,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
     ]
     costs = state.costs(group.metadata.namespace)
     default = spread_of(group.metadata.annotations, "soft", [])
-    models = [state.models(key, selector) for selector in graph.selectors]
+    examples = [state.examples(key, selector) for selector in graph.selectors]
     return PlacedGroup(
         group=group,
         graph=graph,
@@ -84,7 +84,7 @@ def placed_group(state: State, key: str) -> PlacedGroup:
         locations={node: state.locations[state.location_index[node]] for nodes in placed for node in nodes},
         services=[state.services_of(key, selector) for selector in graph.selectors],
         routings=[state.routing_to(key, selector) for selector in graph.selectors],
-        spreads=[spread_of(found[0].annotations, default, []) if found else default for found in models],
+        spreads=[spread_of(pods[0].annotations, default, []) if pods else default for pods in examples],
         costs=costs.table,
         measured=bool(costs.topology),
         zones=len({state.locations[index] for index in state.node_counts if state.locations[index].zone}),
@@ -92,14 +92,14 @@ def placed_group(state: State, key: str) -> PlacedGroup:
 
 
 class RoutingEstimate(NamedTuple):
-    """Expected latency of calls to one Service, over its callers by their weights, and load of the busiest replica over its fair share."""
+    """Estimate for the calls to one Service: mean latency by callers' weights, and load of the busiest replica over its fair share."""
 
     latency_us: float
     max_load_ratio: float
 
 
 class _PlacedArrays:
-    """A group as arrays."""
+    """A placed group compiled to the planner's arrays."""
 
     def __init__(self, current: PlacedGroup) -> None:
         self.current = current
@@ -127,35 +127,35 @@ class _PlacedArrays:
 
     def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload that have traffic, and pods at both ends."""
-        found = [e for e in self.problem.edges if e.callee == callee and e.weight]
-        return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
+        edges = [e for e in self.problem.edges if e.callee == callee and e.weight]
+        return [e for e in edges if self.hosts_of[e.caller] and self.hosts_of[callee]]
 
-    def unlabelled(self, callee: int) -> bool:
+    def has_unzoned_replica(self, callee: int) -> bool:
         """Whether a replica is on a node without a zone; then kube-proxy ignores all zone hints."""
         return not endpoints_of(self.problem, Routing.ZONE, self.hosts_of[callee]).has_zone_hints
 
     def estimate(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
-        """Estimate calls as if the Service behind these dependencies had that routing."""
+        """Estimate these calls for a routing of the Service that answers them."""
         weight = sum(edge.weight for edge in edges)
         latency = max_load_ratio = 0.0
         for edge in edges:
             routed = msgspec.structs.replace(edge, routing=routing)
-            found = evaluate_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
-            latency += edge.weight * found.latency
-            max_load_ratio += edge.weight * found.max_load_ratio
+            value = evaluate_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
+            latency += edge.weight * value.latency
+            max_load_ratio += edge.weight * value.max_load_ratio
         return RoutingEstimate(latency / weight, max_load_ratio / weight)
 
 
 def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None:
-    """Microseconds that a call to a workload would gain, the condition's reason, and the advice; None if there is none."""
+    """Microseconds that a call to a workload would gain by the advice, the condition's reason, and the advice; None without advice."""
     edges = arrays.callers_of(callee)
     services = [s for s in arrays.current.services[callee] if not s.headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
     service = min(services, key=lambda s: s.routing)
     name, field = f"Service {service.metadata.key}", _FIELD[service.routing]
-    if field and arrays.unlabelled(callee):
-        text = f"{name} has {field}, and a replica is on a node without a zone label, so that no zone's hints count"
+    if field and arrays.has_unzoned_replica(callee):
+        text = f"{name} has {field}, but kube-proxy ignores it, because a replica is on a node without a zone label"
         return 0.0, "HintsIgnored", text
     now = arrays.estimate(edges, service.routing)
     better = None if field else _nearer(arrays, edges, now)
@@ -175,24 +175,19 @@ def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None
 def _nearer(
     arrays: _PlacedArrays, edges: Sequence[CallEdge], now: RoutingEstimate
 ) -> tuple[Routing, RoutingEstimate] | None:
-    """By zone, or by node if that saves as much again; neither if a replica would be hot."""
+    """Routing by zone, or by node if that saves as much again, with its estimate; None if a replica would be overloaded."""
     best: tuple[Routing, RoutingEstimate] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
         then = arrays.estimate(edges, routing)
-        from_us = now if best is None else best[1]
-        if then.max_load_ratio <= max(OVERLOADED_RATIO, now.max_load_ratio) and _is_gain(
-            from_us.latency_us - then.latency_us, now
-        ):
+        gain_us = (now if best is None else best[1]).latency_us - then.latency_us
+        may_be_overloaded = then.max_load_ratio > max(OVERLOADED_RATIO, now.max_load_ratio)
+        if not may_be_overloaded and gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us):
             best = routing, then
     return best
 
 
-def _is_gain(gain_us: float, now: RoutingEstimate) -> bool:
-    return gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us)
-
-
 def _us(estimate: RoutingEstimate) -> str:
-    """Round to two digits, so that small changes of the network do not rewrite a condition."""
+    """The latency with two digits, so that small changes of the network do not rewrite a condition."""
     return f"{float(f'{estimate.latency_us:.2g}'):.0f} µs"
 
 
@@ -205,9 +200,9 @@ def advice_conditions(current: PlacedGroup) -> list[Condition]:
 def _routed_near(arrays: _PlacedArrays) -> Condition:
     current = arrays.current
     advice = (_advice(arrays, callee) for callee in range(len(current.members)))
-    found = sorted((given for given in advice if given is not None), key=lambda given: (-given[0], given[2]))
-    if found:
-        holds, reason, message = False, found[0][1], listed([text for *_, text in found], SHOWN, "; ")
+    by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item[0], item[2]))
+    if by_gain:
+        holds, reason, message = False, by_gain[0][1], listed([text for *_, text in by_gain], SHOWN, "; ")
     elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
@@ -220,7 +215,7 @@ def _balanced(arrays: _PlacedArrays) -> Condition:
     current, selectors = arrays.current, arrays.current.graph.selectors
     in_one_zone = [(w, counts) for w, counts in replicas_by_zone(current) if len(counts) == 1]
     texts = [
-        f"all {counts.total()} replicas of {selectors[w]} are {_where(counts)}, and it is to survive a zone"
+        f"all {counts.total()} replicas of {selectors[w]} are {_where(counts)}, but its spread is zone"
         for w, counts in in_one_zone
     ]
     texts += [
@@ -254,7 +249,7 @@ def _overloaded(arrays: _PlacedArrays) -> Iterator[tuple[int, float]]:
 
 
 def replicas_by_zone(current: PlacedGroup) -> Iterator[tuple[int, Counter[Location]]]:
-    """Workloads of several replicas that are to survive a zone, and where these are."""
+    """Workloads with spread ``zone`` and several replicas: the workload's index, and its replicas by location."""
     for workload, nodes in enumerate(current.members):
         if current.spreads[workload] == "zone" and sum(nodes.values()) > 1 and current.zones > 1:
             yield workload, count_by_location(nodes, current.locations)

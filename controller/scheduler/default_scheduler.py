@@ -1,8 +1,8 @@
-"""A model of the default kube-scheduler's scores, as of 1.36: where it would place one more pod.
+"""A model of the default kube-scheduler's scores, as of 1.36.
 
 NodeResourcesFit (LeastAllocated) and BalancedAllocation count 1 each, PodTopologySpread, InterPodAffinity and NodeAffinity 2,
-TaintToleration 3. Not known here: which images a node has (ImageLocality), extenders, and changed profiles. Of more than 100 hosts
-the scheduler scores a share, the model all.
+TaintToleration 3. The model does not know images on nodes (ImageLocality), extenders and changed profiles. It scores all hosts, while
+the scheduler samples clusters of more than 100.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kubekit.selectors import Selector
 from netperf.contract import ZONE_LABEL
 
 FLOOR = {"cpu": 100, "memory": 200 << 20}
-"""What a pod that requests nothing counts for LeastAllocated: 0.1 cores and 200 MiB."""
+"""Requests that LeastAllocated assumes for a pod without requests: 0.1 cores and 200 MiB."""
 DEFAULT_SPREAD = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
-"""Keys and skews by which replicas of a workload are spread when their pods say nothing."""
+"""Topology keys and skews of the default spread constraints, for pods without constraints."""
 _SPREAD, _AFFINITY, _TAINTS = 2, 2, 3
 
 
 class DefaultSchedulerModel:
-    """The scores.
+    """Scores hosts for one more pod.
 
     Args:
         hosts: every node, sorted by name; without pods.
@@ -48,12 +48,12 @@ class DefaultSchedulerModel:
         self._has_soft_taints = any(host.prefer_no_schedule_taints for host in hosts)
 
     def add_pod(self, pod: PodInfo, node: str) -> None:
-        """A pod comes to a host."""
+        """Add a pod to a host."""
         amounts = _of(pod.requests)
         self._add(self._number_of[node], amounts, _floored(amounts))
 
     def add_requests(self, node: str, amounts: Mapping[str, int]) -> None:
-        """A host has pods beside those, of which only their requests together are known."""
+        """Add further pods to a host, given by their total requests."""
         self._add(self._number_of[node], _of(amounts), _of(amounts))
 
     def _add(self, number: int, asked: Ints, floored: Ints) -> None:
@@ -61,14 +61,13 @@ class DefaultSchedulerModel:
             table[number] = np.clip(table[number] + more, -MOST, MOST)
 
     def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], eligible: Bools) -> Ints:
-        """[host] the score of a pod.
+        """[host] the score for a pod.
 
         Args:
-            pod: the pod; where it is bound now does not count.
+            pod: the pod; its current node does not count.
             siblings: other pods of its workload.
             around: other pods of its namespace.
-            eligible: [host] those that may take it, whose best and worst the scheduler sets the scale by; scores of others mean
-                nothing.
+            eligible: [host] whether it may take the pod; scores are normalised over eligible hosts, those of others are undefined.
         """
         spec, around, amounts = pod.constraints.spec, list(around), _of(pod.requests)
         total = self._least(_floored(amounts)) + _SPREAD * self._spread(spec, siblings, around, eligible)
@@ -119,23 +118,23 @@ class DefaultSchedulerModel:
         return spread
 
     def _counts(self, key: str, pods: Iterable[PodInfo], eligible: Bools) -> Floats:
-        """[host] pods in its domain, of those on hosts that may take the pod."""
+        """[host] number of pods in its domain, without pods on hosts that are not eligible."""
         codes, known = self._domains_of(key)
         found = np.zeros(known + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
             if number is not None and pod.is_active and eligible[number]:
                 found[codes[number]] += 1
-        found[-1] = 0.0  # hosts without the label are in no domain
+        found[-1] = 0.0  # Hosts without the label are in no domain.
         return found[codes]
 
     def _size(self, key: str, eligible: Bools) -> int:
-        """Number of domains of the hosts that may take the pod."""
+        """Number of domains that have eligible hosts."""
         codes, _ = self._domains_of(key)
         return np.unique(codes[eligible & (codes >= 0)]).size
 
     def _domains_of(self, key: str) -> tuple[Ints, int]:
-        """[host] number of its domain, -1 without one, and how many there are."""
+        """[host] number of its domain, -1 without one; and the number of domains."""
         if key not in self._domains:
             known: dict[str, int] = {}
             labels = [host.labels.get(key) for host in self._hosts]
@@ -151,7 +150,7 @@ class DefaultSchedulerModel:
         return total
 
     def _pod_affinity(self, spec: GroupPodSpec, around: Sequence[PodInfo], eligible: Bools) -> Ints:
-        """The pod's own preferences about others; those of others are mostly the same, since most are its siblings."""
+        """The pod's preferences about other pods. Their preferences about it are left out: most of them are siblings with the same ones."""
         affinity = spec.affinity
         near = affinity.pod_affinity if affinity else None
         anti_affinity = affinity.pod_anti_affinity if affinity else None
@@ -178,14 +177,14 @@ def place(
     chance: random.Random,
     volumes: Mapping[str, Sequence[NodeSelector]] | None = None,
 ) -> list[str]:
-    """Node of each pod, placed one after the other as given; an empty text where none fits. Among equals the scheduler draws lots.
+    """Node of each pod, placed one after the other; empty where none fits. Ties are broken at random, as the scheduler does.
 
     Args:
         waiting: workload and pod; pods of one workload are spread.
         hosts: every node by name.
-        used: node -> requests of the pods on it, and the ports of it that they take.
-        chance: decides between equally good nodes.
-        volumes: pod key -> what its volumes demand of a node.
+        used: node -> requests and host ports of the pods on it.
+        chance: breaks ties.
+        volumes: pod key -> node requirements of its volumes.
     """
     there = [hosts[name] for name in sorted(hosts)]
     model = DefaultSchedulerModel(there)

@@ -1,4 +1,4 @@
-"""Explains a placement: a pod's candidate places, the cost of each dependency there, and the score. Pure.
+"""Explains a placement: a pod's candidate locations, the cost of each dependency there, and the score. Pure.
 
 Tables are by location, because all nodes of a location are equal except those with pods of dependencies, which have
 a row of their own.
@@ -25,11 +25,11 @@ class Struct(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PeerLine(Struct, frozen=True):
-    """A dependency of the pod, or one on it.
+    """A workload that the pod depends on, or that depends on it.
 
     Attributes:
-        workload: selector of the other workload.
-        direction: ``depends-on``, which decides filter and score, or ``depended-on-by``, which only adds to the score.
+        workload: its selector.
+        direction: ``depends-on``, which counts in filter and score, or ``depended-on-by``, which counts only in the score.
         max_cost: maxNetworkCost.
         places: zone (or node without zone) -> placed pods.
     """
@@ -41,7 +41,7 @@ class PeerLine(Struct, frozen=True):
 
 
 class Cell(Struct, frozen=True):
-    """One peer from one candidate: total cost over its pods; of dependencies, how many are within their maximum or beyond."""
+    """One peer seen from one candidate: total cost over its pods, and how many pods are within or beyond the maximum cost."""
 
     cost: int
     satisfied: int
@@ -50,16 +50,16 @@ class Cell(Struct, frozen=True):
 
 
 class CandidateLine(Struct, frozen=True):
-    """A location, or one node of it.
+    """Candidate nodes with equal scores: one node, or all nodes of a location without a line of their own.
 
     Attributes:
-        node: empty for the nodes of a location that are equal.
-        nodes: how many there are.
-        ineligible: why some of them may not run the pod, or lack room for it -> how many.
+        node: its name; empty for several.
+        nodes: number of nodes.
+        ineligible: reason for which nodes may not run the pod, or lack room for it -> how many.
         cells: in the order of `Explanation.peers`.
         score: 0 to 100 among the candidates that pass and have an eligible node, else null.
-        planned: the plan wants the pod here.
-        chosen: the pod is here.
+        planned: whether the plan has the pod here.
+        chosen: whether the pod is here.
     """
 
     region: str
@@ -78,7 +78,7 @@ class CandidateLine(Struct, frozen=True):
 
     @property
     def takes_pod(self) -> bool:
-        """Whether the filter passes it, and any of its nodes may run the pod."""
+        """Whether filter passes these nodes, and any of them may run the pod."""
         return self.passes and sum(self.ineligible.values()) < self.nodes
 
 
@@ -89,10 +89,10 @@ class Explanation(Struct, frozen=True):
         group: ``namespace/name`` of its AppGroup, empty when it has none.
         topology: ``namespace/name`` of the NetworkTopology in use.
         weight: name of the weight in use.
-        neutral: why the rule finds all nodes equal; empty when it does not.
+        neutral: why the rule scores all nodes equally; empty if it does not.
         candidates: by score, best first; refused ones last.
-        target: where the plan wants the pod.
-        decided: one sentence.
+        target: of the plan.
+        decided: what decided, in one sentence.
     """
 
     pod: str
@@ -109,11 +109,11 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> Explanation:
-    """Explain a pod, waiting or placed, by what holds now.
+    """Explain where a pod is, or would be placed, by the current state.
 
     Args:
-        state: what the rules read.
-        pod: the pod.
+        state: the cluster, for the rules.
+        pod: waiting or placed.
         ineligible: see `PlanInputs.ineligible`; may be empty.
 
     Raises:
@@ -127,11 +127,11 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     lines: Sequence[CandidateLine] = ()
     if not score_table.neutral:
         table, locations, location_index = costs.table, state.locations, state.location_index
-        scored = [
+        by_peer = [
             *(score_locations((peer,), (), locations, location_index, table) for peer in dependencies),
             *(score_locations((), (peer,), locations, location_index, table) for peer in dependents),
         ]
-        lines = _candidate_lines(state, pod, score_table, scored, ineligible)
+        lines = _candidate_lines(state, pod, score_table, by_peer, ineligible)
     explanation = Explanation(
         pod=pod.metadata.key,
         node=pod.spec.node_name,
@@ -162,7 +162,7 @@ def _candidate_lines(
     state: State,
     pod: GroupPod,
     score_table: ScoreTable,
-    scored: Sequence[ScoreTable],
+    by_peer: Sequence[ScoreTable],
     ineligible: Mapping[str, str],
 ) -> list[CandidateLine]:
     """One line for each location, and for each node that holds pods of peers; best first, without scores.
@@ -171,20 +171,20 @@ def _candidate_lines(
         state: for the nodes.
         pod: the pod.
         score_table: its scores.
-        scored: its scores by each peer alone.
+        by_peer: its scores by each peer alone.
         ineligible: node -> why it does not take the pod.
     """
 
-    def line_of(node: str) -> tuple[int, str]:
+    def line_key(node: str) -> tuple[int, str]:
         return state.location_index.get(node, -1), node if node in score_table.by_node else ""
 
     nodes_of: dict[tuple[int, str], list[str]] = defaultdict(list)
     for node in state.location_index:
-        nodes_of[line_of(node)].append(node)
-    target, found = target_of(pod), []
+        nodes_of[line_key(node)].append(node)
+    target, lines = target_of(pod), []
     for (index, node), nodes in nodes_of.items():
         score, location = score_table.node_score(node, index), state.locations[index]
-        alone = (each.node_score(node, index) for each in scored)
+        peer_scores = (each.node_score(node, index) for each in by_peer)
         line = CandidateLine(
             region=location.region,
             zone=location.zone,
@@ -195,14 +195,14 @@ def _candidate_lines(
             violated=score.violated,
             cost=score.cost,
             score=None,
-            cells=tuple(Cell(each.cost, each.satisfied, each.violated, each.unknown) for each in alone),
-            planned=target is not None and line_of(target.node) == (index, node),
-            chosen=line_of(pod.spec.node_name) == (index, node),
+            cells=tuple(Cell(each.cost, each.satisfied, each.violated, each.unknown) for each in peer_scores),
+            planned=target is not None and line_key(target.node) == (index, node),
+            chosen=line_key(pod.spec.node_name) == (index, node),
             ineligible=Counter(ineligible[name] for name in nodes if name in ineligible),
         )
-        found.append(line)
-    found.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
-    return found
+        lines.append(line)
+    lines.sort(key=lambda line: (not line.takes_pod, line.cost, line.region, line.zone, not line.node, line.node))
+    return lines
 
 
 def _with_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
@@ -214,7 +214,7 @@ def _with_scores(lines: Sequence[CandidateLine]) -> Iterator[CandidateLine]:
 
 
 def conclude(explanation: Explanation) -> str:
-    """One sentence on what decided, fit for an event."""
+    """What decided, in one sentence for an event."""
     return _placed(explanation) if explanation.node else _waiting(explanation)
 
 
@@ -229,8 +229,10 @@ def _placed(explanation: Explanation) -> str:
         return f"{where} by the rule{tail}"
     if target.node == explanation.node:
         return f"{where} as planned with its group{tail}"
-    same = chosen is not None and (chosen.region, chosen.zone) == target.location
-    return f"{where} in the planned zone{tail}" if same else f"{where}, though {target.node} was planned{tail}"
+    is_planned_zone = chosen is not None and (chosen.region, chosen.zone) == target.location
+    return (
+        f"{where} in the planned zone{tail}" if is_planned_zone else f"{where}, though {target.node} was planned{tail}"
+    )
 
 
 def _waiting(explanation: Explanation) -> str:

@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _REQUEST_BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
 _PLAN_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
-"""`make` may search twice, each time until the planner's deadline."""
+"""A plan may take two searches, each until the planner's deadline."""
 _WAIT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""To the longest ``scheduler.gates.maxWaitS``."""
+"""Up to the largest ``scheduler.gates.maxWaitS``."""
 
 
 class ExtenderMetrics:
@@ -33,12 +33,6 @@ class ExtenderMetrics:
             "netaware_extender_errors", "Requests that could not be answered.", ["verb", "status"], registry=registry
         )
 
-    def count_nodes(self, verb: str, refused: int) -> None:
-        """Count an answer that keeps or refuses nodes."""
-        self.decisions.labels(verb, "refused-some" if refused else "passed").inc()
-        if verb == "filter":
-            self.refused.inc(refused)
-
 
 class GateMetrics:
     """Metrics of gates and plans."""
@@ -53,7 +47,7 @@ class GateMetrics:
         )
         self.released = Counter(
             "netaware_gate_releases",
-            "Gates opened, by cause: turn, no-group, no-workload, waited.",
+            "Gates opened, by cause: turn, no-group, no-workload, waited, unplaced.",
             ["cause"],
             registry=registry,
         )

@@ -1,7 +1,7 @@
-"""The cluster state that rules read, updated by watch events.
+"""The cluster state that the scoring rules read, updated by watch events.
 
-Nodes become locations and indexes, pods become counts per group, workload and node; nothing else of them is kept. Groups and
-costs are compiled when first asked for after a change.
+It keeps the location of each node, and counts placed pods per group, workload and node. Graphs and cost tables are built on first use
+after a change.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Members = Mapping[str, Counter[str]]
 """Workload selector -> node -> number of placed pods."""
 
 
-class Placed(NamedTuple):
-    """A placed pod, as rules read it."""
+class PlacedPod(NamedTuple):
+    """A pod with a node, as the rules see it."""
 
     namespace: str
     group: str
@@ -58,15 +58,15 @@ class State(Index):
     """Indexes of nodes, placed pods, groups and costs that the rules read.
 
     Attributes:
-        version: counts changes of anything that may change an answer.
-        surroundings_version: the same without pods.
+        version: counts changes of anything that may change a score.
+        surroundings_version: counts the same changes without those of pods.
         locations: every (region, zone) that a node ever had; index 0 is `NO_LOCATION`.
         location_index: node name -> index in `locations`.
         nodes: node name -> facts.
         node_counts: index in `locations` -> how many nodes are there; no zeros.
         node_version: counts changes of nodes alone.
-        membership, cost_index, services: whose a pod is, what paths cost, and who answers calls.
-        allocatable: how much nodes are preferred by their size.
+        membership, cost_index, services: the AppGroup of each pod, costs between locations, and routing of calls.
+        allocatable: arguments of NodeResourcesAllocatable.
     """
 
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
@@ -81,11 +81,11 @@ class State(Index):
         self._placements: dict[str, str] = {}
         self.cost_index = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
-        self._placed: dict[str, Placed] = {}
-        self._scored: dict[tuple[str, str], ScoreTable] = {}
-        self._scored_version = -1
+        self._placed: dict[str, PlacedPod] = {}
+        self._score_tables: dict[tuple[str, str], ScoreTable] = {}
+        self._score_tables_version = -1
         self.services = ServiceIndex()
-        self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
+        self._examples: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         self._by_answer = config.by_answer
 
     def subscribe_to(
@@ -98,7 +98,7 @@ class State(Index):
         namespaces: Store[Object],
         services: Store[Service],
     ) -> None:
-        """Take everything that these stores hold, and every change to come."""
+        """Add all objects of these stores, and follow their changes."""
         subscribe_from_start(namespaces, self.on_namespace_change)
         subscribe_from_start(services, self.on_service_change)
         subscribe_from_start(nodes, self.on_node_change)
@@ -107,7 +107,7 @@ class State(Index):
         subscribe_from_start(topologies, self.on_topology_change)
 
     def on_node_change(self, key: str, _: Node | None, new: Node | None) -> None:
-        """A node changed; heartbeats change nothing here."""
+        """Update a node; heartbeats change nothing."""
         if new is None:
             if self.nodes.pop(key, None) is not None:
                 self._leave_location(key)
@@ -136,13 +136,13 @@ class State(Index):
         self.surroundings_version += 1
 
     def _touch_nodes(self) -> None:
-        if self._by_answer:  # upstream parity keeps its table
+        if self._by_answer:  # Upstream parity keeps its own table.
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_counts)
         self._touch()
         self.node_version += 1
 
     def on_namespace_change(self, key: str, _: Object | None, new: Object | None) -> None:
-        """A namespace changed: whom it lets in, or how its pods' decisions are handed over."""
+        """Update a namespace: its consent to AppGroups of others, and its label for placement."""
         changed = self.membership.on_namespace_change(key, new.metadata.labels if new is not None else None)
         placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
         if changed or placement != self._placements.get(key, ""):
@@ -154,8 +154,8 @@ class State(Index):
         return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placements.get(namespace, "")}, default))
 
     def on_pod_change(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
-        """A pod of a group changed; only what is placed counts."""
-        before, after = self._counted(old), self._counted(new)
+        """Update a pod of a group; it counts while it is placed."""
+        before, after = self._as_placed(old), self._as_placed(new)
         if before == after:
             return
         for pod, placed in ((old, None), (new, after)):
@@ -165,7 +165,7 @@ class State(Index):
                 self._placed[pod.metadata.uid] = placed
         self.version += 1
         if new is not None and after is not None:
-            self._models[new.group, new.workload][new.metadata.namespace] = new.metadata
+            self._examples[new.group, new.workload][new.metadata.namespace] = new.metadata
         for where, step in ((before, -1), (after, 1)):
             if where is not None:
                 namespace, group, workload, node = where
@@ -174,47 +174,48 @@ class State(Index):
                 if members[node] <= 0:
                     del members[node]
 
-    def placed(self, uid: str) -> Placed | None:
-        """Placed pods of AppGroups by UID."""
+    def placed_pod(self, uid: str) -> PlacedPod | None:
+        """The placed pod of an AppGroup with this UID; None if there is none."""
         return self._placed.get(uid)
 
-    def _counted(self, pod: GroupPod | None) -> Placed | None:
+    def _as_placed(self, pod: GroupPod | None) -> PlacedPod | None:
         if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.finished_pods_count):
             return None
-        return Placed(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
+        return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
     def on_service_change(self, key: str, old: Service | None, new: Service | None) -> None:
-        """A Service changed, and with it who answers calls."""
+        """Update a Service."""
         if self.services.on_change(key, old, new):
             self._touch()
 
     def routing_to(self, group: str, workload: str) -> Routing:
         """Routing of calls to a group's workload."""
-        return self.services.routing_to(self.models(group, workload))
+        return self.services.routing_to(self.examples(group, workload))
 
     def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it; empty in upstream parity."""
         return self.services.routings_of(pods) if self._by_answer else {}
 
-    def models(self, group: str, workload: str) -> list[ObjectMeta]:
-        """A placed pod of the workload in each namespace that has or had one."""
+    def examples(self, group: str, workload: str) -> list[ObjectMeta]:
+        """One placed pod of the workload in each namespace that has or had any."""
         name = self.groups[group].metadata.name
-        found, held = self._models.get((name, workload), {}), self.membership.may_hold(group)
-        # Hundreds of releases of one chart are hundreds of groups of one name, each in a namespace of its own.
-        namespaces = sorted(found if held is None else found.keys() & held)
-        return [found[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
+        examples, admitted = self._examples.get((name, workload), {}), self.membership.may_hold(group)
+        # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
+        namespaces = sorted(examples if admitted is None else examples.keys() & admitted)
+        return [examples[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
 
     def services_of(self, group: str, workload: str) -> list[Service]:
-        """The Services by which a group's workload is called."""
-        return [s for m in self.models(group, workload) for s in self.services.selecting(m.namespace, m.labels or {})]
+        """The Services that select a group's workload."""
+        examples = self.examples(group, workload)
+        return [s for e in examples for s in self.services.selecting(e.namespace, e.labels or {})]
 
     def on_group_change(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
-        """An AppGroup changed. Only its spec wakes groups that wait: annotations, which the controller writes too, count for the next plan."""
+        """Update an AppGroup. A change of annotations, which the controller writes too, counts from the next plan on."""
         if self.membership.on_change(key, old, new):
             self._touch()
 
     def on_topology_change(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
-        """A NetworkTopology changed; its status does not matter here."""
+        """Update a NetworkTopology; its status changes nothing."""
         if self.cost_index.on_change(key, old, new):
             self._touch()
 
@@ -228,21 +229,21 @@ class State(Index):
         return self.membership.graph(key)
 
     def group_of(self, namespace: str, name: str) -> str:
-        """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
+        """Key of the AppGroup to which pods of a namespace with this label belong; empty if there is none."""
         return self.membership.group_of(namespace, name)
 
     def key_of(self, namespace: str, name: str) -> str:
-        """The group's key; for a missing group the key that it would have in the pod's namespace."""
+        """Key of the AppGroup as from `group_of`; if it is missing, the key that it would have in the pod's namespace."""
         return self.group_of(namespace, name) or f"{namespace}/{name}"
 
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
         name = self.groups[key].metadata.name
-        mine = [pods for n, pods in self._pods.get(name, {}).items() if self.group_of(n, name) == key]
-        if len(mine) == 1:
-            return mine[0]
+        by_namespace = [pods for n, pods in self._pods.get(name, {}).items() if self.group_of(n, name) == key]
+        if len(by_namespace) == 1:
+            return by_namespace[0]
         total: dict[str, Counter[str]] = defaultdict(Counter)
-        for pods in mine:
+        for pods in by_namespace:
             for workload, nodes in pods.items():
                 total[workload].update(nodes)
         return total
@@ -262,33 +263,33 @@ class State(Index):
         key = self.group_of(namespace, group_name)
         if not key:
             return ScoreTable(NO_GROUP)
-        if self._scored_version != self.version:
-            self._scored.clear()
-            self._scored_version = self.version
-        if (key, workload) not in self._scored:
-            self._scored[key, workload] = self._score(key, workload)
-        return self._scored[key, workload]
+        if self._score_tables_version != self.version:
+            self._score_tables.clear()
+            self._score_tables_version = self.version
+        if (key, workload) not in self._score_tables:
+            self._score_tables[key, workload] = self._score(key, workload)
+        return self._score_tables[key, workload]
 
     def score_table_of(self, pod: GroupPod) -> ScoreTable:
-        """The scores for a pod; where deleted nodes block, a neutral answer says so."""
+        """Score every location for a pod; a neutral table instead of DeletedNodeError."""
         try:
             return self.score(pod.metadata.namespace, pod.group, pod.workload)
         except DeletedNodeError as error:
             return ScoreTable(str(error))
 
-    def score_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> ScoreTable:
-        """Score every location as if these placed pods were gone already; those of other groups make no difference.
+    def score_without(self, namespace: str, group_name: str, workload: str, evicted: Iterable[PlacedPod]) -> ScoreTable:
+        """Score every location as if these placed pods were evicted; pods of other groups make no difference.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
         """
         key = self.group_of(namespace, group_name) if group_name else ""
-        ours = [placed for placed in gone if key and self.group_of(placed.namespace, placed.group) == key]
-        if not ours:
+        members = [pod for pod in evicted if key and self.group_of(pod.namespace, pod.group) == key]
+        if not members:
             return self.score(namespace, group_name, workload)
         left = {selector: Counter(nodes) for selector, nodes in self.members(key).items()}
-        for placed in ours:
-            left[placed.workload][placed.node] -= 1
+        for pod in members:
+            left[pod.workload][pod.node] -= 1
         return self._score(key, workload, {selector: +nodes for selector, nodes in left.items()})
 
     def _score(self, key: str, workload: str, members: Members | None = None) -> ScoreTable:
@@ -305,7 +306,7 @@ class State(Index):
         return score_locations(dependencies, dependants, self.locations, self.location_index, costs.table)
 
     def peers(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
-        """A workload's dependencies and dependents, with their placed pods.
+        """The workloads that a workload depends on, and those that depend on it, with their placed pods.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
@@ -316,18 +317,18 @@ class State(Index):
         for edge in graph.edges:
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
             if dependant.selector == workload:
-                pods = self._existing(members.get(dependency.selector, {}), complain=True)
+                pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
                 routing = self.routing_to(key, dependency.selector) if self._by_answer else Routing.ANY
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
             elif dependency.selector == workload and self._rules.score_dependents:
-                pods = self._existing(members.get(dependant.selector, {}), complain=False)
+                pods = self._on_existing_nodes(members.get(dependant.selector, {}), may_block=False)
                 dependants.append(PeerWorkload(dependant.selector, edge.max_network_cost, pods))
         return dependencies, dependants
 
-    def _existing(self, pods: Mapping[str, int], *, complain: bool) -> Mapping[str, int]:
-        if all(node in self.location_index for node in pods):
+    def _on_existing_nodes(self, pods: Mapping[str, int], *, may_block: bool) -> Mapping[str, int]:
+        deleted = sorted(node for node in pods if node not in self.location_index)
+        if not deleted:
             return pods
-        gone = sorted(node for node in pods if node not in self.location_index)
-        if complain and self._rules.deleted_nodes_block:
-            raise DeletedNodeError(f'getting pod hostname "{gone[0]}" from Snapshot: node not found')
+        if may_block and self._rules.deleted_nodes_block:
+            raise DeletedNodeError(f'getting pod hostname "{deleted[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods.items() if node in self.location_index}

@@ -1,7 +1,6 @@
 """Creates the webhook's certificate and its configuration.
 
-No program in the cluster creates them: whoever may write webhook configurations can change every pod, and admission policies do not
-cover that kind.
+A person applies them. No program in the cluster has this right, because with it a program could change every pod.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from netperf.contract import PART_OF
 
 NAME = "netaware-webhook"
 _OUTSIDE = [placement for placement in get_args(Placement) if placement != "extender"]
-"""Label by which pods of any scheduler are gated."""
+"""Values of the label by which pods of any scheduler are gated."""
 _NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _OURS = {
     "name": "is-placed-by-us",
@@ -41,7 +40,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
 
     Args:
         namespace: netaware's own.
-        days: how long the certificate is good.
+        days: validity of the certificate.
         now: with a time zone.
     """
     certificate, key = issue(f"{NAME}.{namespace}.svc", days, now)
@@ -72,7 +71,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
 def _webhook(
     name: str, client: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
 ) -> dict[str, Any]:
-    """Two webhooks, one for pods and one for whole namespaces, as the policies in manifests/policies/appgroup-gate.yaml."""
+    """One webhook. Those for pods and for whole namespaces match the policies in manifests/policies/appgroup-gate.yaml."""
     return {
         "name": f"{name}.gate.netaware.io",
         "clientConfig": client,
@@ -80,7 +79,7 @@ def _webhook(
         "namespaceSelector": namespaces,
         "objectSelector": {"matchExpressions": pods},
         "matchConditions": conditions,
-        # Without an answer a pod is created without a gate and placed by the plain rule.
+        # If the webhook fails, a pod is created without a gate and placed by NetworkOverhead's rule.
         "failurePolicy": "Ignore",
         "timeoutSeconds": 2,
         "reinvocationPolicy": "IfNeeded",
@@ -90,7 +89,7 @@ def _webhook(
 
 
 def issue(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
-    """A certificate for one host that is its own authority, and its key, as PEM."""
+    """A self-signed certificate for one host, and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     certificate = (

@@ -13,7 +13,7 @@ from kubekit.patches import Operation
 from kubekit.wire import SchedulingGate
 
 PATH = "/gate"
-"""Where the webhook is asked."""
+"""URL path of the webhook."""
 _GATES = patches.pointer("spec", "schedulingGates")
 
 
@@ -46,23 +46,23 @@ _decode_review = msgspec.json.Decoder(_Review).decode
 
 
 def answer(body: bytes) -> bytes:
-    """Allow the pod, with our gate added when it belongs to an AppGroup, has no node yet and no such gate.
+    """Allow the pod, and add our gate if it belongs to an AppGroup, has no node and not this gate yet.
 
-    Whose pods are asked about is for the webhook's configuration to say; a pod without the label is never touched.
+    The webhook's configuration selects the pods that are sent here.
 
     Raises:
         kubekit.wire.DECODE_ERRORS: the body is no AdmissionReview of a pod.
     """
     review = _decode_review(body)
     response: dict[str, object] = {"uid": review.request.uid, "allowed": True}
-    operations = gate(review.request.object)
+    operations = gate_patch(review.request.object)
     if operations:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(operations)).decode()}
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
 
 
-def gate(pod: _Pod) -> list[Operation]:
-    """The JSON patch that gates a pod; empty where none is due."""
+def gate_patch(pod: _Pod) -> list[Operation]:
+    """The JSON patch that adds our gate to a pod; empty if the pod needs none."""
     gates = pod.spec.scheduling_gates or []
     # The API server refuses a gate on a pod that has a node.
     if APPGROUP_LABEL not in (pod.metadata.labels or {}) or pod.spec.node_name or SchedulingGate(GATE) in gates:

@@ -50,7 +50,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
         return web.Response(body=body, content_type="application/json")
 
     server.app.router.add_post(PATH, review)
-    await supervise({"http": server.serve(), "certificate": _follow(tls, certificate_dir)})
+    await supervise({"http": server.serve(), "certificate": _reload_certificate(tls, certificate_dir)})
 
 
 def _load(folder: Path) -> ssl.SSLContext:
@@ -64,16 +64,16 @@ def _load(folder: Path) -> ssl.SSLContext:
     return tls
 
 
-async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
-    """Load the certificate again when it changed; handshakes from then on use it."""
-    # A context of its own: a pair that does not fit would leave the one that serves with a certificate and no key.
+async def _reload_certificate(tls: ssl.SSLContext, folder: Path) -> None:
+    """Load the certificate again when it has changed; later handshakes use it."""
+    # Each load gets a new context: certificate and key that do not match would leave the serving context without a key.
     current = tls
     tls.sni_callback = lambda connection, _name, _context: setattr(connection, "context", current)
-    known = _modified_at(folder)
+    loaded_at = _modified_at(folder)
     while True:
         await asyncio.sleep(RELOAD_S)
-        stamp = _modified_at(folder)
-        if stamp == known:
+        modified_at = _modified_at(folder)
+        if modified_at == loaded_at:
             continue
         try:
             current = _load(folder)
@@ -82,7 +82,7 @@ async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
                 "certificate", str(error), "cannot load the new certificate, the previous one stays", error=error
             )
             continue
-        known = stamp
+        loaded_at = modified_at
         log.change("certificate", "", "the certificate was replaced")
 
 

@@ -33,6 +33,7 @@ from kubekit.runtime import compact_memory
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.bench.figures import Figures, figure
+from tests.support.bodies import random_weight
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 NODES = 10_000
@@ -61,7 +62,9 @@ def made_up_cluster(size: int) -> State:
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
     state.on_group_change("default/online-boutique", None, msgspec.convert(document, AppGroup))
-    state.on_topology_change("default/nt-default", None, msgspec.convert(made_up_costs(), NetworkTopology))
+    weight = random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
+    topology = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": [weight]}}
+    state.on_topology_change("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
     for i in range(2, 12):
         labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: f"P{i}"}
         metadata = {"name": f"p{i}", "namespace": "default", "labels": labels}
@@ -69,26 +72,6 @@ def made_up_cluster(size: int) -> State:
         pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
         state.on_pod_change(f"default/p{i}", None, msgspec.convert(pod, GroupPod))
     return state
-
-
-def made_up_costs() -> dict[str, Any]:
-    rng = random.Random(1)
-    names = {
-        ZONE_LABEL: [f"zone-{z:02d}" for z in range(ZONES)],
-        REGION_LABEL: [f"region-{r}" for r in range(REGIONS)],
-    }
-    levels = [
-        {
-            "topologyKey": key,
-            "originList": [
-                {"origin": a, "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in of if b != a]}
-                for a in of
-            ],
-        }
-        for key, of in names.items()
-    ]
-    weights = [{"name": "UserDefined", "topologyList": levels}]
-    return {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
 
 
 def serve(size: int, pipe: Connection) -> None:

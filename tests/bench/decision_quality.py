@@ -42,6 +42,7 @@ from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, S
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from netperf.contract import ZONE_LABEL
 from tests.integration.conftest import definitions
+from tests.support.bodies import weight_body
 from tests.unit.controller import groups
 
 NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
@@ -132,19 +133,14 @@ async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
 
 
 async def make_costs(client: Client, cases: list[groups.Case]) -> None:
-    origins = [
-        {
-            "origin": f"c{number}-z{a}",
-            "costList": [
-                {"destination": f"c{number}-z{b}", "networkCost": cost} for b, cost in enumerate(row) if a != b
-            ],
-        }
+    costs = {
+        (f"c{number}-z{a}", f"c{number}-z{b}"): cost
         for number, case in enumerate(cases)
         for a, row in enumerate(case.cost)
-    ]
-    origins.sort(key=lambda entry: str(entry["origin"]))
-    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}]
-    spec = {"configmapName": "netperf-metrics", "weights": weights}
+        for b, cost in enumerate(row)
+        if a != b
+    }
+    spec = {"configmapName": "netperf-metrics", "weights": [weight_body(costs)]}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
@@ -167,8 +163,8 @@ async def in_batches(work: list[Any]) -> None:
 
 async def make_group(client: Client, mode: Mode, number: int, case: groups.Case) -> None:
     group = msgspec.to_builtins(groups.group_of(case, mode.algorithm, f"g{number}", NAMESPACE))
-    body = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
-    await client.create(APPGROUPS, {**body, "spec": group["spec"]}, Object, namespace=NAMESPACE)
+    body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": group["spec"]}
+    await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     ours = mode.config is not None
     for workload, count in enumerate(case.replicas):
         for replica in range(count):

@@ -34,6 +34,7 @@ from lab.scheduling import build_config
 from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.bench.decision_quality import in_batches, until
 from tests.integration.conftest import definitions
+from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
 
 NAMESPACE = "throughput"
@@ -97,21 +98,8 @@ async def make_node(client: Client, number: int) -> None:
 
 
 async def make_costs(client: Client) -> None:
-    rng = random.Random(1)
-    levels = []
-    for key, names in (
-        (REGION_LABEL, [f"r{r}" for r in range(REGIONS)]),
-        (ZONE_LABEL, [f"z{z:02d}" for z in range(ZONES)]),
-    ):
-        origins = [
-            {
-                "origin": a,
-                "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in names if a != b],
-            }
-            for a in names
-        ]
-        levels.append({"topologyKey": key, "originList": origins})
-    spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": levels}]}
+    weights = [random_weight([f"z{z:02d}" for z in range(ZONES)], [f"r{r}" for r in range(REGIONS)])]
+    spec = {"configmapName": "netperf-metrics", "weights": weights}
     body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
 
@@ -122,21 +110,10 @@ async def make_groups(client: Client, count: int, mode: str, handed: dict[str, H
 
 async def make_group(client: Client, number: int, mode: str, handed: dict[str, Handover]) -> None:
     rng = random.Random(number)
-    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(GROUP_SIZE)]
-    workloads = [
-        {
-            "workload": reference,
-            "dependencies": [
-                {"workload": references[j], "maxNetworkCost": 20}
-                for j in range(i + 1, GROUP_SIZE)
-                if rng.random() < 0.3
-            ],
-        }
-        for i, reference in enumerate(references)
-    ]
-    spec = {"numMembers": GROUP_SIZE, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
-    head = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
-    await client.create(APPGROUPS, {**head, "spec": spec}, Object, namespace=NAMESPACE)
+    calls = {f"w{i}": {f"w{j}": 20 for j in range(i + 1, GROUP_SIZE) if rng.random() < 0.3} for i in range(GROUP_SIZE)}
+    spec = appgroup_spec(calls, members=GROUP_SIZE, algorithm="ReverseKahn")
+    body = {**APPGROUPS.type_meta, "metadata": {"name": f"g{number}"}, "spec": spec}
+    await client.create(APPGROUPS, body, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
         await client.create(PODS, pod_body(number, i, mode, handed), Object, namespace=NAMESPACE)
 

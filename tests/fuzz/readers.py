@@ -237,7 +237,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         PROMETHEUS,
         (PrometheusError,),
     ),
-    "extender's question": (in_bytes(extender._question), QUESTION, (extender.BadRequestError,)),
+    "extender's arguments": (in_bytes(extender.decode_args), QUESTION, (extender.BadRequestError,)),
     "preemption": (in_bytes(decode_preemption), PREEMPTION, JSON),
     "admission review": (in_bytes(gate.answer), REVIEW, JSON),
     "weights of an AppGroup": (weights, '{"a":{"b":1.5,"c":2}}', ()),

@@ -1,7 +1,7 @@
-"""Encodes the extender's answers (docs/contracts, section 7) from prepared pieces.
+"""Encodes the extender's answers (docs/contracts, section 7) from prepared JSON.
 
-A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by location, whole locations are
-copied from pieces encoded once, and prioritize recognises the list that filter gave.
+For 10,000 nodes a scheduler sends and reads half a megabyte per pod. Node names are therefore grouped by location, whole locations are
+copied from JSON that is encoded once, and prioritize recognises the list that filter returned.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from controller.scheduler.rules import (
 from controller.scheduler.state import State
 
 REASONS_LIMIT = 50
-"""Refused nodes with a sentence each: kube-scheduler writes every different sentence into the pod's status."""
+"""Refused nodes with a reason of their own: kube-scheduler writes every different reason into the pod's status."""
 _END = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
 _ZONE_SCORE, _ZONE_SHARE, _OTHERS_SHARE = 70, 5, 2
-"""The planned host scores 100, others of its zone 70 to 90 by the rule, all others 0 to 50."""
+"""The planned node scores 100, others of its zone 70 to 90 by the rule, all others 0 to 50."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(list[str]).decode
 
 
-class Names(msgspec.Struct, frozen=True):
+class NodeNames(msgspec.Struct, frozen=True):
     """The nodes of a request.
 
     Attributes:
-        raw: the JSON list as it came or went.
-        by_location: index of a location -> its nodes that were named; the list of `NodeIndex` itself where all were.
-        count: how many.
+        raw: the JSON list as it was received or sent.
+        by_location: index of a location -> its nodes in the list; the list of `NodeIndex` itself if all nodes of the location are in it.
+        count: number of nodes.
     """
 
     raw: bytes
@@ -53,7 +53,7 @@ class Names(msgspec.Struct, frozen=True):
 
 
 class NodeIndex:
-    """Every node's name in the pieces that answers need, numbered, and grouped by location."""
+    """All node names grouped by location, with their JSON for answers."""
 
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
         self._state, self._allocatable = state, allocatable
@@ -69,7 +69,7 @@ class NodeIndex:
         self._joined: list[bytes] = []
 
     def refresh(self) -> None:
-        """Follow changes of nodes."""
+        """Update the index if nodes have changed."""
         state = self._state
         if self._version == state.node_version:
             return
@@ -87,8 +87,8 @@ class NodeIndex:
         for name in self._hosts.keys() - state.location_index.keys():
             del self._hosts[name]
 
-    def group(self, raw: bytes) -> Names:
-        """Group the names of a JSON list by location; names that we have never seen go with `NO_LOCATION`.
+    def group(self, raw: bytes) -> NodeNames:
+        """Group the names of a JSON list by location; unknown names count as nodes at `NO_LOCATION`.
 
         Raises:
             kubekit.wire.DECODE_ERRORS: it is no list of texts.
@@ -108,38 +108,38 @@ class NodeIndex:
                 by_location[index] = [self._names[i] for i in named[locations == index].tolist()]
         if unknown:
             by_location[0] = [*by_location.get(0, ()), *unknown]
-        return Names(raw, by_location, len(named) + len(unknown))
+        return NodeNames(raw, by_location, len(named) + len(unknown))
 
     def is_whole(self, index: int, names: Sequence[str]) -> bool:
-        """Whether a group is all nodes of its location."""
+        """Whether these are all nodes of the location."""
         return names is self._members[index]
 
     def names_joined(self, index: int, names: Sequence[str]) -> bytes:
-        """Names as the inside of a JSON list."""
+        """Node names as the elements of a JSON list, without its brackets."""
         return self._joined[index] if self.is_whole(index, names) else _join_names(names)
 
     def hosts(self, index: int, names: Sequence[str]) -> Sequence[bytes]:
-        """The beginnings of the entries of a prioritize answer."""
+        """The beginnings of these nodes' entries in a prioritize answer."""
         return self._member_hosts[index] if self.is_whole(index, names) else [self.host(name) for name in names]
 
     def host(self, name: str) -> bytes:
-        """The beginning of one entry."""
-        known = self._hosts.get(name)
-        if known is None:
-            known = b'{"host":' + _encode(name)
+        """The beginning of a node's entry in a prioritize answer."""
+        entry = self._hosts.get(name)
+        if entry is None:
+            entry = b'{"host":' + _encode(name)
             if name in self._state.location_index:
-                self._hosts[name] = known
-        return known
+                self._hosts[name] = entry
+        return entry
 
     def raw_score(self, name: str) -> int:
         """NodeResourcesAllocatable's score before it is normalised."""
-        known = self._raw_scores.get(name)
-        if known is None:
+        score = self._raw_scores.get(name)
+        if score is None:
             facts = self._state.nodes.get(name)
-            known = raw_score(amounts(facts.allocatable if facts else None), self._allocatable)
+            score = raw_score(amounts(facts.allocatable if facts else None), self._allocatable)
             if facts:
-                self._raw_scores[name] = known
-        return known
+                self._raw_scores[name] = score
+        return score
 
 
 def _join_names(names: Iterable[str]) -> bytes:
@@ -147,19 +147,19 @@ def _join_names(names: Iterable[str]) -> bytes:
 
 
 def pass_all(names: bytes) -> bytes:
-    """The answer to a filter request that refuses nothing, without looking at the list."""
+    """The answer to a filter request that passes the nodes of this JSON list."""
     return b'{"nodenames":' + names + _END
 
 
 class Answers:
-    """Encodes answers, and remembers the last list that filter gave, because prioritize asks about it next."""
+    """Encodes answers, and remembers the last list that filter returned, because the next prioritize request usually has it."""
 
     def __init__(self, state: State, overhead: NetworkOverheadArgs, allocatable: AllocatableArgs) -> None:
         self._state, self._overhead, self._allocatable = state, overhead, allocatable
         self._index = NodeIndex(state, allocatable)
-        self._last_filtered: tuple[int, Names] | None = None
+        self._last_filtered: tuple[int, NodeNames] | None = None
 
-    def names(self, raw: bytes) -> Names:
+    def names(self, raw: bytes) -> NodeNames:
         """The nodes of a request.
 
         Raises:
@@ -167,22 +167,22 @@ class Answers:
         """
         self._index.refresh()
         if self._last_filtered is not None:
-            version, given = self._last_filtered
-            if version == self._state.node_version and given.raw == raw:
-                return given
+            version, filtered = self._last_filtered
+            if version == self._state.node_version and filtered.raw == raw:
+                return filtered
         return self._index.group(raw)
 
-    def _remember(self, given: Names) -> Names:
-        self._last_filtered = self._state.node_version, given
-        return given
+    def _remember(self, filtered: NodeNames) -> NodeNames:
+        self._last_filtered = self._state.node_version, filtered
+        return filtered
 
-    def _remember_given(self, kept: Mapping[int, Sequence[str]]) -> Names:
-        """These nodes as a list, remembered."""
+    def _remember_groups(self, kept: Mapping[int, Sequence[str]]) -> NodeNames:
+        """Join groups to one list, and remember it."""
         raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
-        return self._remember(Names(raw, kept, sum(map(len, kept.values()))))
+        return self._remember(NodeNames(raw, kept, sum(map(len, kept.values()))))
 
-    def filter(self, names: Names, score_table: ScoreTable) -> tuple[bytes, int]:
-        """The answer to a filter request, with nodes that pass grouped by location, and how many nodes it refuses."""
+    def filter(self, names: NodeNames, score_table: ScoreTable) -> tuple[bytes, int]:
+        """The answer to a filter request by the rule, and how many nodes it refuses."""
         refusals = [
             (index, group) for index, group in names.by_location.items() if not score_table.by_location[index].passes
         ]
@@ -190,30 +190,30 @@ class Answers:
             return pass_all(self._remember(names).raw), 0
         kept: dict[int, Sequence[str]] = {}
         refused: dict[int, Sequence[str]] = {}
-        exceptions = self._exceptions(score_table)
+        mixed_locations = self._mixed_locations(score_table)
         for index, group in names.by_location.items():
-            if index in exceptions:
+            if index in mixed_locations:
                 passing = {name for name in group if score_table.node_score(name, index).passes}
                 kept[index] = [name for name in group if name in passing]
                 refused[index] = [name for name in group if name not in passing]
             else:
                 (kept if score_table.by_location[index].passes else refused)[index] = group
-        given = self._remember_given({index: group for index, group in kept.items() if group})
-        body = b'{"nodenames":' + given.raw + self._failures(refused, score_table) + b',"error":""}'
-        return body, names.count - given.count
+        filtered = self._remember_groups({index: group for index, group in kept.items() if group})
+        body = b'{"nodenames":' + filtered.raw + self._failures(refused, score_table) + b',"error":""}'
+        return body, names.count - filtered.count
 
     def encode_planned(self, names: bytes, score_table: ScoreTable, target: Target) -> bytes | None:
-        """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
+        """Answer a filter request by the plan: its node alone or, if that is not in the list, the nodes of its zone that pass.
 
-        By prioritize's scores one of these would win anyway; a scheduler that is spared thousands of names answers several
-        times faster. None where nothing of the plan passes, and the plain rule is to answer.
+        By prioritize's scores one of these would win anyway; with a short list the scheduler is several times faster. None if none of
+        them passes, so that the rule has to answer.
 
         Raises:
             kubekit.wire.DECODE_ERRORS: the names are no list of texts.
         """
         location_index = self._state.location_index
         index = location_index.get(target.node)
-        # A name is quoted as a whole, so what is found is that name and not a part of another.
+        # With its quotes the name cannot be a part of another name.
         if index is not None and score_table.node_score(target.node, index).passes and _encode(target.node) in names:
             return pass_all(_encode([target.node]))
         kept: dict[int, Sequence[str]] = {}
@@ -224,10 +224,10 @@ class Answers:
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
-        return pass_all(self._remember_given(kept).raw)
+        return pass_all(self._remember_groups(kept).raw)
 
-    def _exceptions(self, score_table: ScoreTable) -> set[int]:
-        """Locations with a node of which the filter thinks otherwise than of the rest."""
+    def _mixed_locations(self, score_table: ScoreTable) -> set[int]:
+        """Locations of which filter passes some nodes and refuses others."""
         location_index = self._state.location_index
         return {
             location_index[node]
@@ -238,9 +238,8 @@ class Answers:
     def _failures(self, refused: Mapping[int, Sequence[str]], score_table: ScoreTable) -> bytes:
         """The refused nodes with reasons.
 
-        Refusals are unresolvable: evicting pods makes no network nearer, and without saying so kube-scheduler would preempt
-        for nothing. The first are in ``failedNodes`` as well, for readers who know only that; kube-scheduler lets the
-        other map win. A sentence of its own for each of thousands of nodes would end up in the pod's status.
+        All are in ``failedAndUnresolvableNodes``, so that kube-scheduler does not preempt pods on them, which would not help. The first
+        are in ``failedNodes`` too, for clients that read only that. Later ones share a reason per location (see `REASONS_LIMIT`).
         """
         named: dict[str, str] = {}
         rest: list[bytes] = []
@@ -250,8 +249,8 @@ class Answers:
             if len(group) > left:
                 rest.append(self._shared_reasons(index, group[left:], score_table.by_location[index]))
         first = _encode(named)
-        every = b",".join(part for part in (first[1:-1], *rest) if part)
-        return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + every + b"}"
+        refusals = b",".join(part for part in (first[1:-1], *rest) if part)
+        return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + refusals + b"}"
 
     def _shared_reasons(self, index: int, names: Sequence[str], node_score: NodeScore) -> bytes:
         location = self._state.locations[index]
@@ -260,14 +259,16 @@ class Answers:
         reason = b":" + _encode(text)
         return (reason + b",").join([_encode(name) for name in names]) + reason
 
-    def prioritize(self, names: Names, score_table: ScoreTable, target: Target | None, *, allocatable: bool) -> bytes:
+    def prioritize(
+        self, names: NodeNames, score_table: ScoreTable, target: Target | None, *, allocatable: bool
+    ) -> bytes:
         """Answer a prioritize request: lower accumulated cost scores higher, the plan's target highest.
 
         Args:
             names: from `names`.
-            score_table: the rule's answer for the pod.
-            target: where the plan wants the pod, None without a plan.
-            allocatable: add NodeResourcesAllocatable's score, if it has a weight.
+            score_table: the pod's scores by the rule.
+            target: of the plan; None without a plan.
+            allocatable: whether to add NodeResourcesAllocatable's score, if it has a weight.
         """
         if not names.count:
             return b"[]"
@@ -287,48 +288,50 @@ class Answers:
         return b"[" + b",".join(parts) + b"]"
 
     def _scores(
-        self, names: Names, score_table: ScoreTable, target: Target | None
+        self, names: NodeNames, score_table: ScoreTable, target: Target | None
     ) -> dict[int, tuple[int, Mapping[str, int]]]:
-        """Per location a score, and those of its nodes that differ."""
-        own: dict[int, dict[str, NodeScore]] = {}
+        """Location index -> the score of its nodes, and the nodes with other scores."""
+        by_node: dict[int, dict[str, NodeScore]] = {}
         for node, node_score in score_table.by_node.items():
             index = self._state.location_index.get(node)
             if index is not None:
-                own.setdefault(index, {})[node] = node_score
+                by_node.setdefault(index, {})[node] = node_score
         costs: list[int] = []
         for index, group in names.by_location.items():
-            special = own.get(index, {})
-            present = [n for n in special if self._index.is_whole(index, group) or n in group]
-            own[index] = {n: special[n] for n in present}
-            costs += [special[n].cost for n in present]
-            if len(group) > len(present):
+            special = by_node.get(index, {})
+            listed = [n for n in special if self._index.is_whole(index, group) or n in group]
+            by_node[index] = {n: special[n] for n in listed}
+            costs += [special[n].cost for n in listed]
+            if len(group) > len(listed):
                 costs.append(score_table.by_location[index].cost)
         low, high = min(costs), max(costs)
-        found: dict[int, tuple[int, Mapping[str, int]]] = {}
+        scores: dict[int, tuple[int, Mapping[str, int]]] = {}
         for index in names.by_location:
             score = normalise(score_table.by_location[index].cost, low, high)
-            special_scores = {node: normalise(node_score.cost, low, high) for node, node_score in own[index].items()}
-            found[index] = self._planned(index, score, special_scores, target)
-        return found
+            special_scores = {
+                node: normalise(node_score.cost, low, high) for node, node_score in by_node[index].items()
+            }
+            scores[index] = self._prefer_target(index, score, special_scores, target)
+        return scores
 
-    def _planned(
+    def _prefer_target(
         self, index: int, score: int, special: dict[str, int], target: Target | None
     ) -> tuple[int, Mapping[str, int]]:
-        """Put the plan before the plain rule: its host, then its zone by the rule, then the others by the rule."""
+        """Weigh the scores of a location so that the plan's node comes first, then its zone, then the others, each by the rule."""
         weight = self._overhead.weight
         if target is None:
             return score * weight, {node: value * weight for node, value in special.items()}
-        here = self._state.locations[index] == target.location
+        is_planned_zone = self._state.locations[index] == target.location
 
-        def node_score(value: int) -> int:
-            return (_ZONE_SCORE + value // _ZONE_SHARE if here else value // _OTHERS_SHARE) * weight
+        def weighed(value: int) -> int:
+            return (_ZONE_SCORE + value // _ZONE_SHARE if is_planned_zone else value // _OTHERS_SHARE) * weight
 
-        planned = {node: node_score(value) for node, value in special.items()}
+        planned = {node: weighed(value) for node, value in special.items()}
         if self._state.location_index.get(target.node) == index:
             planned[target.node] = MAX_SCORE * weight
-        return node_score(score), planned
+        return weighed(score), planned
 
-    def _combined(self, names: Names, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
+    def _combined(self, names: NodeNames, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
         """Add NodeResourcesAllocatable's score, which differs from node to node."""
         raw = {name: self._index.raw_score(name) for group in names.by_location.values() for name in group}
         low, high = min(raw.values()), max(raw.values())

@@ -1,7 +1,7 @@
 """Handles the extender's verbs: filter, prioritize and preempt.
 
-A request is answered between two awaits, so that no change of a custom resource can come in the middle of it. What we cannot
-read gets an error; the shipped scheduler configuration then goes on without us.
+A request is answered without an await, so that the cluster state cannot change meanwhile. A request that cannot be decoded gets an
+error, and the shipped scheduler configuration then ignores the extender.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.pods import ExtenderPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.encoding import Answers, Names, pass_all
+from controller.scheduler.extender.encoding import Answers, pass_all
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import ScoreTable
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
@@ -31,13 +31,13 @@ Verb = Literal["filter", "prioritize", "preempt"]
 MAX_REQUEST_BYTES = 16 << 20
 """15,000 nodes need about half a megabyte."""
 REQUEST_TIMEOUT_S = 5.0
-NOT_OURS = "the pod is not for a scheduler that this extender serves"
-PLACED_BY_AFFINITY = "the decision is handed over on the pod itself, by its node affinity"
+NOT_OURS = "the pod belongs to a scheduler that this extender does not serve"
+PLACED_BY_AFFINITY = "the decision is in the pod's node affinity"
 _NOT_FOR_US = frozenset({NOT_OURS, PLACED_BY_AFFINITY, NO_GROUP_LABEL})
 
 
-class Question(NamedTuple):
-    """ExtenderArgs; node names are decoded lazily."""
+class ExtenderArgs(NamedTuple):
+    """A request for filter or prioritize, with node names as JSON."""
 
     pod: ExtenderPod
     nodenames: bytes
@@ -59,10 +59,10 @@ class Extender:
     """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``.
 
     Args:
-        state: the cluster, kept current by others.
-        config: the scheduler section.
-        metrics: where to count.
-        unready: why questions cannot be answered yet, empty when they can.
+        state: the cluster, updated by watches.
+        config: the section ``scheduler``.
+        metrics: of the extender.
+        unready: returns why requests cannot be answered yet; empty if they can.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Extender:
             try:
                 body = await self._read(request)
                 started = time.perf_counter()
-                result = answer(body)
+                result = _answer(answer, body)
                 self._metrics.duration.labels(verb).observe(time.perf_counter() - started)
             except BadRequestError as error:
                 self._metrics.errors.labels(verb, str(error.status)).inc()
@@ -110,92 +110,97 @@ class Extender:
 
         Raises:
             BadRequestError: the arguments cannot be read.
+            kubekit.wire.DECODE_ERRORS: the node names are no list of texts.
         """
-        question = _question(body)
-        score_table = self._score(question.pod)
-        if isinstance(score_table, DeletedNodeError):
+        args = decode_args(body)
+        try:
+            score_table = self._score(args.pod)
+        except DeletedNodeError as error:
             self._metrics.decisions.labels("filter", "error").inc()
-            return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(score_table)})
-        planned = self._answer_by_plan(question, score_table)
+            return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(error)})
+        planned = self._answer_by_plan(args, score_table)
         if planned is not None:
             self._metrics.decisions.labels("filter", "planned").inc()
             return planned
         if score_table.neutral:
             self._metrics.decisions.labels("filter", "neutral").inc()
-            _check_names(question.nodenames)
-            return pass_all(question.nodenames)
-        answer, refused = self._answers.filter(self._nodes_of(question), score_table)
-        self._metrics.count_nodes("filter", refused)
+            return pass_all(args.nodenames)
+        answer, refused = self._answers.filter(self._answers.names(args.nodenames), score_table)
+        self._metrics.decisions.labels("filter", "refused-some" if refused else "passed").inc()
+        self._metrics.refused.inc(refused)
         return answer
 
-    def _answer_by_plan(self, question: Question, score_table: ScoreTable) -> bytes | None:
-        """The answer by the plan. None without one, and for a pod that found no node with it: the plain rule answers then."""
-        pod = question.pod
-        if score_table.neutral in _NOT_FOR_US or pod.found_no_node:
+    def _answer_by_plan(self, args: ExtenderArgs, score_table: ScoreTable) -> bytes | None:
+        """The answer by the plan; None without a plan, and for a pod that found no node with it, which the rule decides."""
+        if score_table.neutral in _NOT_FOR_US or args.pod.found_no_node:
             return None
-        target = self._target(pod)
-        if target is None:
-            return None
-        _check_names(question.nodenames)
-        try:
-            return self._answers.encode_planned(question.nodenames, score_table, target)
-        except DECODE_ERRORS as error:
-            raise BadRequestError(f"nodenames: {error}") from None
-
-    def _nodes_of(self, question: Question) -> Names:
-        try:
-            return self._answers.names(question.nodenames)
-        except DECODE_ERRORS as error:
-            raise BadRequestError(f"nodenames: {error}") from None
+        target = self._target(args.pod)
+        return self._answers.encode_planned(args.nodenames, score_table, target) if target is not None else None
 
     def answer_prioritize(self, body: bytes) -> bytes:
         """HostPriorityList for ExtenderArgs, both as JSON.
 
         Raises:
             BadRequestError: the arguments cannot be read.
+            kubekit.wire.DECODE_ERRORS: the node names are no list of texts.
         """
-        question = _question(body)
-        score_table = self._score(question.pod)
-        if isinstance(score_table, DeletedNodeError):
-            raise BadRequestError(str(score_table), 500)
-        names = self._nodes_of(question)
-        foreign = score_table.neutral in _NOT_FOR_US
-        target = None if foreign else self._target(question.pod)
+        args = decode_args(body)
+        score_table = self._score(args.pod)
+        names = self._answers.names(args.nodenames)
+        is_foreign = score_table.neutral in _NOT_FOR_US
+        target = None if is_foreign else self._target(args.pod)
         result = "planned" if target is not None else "neutral" if score_table.neutral else "ruled"
         self._metrics.decisions.labels("prioritize", result).inc()
         return self._answers.prioritize(
-            names, score_table, target, allocatable=not foreign or score_table.neutral == NO_GROUP_LABEL
+            names, score_table, target, allocatable=not is_foreign or score_table.neutral == NO_GROUP_LABEL
         )
 
     def answer_preempt(self, body: bytes) -> bytes:
-        """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON: the planned node alone, unless that breaks more
-        PodDisruptionBudgets than another; else by the rule.
+        """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON.
+
+        Only the planned node remains, unless another breaks fewer PodDisruptionBudgets; without a plan the rule decides.
 
         Raises:
             BadRequestError: the arguments cannot be read.
         """
         try:
-            question = decode_preemption(body)
+            args = decode_preemption(body)
         except DECODE_ERRORS as error:
             raise BadRequestError(f"no ExtenderPreemptionArgs: {error}") from None
-        if question.nodes is None:
+        if args.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
-        score_table = self._score(question.pod)
-        if isinstance(score_table, DeletedNodeError):
-            raise BadRequestError(str(score_table), 500)
-        if score_table.neutral:
-            answer = PreemptionAnswer({node: victims or MetaVictims() for node, victims in question.nodes.items()})
-        else:
-            meta = question.pod.metadata
-            workload = meta.label(WORKLOAD_LABEL)
-            answer = filter_victims(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
-        if score_table.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
-            answer = _only_planned_node(answer, self._target(question.pod))
-        self._metrics.count_nodes("preempt", len(question.nodes) - len(answer.nodes))
-        return msgspec.json.encode(answer)
+        score_table = self._score(args.pod)
+        nodes = {node: victims or MetaVictims() for node, victims in args.nodes.items()}
+        if not score_table.neutral:
+            nodes = self._nodes_passed_after_eviction(args.pod, nodes)
+        target = self._target(args.pod)
+        may_plan = score_table.neutral not in _NOT_FOR_US and not args.pod.found_no_node
+        if may_plan and target is not None and target.node in nodes:
+            planned = nodes[target.node]
+            if all(planned.num_pdb_violations <= victims.num_pdb_violations for victims in nodes.values()):
+                nodes = {target.node: planned}
+        self._metrics.decisions.labels("preempt", "refused-some" if len(nodes) < len(args.nodes) else "passed").inc()
+        return msgspec.json.encode(PreemptionResult(nodes))
 
-    def _score(self, pod: ExtenderPod) -> ScoreTable | DeletedNodeError:
+    def _nodes_passed_after_eviction(
+        self, pod: ExtenderPod, nodes: Mapping[str, MetaVictims]
+    ) -> dict[str, MetaVictims]:
+        """The nodes that filter passes once their victims are gone.
+
+        Without the verb preempt a pod evicts others from a node that filter refuses at the next attempt, and then again elsewhere.
+        """
+        meta, state = pod.metadata, self._state
+        group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
+        passed: dict[str, MetaVictims] = {}
+        for node, victims in nodes.items():
+            evicted = [pod for victim in victims.pods or () if (pod := state.placed_pod(victim.uid)) is not None]
+            score_table = state.score_without(meta.namespace, group, workload, evicted)
+            if score_table.node_score(node, state.location_index.get(node, 0)).passes:
+                passed[node] = victims
+        return passed
+
+    def _score(self, pod: ExtenderPod) -> ScoreTable:
         scheduler = pod.spec.scheduler_name
         if scheduler and not serves(scheduler, self._names):
             return ScoreTable(NOT_OURS)
@@ -204,17 +209,27 @@ class Extender:
         mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
         if group and mode != "extender":
             return ScoreTable(PLACED_BY_AFFINITY)
-        try:
-            return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
-        except DeletedNodeError as error:
-            return error
+        return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
 
     def _target(self, pod: ExtenderPod) -> Target | None:
         return target_of(pod) if self._config.plans else None
 
 
-def _question(body: bytes) -> Question:
-    """Keys may be written in any case, as Go reads them; kube-scheduler writes Go's names."""
+def _answer(answer: Callable[[bytes], bytes], body: bytes) -> bytes:
+    try:
+        return answer(body)
+    except DeletedNodeError as error:
+        raise BadRequestError(str(error), 500) from None
+    except DECODE_ERRORS as error:
+        raise BadRequestError(f"nodenames: {error}") from None
+
+
+def decode_args(body: bytes) -> ExtenderArgs:
+    """Decode ExtenderArgs. Keys may have any case, as for Go.
+
+    Raises:
+        BadRequestError: the arguments cannot be read.
+    """
     try:
         fields = {key.lower(): value for key, value in _decode_fields(body).items()}
         pod = _decode_pod(fields.get("pod", b"{}"))
@@ -224,13 +239,11 @@ def _question(body: bytes) -> Question:
         msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
         raise BadRequestError(msg)
     names = bytes(fields["nodenames"])
-    return Question(pod, b"[]" if names == b"null" else names)
-
-
-def _check_names(raw: bytes) -> None:
-    """Check that names to echo are a list."""
-    if not raw.startswith(b"["):
+    if names == b"null":
+        names = b"[]"
+    if not names.startswith(b"["):
         raise BadRequestError("nodenames is no list")
+    return ExtenderArgs(pod, names)
 
 
 class MetaPod(msgspec.Struct, frozen=True):
@@ -240,59 +253,23 @@ class MetaPod(msgspec.Struct, frozen=True):
 
 
 class MetaVictims(msgspec.Struct, frozen=True):
-    """The pods that would be evicted from a node, and how many PodDisruptionBudgets that would break."""
+    """The pods that would be evicted from a node, and the number of PodDisruptionBudgets that this would break."""
 
     pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
-class PreemptionQuestion(msgspec.Struct, frozen=True):
+class PreemptionArgs(msgspec.Struct, frozen=True):
     """ExtenderPreemptionArgs of kube-scheduler's extender v1 types: victims by UID, since we are ``nodeCacheCapable``."""
 
     pod: ExtenderPod = msgspec.field(default=ExtenderPod(), name="Pod")
     nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
 
 
-class PreemptionAnswer(msgspec.Struct, frozen=True):
+class PreemptionResult(msgspec.Struct, frozen=True):
     """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
 
     nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
 
 
-def _only_planned_node(answer: PreemptionAnswer, target: Target | None) -> PreemptionAnswer:
-    """The planned node alone, unless another breaks fewer PodDisruptionBudgets."""
-    planned = answer.nodes.get(target.node) if target is not None else None
-    if target is None or planned is None:
-        return answer
-    least = min(victims.num_pdb_violations for victims in answer.nodes.values())
-    return PreemptionAnswer({target.node: planned}) if planned.num_pdb_violations == least else answer
-
-
-decode_preemption = msgspec.json.Decoder(PreemptionQuestion).decode
-
-
-def filter_victims(
-    state: State, namespace: str, group: str, workload: str, nodes: Mapping[str, MetaVictims | None]
-) -> PreemptionAnswer:
-    """The nodes that kube-scheduler would clear for a pod, and that filter passes once they are cleared.
-
-    Without this verb a pod evicts others on a node that filter refuses at the next attempt, and then again on the next one.
-
-    Args:
-        state: the cluster.
-        namespace: of the pod.
-        group: its AppGroup label.
-        workload: its workload label.
-        nodes: as they were asked about.
-
-    Raises:
-        DeletedNodeError: only where deleted nodes block, as upstream has it.
-    """
-    remaining: dict[str, MetaVictims] = {}
-    for node, victims in nodes.items():
-        kept = victims or MetaVictims()
-        gone = [placed for victim in kept.pods or () if (placed := state.placed(victim.uid)) is not None]
-        score_table = state.score_without(namespace, group, workload, gone)
-        if score_table.node_score(node, state.location_index.get(node, 0)).passes:
-            remaining[node] = kept
-    return PreemptionAnswer(remaining)
+decode_preemption = msgspec.json.Decoder(PreemptionArgs).decode

@@ -50,9 +50,9 @@ async def run_extender(
         cluster: which API server to watch.
         config: the section ``scheduler``.
         listen: ``HOST:PORT`` of everything that is served.
-        metrics_listen: also serve metrics and health checks here, because loopback, where the extender belongs, is out of
-            reach for Prometheus and for the kubelet's probes.
-        namespace: netaware's own, where a NetworkTopology is looked for last.
+        metrics_listen: also serve metrics and health checks here, because Prometheus and the kubelet's probes cannot reach the
+            extender on loopback.
+        namespace: netaware's own, the last in which a NetworkTopology is searched.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -69,10 +69,10 @@ async def run_extender(
 
 
 class ExtenderService:
-    """Stores, state and server put together.
+    """The extender with its stores and its HTTP server.
 
     Attributes:
-        state: what the rules know of the cluster.
+        state: the cluster, for the rules.
         server: started by `tasks`.
     """
 
@@ -112,7 +112,7 @@ class ExtenderService:
         Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
 
     def unready(self) -> str:
-        """Stores that are not listed yet, except those of CRDs that are not installed."""
+        """Which stores are not listed yet, except those of CRDs that are not installed; empty if all are."""
         missing = [name for name, store in self._stores.items() if not store.ready.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 

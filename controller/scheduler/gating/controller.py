@@ -1,7 +1,7 @@
 """Reconciles one group: its pods, its plan and the time decide which gates to open.
 
 `group_pods` indexes pods by group, `group_plans` plans them, `release` orders them, `pod_updater` patches them, and `retries` requeues
-or replaces those that found no node. Here these are put together, one group at a time.
+or replaces those that found no node.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from controller.appgroups.order import order
 from controller.cluster.caches import Caches
 from controller.cluster.declared_replicas import Declared
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, target_of
+from controller.cluster.pods import GroupPod, serves, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.balance import advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.explain import explain
 from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
-from controller.scheduler.gating.pod_events import WAITING, PlacementEvents, WaitingEvents
+from controller.scheduler.gating.pod_events import WAITING, WaitingEvents
 from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
 from controller.scheduler.gating.release import GroupQueue, plan_release, settles_in_s
 from controller.scheduler.gating.retries import StuckPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.worker import PlanningProcess
-from controller.scheduler.state import State
+from controller.scheduler.state import DeletedNodeError, State
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.events import EventRecorder, reference
@@ -40,14 +42,14 @@ from kubekit.wire import PODS, Condition
 from kubekit.workqueue import WorkQueue
 
 DEBOUNCE_S = 0.1
-"""Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled once per this time."""
+"""Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled at most once in this time."""
 WORKERS = 4
-RIGHTS_EVERY_S = 60.0
+CHECK_RIGHT_EVERY_S = 60.0
 """The component that lets us delete stale pods may be added or removed while we lead."""
 
 
 class GatingController:
-    """Plans, gates, retries and replacements.
+    """Opens gates by the groups' plans, and requeues or replaces pods that found no node.
 
     Args:
         client: fenced; only the leader writes.
@@ -103,7 +105,6 @@ class GatingController:
             recorder=recorder,
             clock=clock,
         )
-        self._placements = PlacementEvents(self.state, self.node_cache, recorder, config, self.metrics)
         self._debounce_timer: asyncio.TimerHandle | None = None
         self._leading = False
         self._seen_versions = (0, 0, 0)
@@ -141,17 +142,17 @@ class GatingController:
         return self._declared.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """Conditions of the group: of its plan, and advice. While a pod waits there is no new advice, and the last one stays."""
+        """Planned, and without waiting pods RoutedNear and Balanced; a group with waiting pods keeps its last advice."""
         planned = self.plans.report(group)
-        found = [planned] if planned is not None else []
+        conditions = [planned] if planned is not None else []
         if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):
-            return found
+            return conditions
         current = placed_group(self.state, group)
-        # Hundreds of dependencies take tens of milliseconds, which the event loop does not have.
-        return await asyncio.to_thread(lambda: [*found, *advice_conditions(current)])
+        # Hundreds of dependencies take tens of milliseconds, too long for the event loop.
+        return await asyncio.to_thread(lambda: [*conditions, *advice_conditions(current)])
 
     async def run(self) -> None:
-        """Work while leading, until cancelled."""
+        """Reconcile groups while leading, until cancelled."""
         await self._store.ready.wait()
         self._pods.forget_writes()
         self._stuck.may_delete = await may_delete(self._client)
@@ -166,7 +167,7 @@ class GatingController:
 
     async def _check_delete_right(self) -> None:
         while True:
-            await asyncio.sleep(RIGHTS_EVERY_S)
+            await asyncio.sleep(CHECK_RIGHT_EVERY_S)
             self._stuck.may_delete = await may_delete(self._client)
 
     async def _work(self) -> None:
@@ -177,22 +178,41 @@ class GatingController:
         if new is None:
             self._stuck.forget(key)
             self._waiting_events.forget(key)
-            self.plans.assumed.forget(key)
+            self.plans.reservations.forget(key)
         elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
             # A PodGroup is refused as a whole, and a nominated node is being preempted: neither says that the planned host is wrong.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
-                self.plans.assumed.refuse(new, target.node)
+                self.plans.reservations.refuse(new, target.node)
         if self._leading and old is not None and new is not None and old.waiting and new.bound:
-            self._placements.report(new)
+            self._report_placement(new)
         self._wake(group)
+
+    def _report_placement(self, pod: GroupPod) -> None:
+        """Record an event on a pod that was bound, with the reason for its node."""
+        target = target_of(pod)
+        if not serves(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
+            return
+        try:
+            explanation = explain(self.state, pod)
+        except DeletedNodeError:
+            return  # Upstream parity explains nothing then.
+        self._recorder.normal(reference(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
+        host = self.node_cache.hosts.get(pod.spec.node_name)
+        if target is None:
+            result = "by-rule"
+        elif target.node == pod.spec.node_name:
+            result = "as-planned"
+        else:
+            result = "planned-zone" if host is not None and host.location == target.location else "elsewhere"
+        self.metrics.placed.labels(result).inc()
 
     def _wake(self, group: str) -> None:
         if self._leading:
             self._queue.add(group)
 
     def _on_cluster_change(self) -> None:
-        """Nodes, costs, groups or volumes changed; heartbeats and our own status writes did not."""
+        """Wake groups when nodes, costs, groups or volumes changed; heartbeats and our own status writes do not count."""
         versions = self.state.surroundings_version, self.node_cache.version, self.volumes.version
         if versions != self._seen_versions:
             self._seen_versions = versions
@@ -208,7 +228,7 @@ class GatingController:
 
     def _wake_all(self) -> None:
         self._debounce_timer = None
-        # Reservations of a group that is gone, or whose pods are no longer admitted, end.
+        # Also groups that are gone, or whose pods are no longer admitted, so that their reservations end.
         for group in {*self._pods.waiting_groups(), *self.plans.groups_with_reservations()}:
             self._wake(group)
 
@@ -222,12 +242,12 @@ class GatingController:
         plan_state = self.plans.get_or_request(group, pods) if settled and self._config.plans else PlanState()
         decision = plan_release(plan_state.applied_to(queue), now, self._config.gates)
         for release in decision.releases:
-            self.plans.assumed.release(release.pod.metadata.key)
+            self.plans.reservations.release(release.pod.metadata.key)
         await self._updater.release(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._wake(group)
         event_in_s = self._report_waiting(pods, decision.waiting, now)
-        actions, again_s = self._stuck.plan(pods, plan_state.plan, self.state, now)
+        actions, again_s = self._stuck.decide(pods, plan_state.plan, self.state, now)
         await self._updater.execute(actions)
         if actions:
             self._wake(group)
@@ -237,26 +257,22 @@ class GatingController:
         return min((s for s in (decision.again_s, again_s, stale_s, event_in_s) if s is not None), default=None)
 
     def _report_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
-        """Records one event on each pod that has waited for a few seconds; returns in how many seconds to check again."""
-        news, again_s = self._waiting_events.of(pods, waiting, now)
-        for pod, text in news:
+        """Record one event on each pod that has waited for some seconds; returns the seconds until the next check."""
+        due, again_s = self._waiting_events.due(pods, waiting, now)
+        for pod, text in due:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
         return again_s
 
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
-        known = self.state.groups.get(group)
-        if known is None:
-            return GroupQueue(
-                {}, exists=False, pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at
-            )
-        return GroupQueue(
-            self._order_of(group, known),
-            exists=True,
-            pods=pods,
-            replicas=self._declared.replicas(known.metadata.namespace, self.state.graph(group).workloads),
-            members=known.spec.num_members,
-            seen_at=self._pods.seen_at,
-            others_opened_at=self._pods.others_opened_at,
+        queue = GroupQueue(pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at)
+        app_group = self.state.groups.get(group)
+        if app_group is None:
+            return queue
+        return msgspec.structs.replace(
+            queue,
+            order=self._order_of(group, app_group),
+            replicas=self._declared.replicas(app_group.metadata.namespace, self.state.graph(group).workloads),
+            members=app_group.spec.num_members,
         )
 
     def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:
@@ -272,5 +288,5 @@ class GatingController:
 
 def _attempts(pod: GroupPod) -> tuple[bool, str]:
     """Key of the last scheduling attempt; changes if its message does."""
-    found = pod.condition("PodScheduled")
-    return pod.found_no_node, found.message if found is not None else ""
+    scheduled = pod.condition("PodScheduled")
+    return pod.found_no_node, scheduled.message if scheduled is not None else ""

@@ -23,14 +23,14 @@ class _Write(NamedTuple):
 
 
 class GroupPods:
-    """The pods of AppGroups by group, with our own writes that the watch has not shown yet.
+    """The pods of AppGroups by group, including our own writes that the watch has not shown yet.
 
     Without them, a rule that ran on the store's copy would decide the same again.
 
     Attributes:
-        seen_at: pod key -> when it was first seen, on the clock given.
-        others_opened_at: pod key -> when the last gate of others opened, for pods that had one; their waits count from then.
-        waiting: keys of the pods that are neither bound nor over.
+        seen_at: pod key -> when it was first seen, by the clock.
+        others_opened_at: pod key -> when its last gate of another owner opened; the pod's wait counts from then.
+        waiting: keys of active pods without a node.
     """
 
     def __init__(self, store: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class GroupPods:
         self.waiting: set[str] = set()
 
     def on_change(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
-        """Updates the index; returns the key of the pod's group, empty for none."""
+        """Update the index; returns the key of the pod's group, empty for none."""
         pod = new or old
         if pod is None:
             return ""
@@ -84,7 +84,7 @@ class GroupPods:
         return [pod for pod in newest if pod is not None]
 
     def waiting_groups(self) -> Iterator[str]:
-        """The groups that have waiting pods."""
+        """Keys of the groups that have waiting pods."""
         labels = {(p.metadata.namespace, p.group) for p in map(self._store.get, self.waiting) if p is not None}
         return (self._state.key_of(namespace, label) for namespace, label in labels)
 
@@ -93,7 +93,7 @@ class GroupPods:
         return sum(pod.gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
-        """Records a patch of a pod, unless the store shows it already."""
+        """Record a patch of a pod, unless the store shows it already."""
         earlier = self._writes.pop(key, None)
         replaced = {before.metadata.resource_version, *(earlier.replaced_versions if earlier is not None else ())}
         stored = self._store.get(key)
@@ -112,5 +112,5 @@ class GroupPods:
         return stored
 
     def forget_writes(self) -> None:
-        """Forgets our writes when a leadership begins, because others may have written meanwhile."""
+        """Forget our writes when a leadership begins, because others may have written meanwhile."""
         self._writes.clear()

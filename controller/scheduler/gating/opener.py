@@ -1,8 +1,7 @@
-"""The gate opener: opens gates that are overdue because no controller opened them.
+"""The gate opener: a program that opens overdue gates while no leader does.
 
-The leader opens each gate within ``gates.maxWaitS``. Where there is no leader (none elected, its rights taken away), this program does
-`GRACE_S` later, without an order and without a plan. It may patch pods and nothing else, and takes part in no election. With
-``--all`` it opens every gate at once: the first step of an uninstall.
+The leader opens each gate within ``gates.maxWaitS``. This program opens it `GRACE_S` later, without an order and without a plan. It only
+patches pods, and takes part in no election. With ``--all`` it opens every gate at once: the first step of an uninstall.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
 CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
-WAITING = "spec.nodeName=,status.phase=Pending"
+PENDING_PODS = "spec.nodeName=,status.phase=Pending"
 DEFAULT_LISTEN = "127.0.0.1:9853"
 _AT_ONCE = 16
 
 
 async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str = DEFAULT_LISTEN) -> None:
-    """Watch and open until cancelled.
+    """Watch pods and open overdue gates until cancelled.
 
     Args:
         cluster: which API server.
-        max_wait_s: longest time that a gate stays shut; negative to open all at once.
+        max_wait_s: longest time that a gate stays closed; negative to open all at once.
         listen: ``HOST:PORT`` of metrics and health checks.
 
     Raises:
@@ -56,7 +55,7 @@ class Opener:
     """Opens the gates of pods that have waited for too long.
 
     Attributes:
-        pods: those that wait, in all namespaces.
+        pods: pending pods of all namespaces.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class Opener:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
-        self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=WAITING)
+        self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=PENDING_PODS)
         self._others_opened_at: dict[str, float] = {}
-        self._refused: dict[str, tuple[int, float]] = {}
+        self._failed: dict[str, tuple[int, float]] = {}
         """Pod key -> number of failed patches, and when to try again."""
         self.pods.subscribe(self._on_pod)
 
@@ -87,25 +86,25 @@ class Opener:
             await asyncio.sleep(CHECK_INTERVAL_S if not overdue or self._max_wait_s >= 0 else 0.2)
 
     def overdue(self) -> list[GroupPod]:
-        """The pods whose gate should have been opened by now, those that wait longest first; a refused patch backs off."""
+        """Pods whose gate should be open by now, oldest first; without those whose patch failed and backs off."""
         now = self._clock()
-        found = [
+        gated = [
             pod
             for pod in self.pods
-            if pod.gated and pod.is_active and now >= self._refused.get(pod.metadata.key, (0, 0.0))[1]
+            if pod.gated and pod.is_active and now >= self._failed.get(pod.metadata.key, (0, 0.0))[1]
         ]
-        overdue = found if self._max_wait_s < 0 else [pod for pod in found if self._is_overdue(pod)]
+        overdue = gated if self._max_wait_s < 0 else [pod for pod in gated if self._is_overdue(pod)]
         return sorted(overdue, key=_created)
 
     def _is_overdue(self, pod: GroupPod) -> bool:
-        """While other gates hold a pod, ours delays nothing; its wait counts from the opening of the last of them."""
+        """Whether the pod has waited too long since its creation or since its last other gate opened; other gates are not overdue."""
         since = max(_created(pod), self._others_opened_at.get(pod.metadata.key, 0.0))
         return not pod.other_gates and since <= self._clock() - self._max_wait_s
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if new is None:
             self._others_opened_at.pop(key, None)
-            self._refused.pop(key, None)
+            self._failed.pop(key, None)
         elif old is not None and old.other_gates and not new.other_gates:
             self._others_opened_at[key] = self._clock()
 
@@ -118,9 +117,9 @@ class Opener:
                 PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
-            failures = self._refused.get(metadata.key, (0, 0.0))[0] + 1
-            self._refused[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
-            log.change(metadata.key, str(error), "a gate could not be opened", pod=metadata.key, error=error)
+            failures = self._failed.get(metadata.key, (0, 0.0))[0] + 1
+            self._failed[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
+            log.change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
         log.warning("opened an overdue gate", pod=metadata.key)
 

@@ -29,7 +29,7 @@ _OPEN = {"$patch": "delete", "name": GATE}
 
 
 def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
-    """How a pod's decision is delivered; always by affinity for schedulers without our extender."""
+    """How a pod's placement is delivered; always by affinity for schedulers without our extender."""
     if not serves(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
@@ -51,10 +51,10 @@ def release_patch(
         state: the cluster.
         config: the section ``scheduler``.
         pod: gated.
-        target: where the plan wants it, None without a plan.
-        hostname: the label of the target's host, in affinity mode; empty without one.
+        target: of the plan; None without a plan.
+        hostname: the hostname label of the target's node, for affinity mode; empty if unknown.
         may_require_zones: whether zones may be required; false if required terms could not be met before.
-        keep_user_affinity: the pod gets no terms of ours, because the plan found no place for it, and an autoscaler reads its affinity.
+        keep_user_affinity: add no terms of ours, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _target_annotation(target)
@@ -79,8 +79,8 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
 
     Args:
         pod: unschedulable so far.
-        target: its new target, None to leave the old one.
-        reason: what has changed; must differ from the last one.
+        target: its new target; None to keep the old one.
+        reason: must differ from that of the last retry.
     """
     return _patch(pod, {RETRY_ANNOTATION: reason, **_target_annotation(target)}, {})
 

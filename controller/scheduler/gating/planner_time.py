@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SEARCH_S, SHARED_SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 1.0, 0.5, 60.0
-"""The search of one plan: for a namespace that has used no planner time lately, while other groups wait, and for a namespace that
+"""Longest search of one plan: for a namespace that has used no planner time lately, while other groups wait, and for a namespace that
 has used much. 5,000 pods on 10,000 nodes take 2 s."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
-"""Time that a replica, and a dependency, add to a plan."""
+"""Estimated time of a plan per replica and per dependency."""
 
 
 class PlannerTime:
-    """Seconds of the planner that each namespace has used lately: what it used counts half after `HALF_LIFE_S`."""
+    """Planner time that each namespace has used lately, in seconds; use counts half after `HALF_LIFE_S`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -24,16 +24,16 @@ class PlannerTime:
         return used_s * 0.5 ** ((self._clock() - at) / HALF_LIFE_S) if used_s else 0.0
 
     def add(self, namespace: str, seconds: float) -> None:
-        """A plan of the namespace took so long."""
+        """Record the time of a plan for the namespace."""
         now = self._clock()
         self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < 10 * HALF_LIFE_S}
         self._used[namespace] = (self.used_s(namespace) + seconds, now)
 
     def used_after_s(self, namespace: str, replicas: int, dependencies: int) -> float:
-        """Seconds used once a group of this size is planned, for fair queueing."""
+        """Seconds used after a plan of this size, for fair queueing."""
         return self.used_s(namespace) + REPLICA_S * replicas + DEPENDENCY_S * dependencies
 
     def search_s(self, namespace: str, *, others_wait: bool) -> float:
-        """The longest search that the namespace's next plan may have."""
-        most_s = SHARED_SEARCH_S if others_wait else SEARCH_S
-        return max(min(SEARCH_S - self.used_s(namespace), most_s), LEAST_SEARCH_S)
+        """The longest search for the namespace's next plan."""
+        longest_s = SHARED_SEARCH_S if others_wait else SEARCH_S
+        return max(min(SEARCH_S - self.used_s(namespace), longest_s), LEAST_SEARCH_S)

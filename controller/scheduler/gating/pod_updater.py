@@ -29,7 +29,7 @@ log = logs.get("controller.scheduler.gating.pod_updater")
 
 _AT_ONCE = 16
 RETRIABLE_STATUSES = frozenset({404, 409, 429})
-"""Answers after which the next reconcile decides: the pod is gone, has changed, or the server has too much to do."""
+"""Statuses after which the next reconciliation decides again: the pod is gone, has changed, or the server is overloaded."""
 
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
@@ -45,15 +45,15 @@ class _Review(msgspec.Struct, frozen=True):
 _decode_review = msgspec.json.Decoder(_Review).decode
 
 RELEASE_NOTES = {
-    "no-group": "gate opened without an order: no AppGroup {group} came up in time",
+    "no-group": "gate opened without an order: AppGroup {group} was not created in time",
     "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
     "waited": "gate opened out of order: it was held for {wait:.0f} s, as long as any pod may be",
-    "unplaced": "gate opened out of order: the group's plan has no place for it, so that an autoscaler gets to see it",
+    "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
 }
 
 
 class PodWriter:
-    """Patches pods as we saw them, and remembers what it wrote until the store has it."""
+    """Patches or deletes pods if they are unchanged, and keeps what it wrote until the store has it."""
 
     def __init__(self, client: Client, pods: GroupPods) -> None:
         self._client, self._pods = client, pods
@@ -77,7 +77,7 @@ class PodWriter:
         return after
 
     async def delete(self, pod: GroupPod) -> Literal["deleted", "changed", "forbidden"]:
-        """Delete a pending pod, so that its owner makes another; changed when it has since, as by being bound.
+        """Delete a pending pod, so that its owner creates another; ``changed`` if it has changed since, for example was bound.
 
         Raises:
             ApiError: the API server refuses.
@@ -95,43 +95,41 @@ class PodWriter:
 
 
 async def may_delete(client: Client) -> bool:
-    """Whether the API server would let us delete pods; no, where it does not answer."""
-    asked = {"verb": "delete", "resource": "pods"}
+    """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": asked},
+        "spec": {"resourceAttributes": {"verb": "delete", "resource": "pods"}},
     }
     try:
-        answer = await client.request("POST", _ACCESS_REVIEWS, body=body)
-        allowed = _decode_review(answer).status.allowed
+        allowed = _decode_review(await client.request("POST", _ACCESS_REVIEWS, body=body)).status.allowed
     except (KubekitError, *DECODE_ERRORS) as error:
-        log.change("deletion", str(error), "whether stale pods may be deleted is not known", error=error)
+        log.change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
         return False
     log.change(
         "deletion",
         "" if allowed else "forbidden",
-        "stale pods may be deleted"
+        "pending pods in affinity mode may be replaced"
         if allowed
-        else "zones are not required of pods in affinity mode: the component replace-pending gives "
-        "the right to delete pods, without which they could not be replaced",
+        else "zones are only preferred in affinity mode, because pending pods may not be deleted; "
+        "the component replace-pending gives this right",
     )
     return allowed
 
 
 async def run_all(work: Iterable[Awaitable[None]]) -> None:
-    """Do everything, a few at a time; what fails keeps nothing else from being done, and the first failure is raised last."""
+    """Await all, a few at a time; the first failure is raised after all have ended."""
     failures: list[BaseException] = []
     pending = list(work)
     for begin in range(0, len(pending), _AT_ONCE):
-        found = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
-        failures += [failure for failure in found if failure is not None]
-        del found
+        results = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
+        failures += [failure for failure in results if failure is not None]
+        del results
     try:
         if failures:
             raise failures[0]
     finally:
-        # An error knows the frames that it went through: one that is named in them would keep all that they have.
+        # Breaks the cycle of the error, its traceback and this frame, which would keep the round's objects in memory.
         del failures
 
 
@@ -139,12 +137,12 @@ class PodUpdater:
     """Opens gates, and requeues or replaces unschedulable pods.
 
     Args:
-        writer: patches pods.
-        state: the cluster in the rules' eyes.
-        node_cache: the hosts.
-        stuck: knows of which pods no zone may be demanded.
+        writer: patches and deletes pods.
+        state: the cluster, for the rules.
+        node_cache: the nodes.
+        stuck: decides which pods may get required zones.
         config: the section ``scheduler``.
-        metrics: where to count.
+        metrics: of gates and plans.
         recorder: for events on pods.
         clock: seconds since 1970.
     """
@@ -165,7 +163,7 @@ class PodUpdater:
         self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
 
     async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
-        """Open these gates. A pod whose gate cannot be opened keeps no other from going.
+        """Open these gates; a failure does not stop the others.
 
         Raises:
             ApiError: of the first gate that could not be opened.
@@ -189,8 +187,13 @@ class PodUpdater:
         except ApiError as error:
             if not 400 <= error.status < 500 or error.status in RETRIABLE_STATUSES:
                 raise
-            # If a part of the patch is forbidden, open the gate without it.
-            log.change(f"release/{group}", error.message, "decision refused by the API server", error=error)
+            # An admission policy may forbid annotations or affinity: open the gate without them.
+            log.change(
+                f"release/{group}",
+                error.message,
+                "the API server refuses annotations or affinity, the gate is opened without them",
+                error=error,
+            )
             after = await self._writer.patch(pod, opening_patch(pod))
         if after is not None:
             self._count(group, release)

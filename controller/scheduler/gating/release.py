@@ -25,32 +25,30 @@ found no place for it."""
 DEBOUNCE_S = 0.5
 """Pods of a group are created one by one; the plan should know all of them."""
 ROLLOUT_PAUSE_S = 20.0
-"""In which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
-PENDING = "the plan of its group is being made"
+"""Time in which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
+PLAN_PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
-"""Causes that wait for no plan."""
+"""Causes that do not wait for a plan."""
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
     """A group's pods, and what the release depends on.
 
     Attributes:
-        order: workload selector -> place in the order; empty for a group that does not exist.
-        exists: whether the AppGroup does.
         pods: its pods, finished ones included.
+        order: workload selector -> position in the order; None when the AppGroup does not exist.
         replicas: workload selector -> how many pods it declares; absent where that is not known.
-        members: numMembers of the group.
+        members: the group's numMembers.
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
         others_opened_at: see `GroupPods`.
-        planned: keys of pods that have a place while another plan is being made, None if no plan is pending; the others wait for it.
-        awaiting_room: keys of pods whose places are held by pods that a rollout is about to replace.
+        planned: keys of pods that the current plan places while a new plan is being made, and others wait for it; None if none is.
+        awaiting_room: keys of pods whose node is full until a rollout removes the pods that they replace.
     """
 
-    order: Mapping[str, int]
-    exists: bool
     pods: Sequence[GroupPod]
+    order: Mapping[str, int] | None = None
     replicas: Mapping[str, int] = {}
     members: int = 0
     seen_at: Mapping[str, float] = {}
@@ -82,12 +80,12 @@ class ReleaseDecision(msgspec.Struct, frozen=True):
 
 
 def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseDecision:
-    """Decide whose gates to open.
+    """Decide which gates to open.
 
     Args:
         queue: the group.
         now: wall clock, seconds since 1970.
-        config: how long to wait for what.
+        config: the longest waits.
     """
     return _Decider(queue, now, config).decide()
 
@@ -95,7 +93,7 @@ def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseD
 def settles_in_s(queue: GroupQueue, now: float) -> float:
     """Seconds until the group's pods count as complete; 0 if they do now.
 
-    While pods are missing and one came just now, more will come, and the plan should know them all.
+    Pods are created one after the other: while some are missing and one came just now, more will come.
     """
     live: Counter[str] = Counter(pod.workload for pod in queue.pods if pod.is_active)
     if live.total() >= queue.members and all(live[selector] >= count for selector, count in queue.replicas.items()):
@@ -105,7 +103,7 @@ def settles_in_s(queue: GroupQueue, now: float) -> float:
 
 
 class _Blocker(NamedTuple):
-    """The first workload in the order that delays those after it, and why; none has an infinite position."""
+    """The first workload in the order that delays later ones, and why; an infinite position stands for no workload."""
 
     position: float = math.inf
     reason: str = ""
@@ -117,18 +115,19 @@ class _Decider:
     def __init__(self, queue: GroupQueue, now: float, config: GatesConfig) -> None:
         self._queue, self._now, self._config = queue, now, config
         self._live: dict[str, list[GroupPod]] = defaultdict(list)
+        self._order = queue.order or {}
         self._finished: set[str] = set()
-        self._begun: set[str] = set()
+        self._has_bound: set[str] = set()
         for pod in queue.pods:
             if pod.is_active:
                 self._live[pod.workload].append(pod)
                 if pod.spec.node_name:
-                    self._begun.add(pod.workload)
+                    self._has_bound.add(pod.workload)
             elif pod.metadata.deletion_timestamp is None:
                 self._finished.add(pod.workload)
         self._wakes: list[float] = []
         self._settles_s = settles_in_s(queue, now)
-        sequence = sorted(queue.order.items(), key=lambda entry: entry[1])
+        sequence = sorted(self._order.items(), key=lambda entry: entry[1])
         self._unbound = self._first(sequence, self._unbound_reason)
         self._short = self._first(sequence, self._short_reason)
         self._absent = self._first(sequence, self._absent_reason)
@@ -142,82 +141,85 @@ class _Decider:
         releases: list[Release] = []
         waiting: dict[str, str] = {}
         gated = [pod for pods in self._live.values() for pod in pods if pod.gated]
-        last = len(self._queue.order) + 1
-        ordered = sorted(gated, key=lambda p: (self._queue.order.get(p.workload, last), p.metadata.key))
+        ordered = sorted(gated, key=lambda p: (self._order.get(p.workload, math.inf), p.metadata.key))
         decided = {pod.metadata.key: self._decide_pod(pod) for pod in ordered}
-        together = self._pod_groups(ordered, decided)
+        cause_of_pod_group = self._decide_pod_groups(ordered, decided)
         for pod in ordered:
             cause, reason = decided[pod.metadata.key]
             if pod.pod_group and not pod.other_gates:
-                cause, reason = together[pod.pod_group], reason or "its PodGroup is held by another scheduling gate"
+                cause, reason = (
+                    cause_of_pod_group[pod.pod_group],
+                    reason or "its PodGroup is held by another scheduling gate",
+                )
             if cause is not None:
                 releases.append(Release(pod, cause))
             else:
                 waiting[pod.metadata.key] = reason
-        late = self._unplanned(releases)
+        unplanned = self._unplanned(releases)
         again_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
-        going = tuple(release for release in releases if release.pod.metadata.key not in late)
-        return ReleaseDecision(going, waiting | dict.fromkeys(late, PENDING), again_s)
+        planned = tuple(release for release in releases if release.pod.metadata.key not in unplanned)
+        return ReleaseDecision(planned, waiting | dict.fromkeys(unplanned, PLAN_PENDING), again_s)
 
     def _unplanned(self, releases: Sequence[Release]) -> set[str]:
-        """Keys of the pods that wait for the plan that is being made, and of the others of their PodGroups."""
-        planned = self._queue.planned
-        if planned is None:
+        """Keys of pods that wait for the plan that is being made, and of the other pods of their PodGroups."""
+        if self._queue.planned is None:
             return set()
-        late = {r.pod.metadata.key for r in releases if r.cause not in FORCED} - planned
-        groups = {r.pod.pod_group for r in releases if r.pod.metadata.key in late} - {""}
-        return late | {r.pod.metadata.key for r in releases if r.pod.pod_group in groups}
+        unplanned = {r.pod.metadata.key for r in releases if r.cause not in FORCED} - self._queue.planned
+        groups = {r.pod.pod_group for r in releases if r.pod.metadata.key in unplanned} - {""}
+        return unplanned | {r.pod.metadata.key for r in releases if r.pod.pod_group in groups}
 
     @staticmethod
-    def _pod_groups(
+    def _decide_pod_groups(
         ordered: Sequence[GroupPod], decided: Mapping[str, tuple[Cause | None, str]]
     ) -> dict[str, Cause | None]:
-        """Why all pods of a PodGroup go, None where they wait. kube-scheduler binds none of them before it has them all, so
-        they go with the first whose turn it is, unless another gate holds one of them.
+        """PodGroup -> why all of its pods are released; None where they wait.
+
+        kube-scheduler binds no pod of a PodGroup before it has all of them. So the first whose turn it is releases all, unless one
+        has another gate.
         """
         held = {pod.pod_group for pod in ordered if pod.other_gates}
-        found: dict[str, Cause | None] = {}
+        causes: dict[str, Cause | None] = {}
         for pod in ordered:
             cause, _ = decided[pod.metadata.key]
-            goes = pod.pod_group not in held or cause in FORCED
-            found[pod.pod_group] = found.get(pod.pod_group) or (cause if goes else None)
-        return found
+            may_go = pod.pod_group not in held or cause in FORCED
+            causes[pod.pod_group] = causes.get(pod.pod_group) or (cause if may_go else None)
+        return causes
 
     def _decide_pod(self, pod: GroupPod) -> tuple[Cause | None, str]:
         if pod.other_gates:
-            # It is not scheduled before they open; until then our gate delays nothing, and its plan is kept.
+            # Until those open the pod is not scheduled, so that our gate delays nothing.
             return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
         age_s = min(pod.age_s(self._now), self._now - self._queue.others_opened_at.get(pod.metadata.key, -math.inf))
         if age_s >= self._config.max_wait_s:
             return "waited", ""
         self._wakes.append(self._config.max_wait_s - age_s)
-        patient = age_s < self._config.missing_workload_timeout_s
-        if not self._queue.exists or pod.workload not in self._queue.order:
-            if not patient:
-                return ("no-workload" if self._queue.exists else "no-group"), ""
+        if pod.workload not in self._order:
+            exists = self._queue.order is not None
+            if age_s >= self._config.missing_workload_timeout_s:
+                return ("no-workload" if exists else "no-group"), ""
             self._wakes.append(self._config.missing_workload_timeout_s - age_s)
-            return None, "its AppGroup has no such workload" if self._queue.exists else "its AppGroup does not exist"
+            return None, "its AppGroup has no such workload" if exists else "its AppGroup does not exist"
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
-        reason = self._held_back(pod, age_s)
+        reason = self._delay_reason(pod, age_s)
         if not reason and pod.metadata.key in self._queue.awaiting_room:
             reason = "its node has no room until the pods that it replaces are gone"
             self._wakes.append(ROLLOUT_PAUSE_S)
         return (None, reason) if reason else ("turn", "")
 
-    def _held_back(self, pod: GroupPod, age_s: float) -> str:
-        """Why a pod that has a place, or may get one, does not go yet; empty when it does."""
+    def _delay_reason(self, pod: GroupPod, age_s: float) -> str:
+        """Why a pod has to wait for other pods; empty when it does not."""
         if self._settles_s > 0:
             self._wakes.append(self._settles_s)
             return "the group's pods are still being created"
-        position = self._queue.order[pod.workload]
+        position = self._order[pod.workload]
         if self._unbound.position < position:
             return self._unbound.reason
         if age_s >= self._config.missing_workload_timeout_s:
             return ""
-        # Of a workload that has run already this is a scale-out or a successor: the group stands, and what it has no pods
-        # of, such as a Job that is done and swept away, is not about to come.
-        first = self._short if pod.workload in self._begun else min(self._short, self._absent)
+        # If its workload has bound pods, this one comes from a scale-out or a rollout. Workloads that have no pods by then, such as
+        # a Job that was deleted after it finished, are not expected.
+        first = self._short if pod.workload in self._has_bound else min(self._short, self._absent)
         if first.position < position:
             self._wakes.append(self._config.missing_workload_timeout_s - age_s)
             return first.reason
@@ -225,23 +227,24 @@ class _Decider:
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._live.get(selector, ()):
-            waits = pod.other_gates or pod.metadata.key in self._queue.awaiting_room or self._given_up(pod)
-            if not pod.spec.node_name and not waits:
+            skipped = pod.other_gates or pod.metadata.key in self._queue.awaiting_room or self._is_given_up(pod)
+            if not pod.spec.node_name and not skipped:
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
         return ""
 
     def _short_reason(self, selector: str) -> str:
         missing = self._queue.replicas.get(selector, 0) - len(self._live.get(selector, ()))
-        return f"workload {selector} comes first, and misses {missing} pods" if missing > 0 else ""
+        return f"workload {selector} comes first, and {missing} of its pods are missing" if missing > 0 else ""
 
     def _absent_reason(self, selector: str) -> str:
-        """Its number of pods is unknown; one is expected, unless it had some that are finished."""
+        """Where the number of replicas is unknown, one pod is expected, unless the workload had pods that have finished."""
         known = selector in self._queue.replicas or selector in self._finished or self._live.get(selector)
         return "" if known else f"workload {selector} comes first, and its pods do not exist yet"
 
-    def _given_up(self, pod: GroupPod) -> bool:
-        """Whether the scheduler found no place for a pod: as the plan foresaw, for so long that others go first, or possibly for want of
-        a pod after it that its pod affinity requires.
+    def _is_given_up(self, pod: GroupPod) -> bool:
+        """Whether later workloads no longer wait for a pod for which the scheduler found no node.
+
+        So it is if the plan has no node for it either, if its pod affinity may require a pod that comes later, or after a time.
         """
         if pod.gated or not pod.found_no_node:
             return False
@@ -250,8 +253,8 @@ class _Decider:
             near is not None and near.required_during_scheduling_ignored_during_execution
         ):
             return True
-        found = pod.condition("PodScheduled")
-        since = found.last_transition_time if found is not None else None
+        scheduled = pod.condition("PodScheduled")
+        since = scheduled.last_transition_time if scheduled is not None else None
         left_s = parse_time(since) + self._config.missing_workload_timeout_s - self._now if since else 0.0
         if left_s > 0:
             self._wakes.append(left_s)

@@ -1,4 +1,4 @@
-"""Hosts that are reserved for the replacements of evicted pods."""
+"""Nodes that are reserved for the replacements of evicted pods, until these exist."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.requests import Amounts, add
 
 
-class Expected(msgspec.Struct, frozen=True):
-    """A replacement that is meant for a host.
+class ExpectedReplacement(msgspec.Struct, frozen=True):
+    """A pod that is going to replace an evicted one.
 
     Attributes:
         workload: its selector.
-        target: the host.
-        known: keys of the pods that were there when its predecessor was evicted.
-        until: end of the wait for it.
-        requests: what its predecessor asked for.
+        target: the node that is reserved for it.
+        existing: keys of the group's pods at the eviction, none of which is the replacement.
+        until: when the reservation ends.
+        requests: of the evicted pod.
     """
 
     workload: str
     target: Target
-    known: frozenset[str]
+    existing: frozenset[str]
     until: float
     requests: Amounts = {}
 
-    def fits(self, pod: GroupPod) -> bool:
-        """Whether a pod may be the one."""
-        return pod.waiting and self.is_new(pod)
-
-    def is_new(self, pod: GroupPod) -> bool:
-        """Whether a pod is of the workload, and was not there at the time."""
-        return pod.workload == self.workload and pod.metadata.key not in self.known
+    def matches(self, pod: GroupPod) -> bool:
+        """Whether a pod is of the workload, and was created after the eviction."""
+        return pod.workload == self.workload and pod.metadata.key not in self.existing
 
 
 class ExpectedReplacements:
     """Expected replacements of all groups."""
 
     def __init__(self) -> None:
-        self._by_group: dict[str, list[Expected]] = {}
+        self._by_group: dict[str, list[ExpectedReplacement]] = {}
 
-    def add(self, group: str, expected: Expected) -> None:
+    def add(self, group: str, expected: ExpectedReplacement) -> None:
         """Add an expected replacement of a group's pod."""
         self._by_group.setdefault(group, []).append(expected)
 
@@ -52,34 +48,33 @@ class ExpectedReplacements:
         self._by_group.pop(group, None)
 
     def drop_expired(self, now: float) -> int:
-        """Forget those whose wait has ended; returns how many."""
+        """Drop ended reservations; returns how many."""
         before = sum(map(len, self._by_group.values()))
         left = {group: [e for e in expected if e.until > now] for group, expected in self._by_group.items()}
         self._by_group = {group: expected for group, expected in left.items() if expected}
         return before - sum(map(len, left.values()))
 
-    def add_promises_to_others(
-        self, found: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[GroupPod]]
+    def add_requests_of_others(
+        self, reserved: dict[str, Amounts], group: str, pods_of: Callable[[str], Sequence[GroupPod]]
     ) -> None:
-        """Add to host -> amounts what those of other groups will ask for that have yet to be made."""
-        for other, coming in self._by_group.items():
+        """Add to node -> reserved amounts the requests of other groups' replacements that do not exist yet."""
+        for other, expected_pods in self._by_group.items():
             if other == group:
                 continue
             pods = [pod for pod in pods_of(other) if pod.is_active]
-            # Those that have come are promised their room by their own plan.
-            come = Counter(pod.workload for pod in pods if any(expected.is_new(pod) for expected in coming))
-            for expected in coming:
-                if come[expected.workload]:
-                    come[expected.workload] -= 1
-                    continue
-                add(found.setdefault(expected.target.node, {}), expected.requests)
+            # The plan of their own group reserves for those that exist.
+            existing = Counter(pod.workload for pod in pods if any(expected.matches(pod) for expected in expected_pods))
+            for expected in expected_pods:
+                if existing[expected.workload]:
+                    existing[expected.workload] -= 1
+                else:
+                    add(reserved.setdefault(expected.target.node, {}), expected.requests)
 
-    def with_targets(self, found: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
-        """Pod key -> target, with those of the group's pods that have come as replacements."""
+    def with_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
+        """Pod key -> target, with the reserved nodes of the group's replacements that exist."""
         for expected in self._by_group.get(group, ()):
-            replacement = next(
-                (pod.metadata.key for pod in pods if expected.fits(pod) and pod.metadata.key not in found), None
-            )
+            waiting = (pod.metadata.key for pod in pods if pod.waiting and expected.matches(pod))
+            replacement = next((key for key in waiting if key not in targets), None)
             if replacement is not None:
-                found[replacement] = expected.target
-        return found
+                targets[replacement] = expected.target
+        return targets

@@ -1,6 +1,6 @@
-"""Resources that plans have reserved on nodes, for all groups.
+"""Resources that plans have reserved on nodes, and nodes that the scheduler refused, for all groups.
 
-What the scheduler refused is not asked for again until something about that host has changed.
+A refused node is not planned again until it has changed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import msgspec
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts, add, first_insufficient, host_requests_of
-from controller.scheduler.gating.retries import class_of
+from controller.scheduler.gating.retries import owner_key
 
-_REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
+_MAX_OWNERS, _MAX_REFUSALS = 10_000, 1_000
 
 
 class _Reservation(msgspec.Struct, frozen=True):
-    """Reserved resources of a host for a pod; of a gated one not in use yet."""
+    """Resources of a node that are reserved for a pod; a gated pod does not use them yet."""
 
     group: str
     amounts: Amounts
@@ -26,18 +26,18 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """A host when the scheduler refused it for a pod: usage of bound pods, and reservations of others."""
+    """A node at the time when the scheduler refused it for the pod ``key``; ``usage`` is by bound pods and other reservations."""
 
     key: str
     host: Host | None
-    taken: Amounts
+    usage: Amounts
 
 
 class ReservationCache:
-    """Reservations by group and host, and refused hosts by class of pods.
+    """Reservations by group and node, and refused nodes by owner of pods.
 
     Args:
-        node_cache: the hosts, and what bound pods use of them.
+        node_cache: the nodes, and what bound pods use of them.
     """
 
     def __init__(self, node_cache: NodeCache) -> None:
@@ -68,12 +68,12 @@ class ReservationCache:
             self.host_requests_of(pod)
 
     def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
-        """Replace a group's reservations: hosts of its pods that are not counted there yet.
+        """Replace a group's reservations.
 
         Args:
             group: its key.
-            pods: each with its host.
-            leaving: node -> requests of the group's pods that a rollout is about to replace there: room that its own pods take first.
+            pods: those that the usage of their nodes does not include yet, each with its node.
+            leaving: node -> requests of the group's pods that a rollout is about to replace there; reservations use that room first.
         """
         self._leaving[group] = leaving
         before = self._held.pop(group, {})
@@ -99,21 +99,21 @@ class ReservationCache:
             del self._leaving[group]
 
     def release(self, key: str) -> None:
-        """Count a released pod on its host from now on, before the watch shows it."""
+        """Count a pod's reservation as used, because its gate is opened, before the watch shows it."""
         self._released.add(key)
         node = self._held.get(self._group_of.get(key, ""), {}).get(key)
         if node is not None:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], gated=False)
 
-    def record_progress(self, group: str, *, begun: bool, whole: bool) -> None:
-        """Record a group's progress. Groups that have not started and cannot start whole give up their reservations to groups that have.
+    def record_progress(self, group: str, *, has_started: bool, is_complete: bool) -> None:
+        """Record a group's progress. Started groups may use the reservations of groups that have not started and have no complete plan.
 
         Args:
             group: its key.
-            begun: whether any of its pods is bound.
-            whole: whether its plan has a place for each of them.
+            has_started: whether any of its pods is bound.
+            is_complete: whether its plan has a node for each of them.
         """
-        for groups, belongs in ((self._started, begun), (self._idle, not begun and not whole)):
+        for groups, belongs in ((self._started, has_started), (self._idle, not has_started and not is_complete)):
             if belongs:
                 groups.add(group)
             else:
@@ -121,12 +121,12 @@ class ReservationCache:
 
     @property
     def idle(self) -> frozenset[str]:
-        """Groups that have no pod running and cannot start whole."""
+        """Groups that have not started and whose plan does not place all of their pods."""
         return frozenset(self._idle)
 
     @property
     def freed(self) -> int:
-        """Counts how often room came back: a bound pod went, or a reservation ended."""
+        """Counts events that free resources: a bound pod is gone, or a reservation has ended."""
         return self.node_cache.freed + self.ended
 
     def _remove(self, key: str, node: str) -> None:
@@ -137,88 +137,89 @@ class ReservationCache:
             self._by_node.pop(node, None)
 
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
-        """Host -> reservations of all other groups, beyond what the hosts count already."""
-        return {node: taken for node in self._by_node if (taken := self.others_on(group, node))}
+        """Node -> reservations of all other groups, beyond its usage."""
+        return {node: amounts for node in self._by_node if (amounts := self.others_on(group, node))}
 
-    def others_on(self, group: str, node: str, *, now: bool = False) -> Amounts:
-        """Reservations of others on a host; with ``now`` only of released pods."""
+    def others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
+        """Reservations of other groups on a node, of all of their pods or only of those whose gate is open."""
         by_group: dict[str, Amounts] = {}
         for key, reservation in self._by_node.get(node, {}).items():
             if reservation.group == group or self.node_cache.assigned_node(key) or self._gives_way(reservation, group):
                 continue
-            if not (now and reservation.gated):
+            if not (released_only and reservation.gated):
                 add(by_group.setdefault(reservation.group, {}), reservation.amounts)
-        found: Amounts = {}
+        total: Amounts = {}
         for other, amounts in by_group.items():
-            freed = {} if now else self._leaving.get(other, {}).get(node, {})
-            add(found, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
-        return found
+            freed = {} if released_only else self._leaving.get(other, {}).get(node, {})
+            add(total, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
+        return total
 
-    def has_room(self, group: str, node: str, wanted: Amounts, *, now: bool = False) -> bool:
-        """Whether a host has room beside its pods and `others_on` it."""
+    def has_room(self, group: str, node: str, wanted: Amounts, *, released_only: bool = False) -> bool:
+        """Whether a node has room beside its pods and the reservations of `others_on` it."""
         host = self.node_cache.hosts.get(node)
         if host is None:
             return False
         return not first_insufficient(
-            wanted, host.allocatable, self.node_cache.used.get(node, {}), self.others_on(group, node, now=now)
+            wanted,
+            host.allocatable,
+            self.node_cache.used.get(node, {}),
+            self.others_on(group, node, released_only=released_only),
         )
 
     def _gives_way(self, reservation: _Reservation, group: str) -> bool:
         return reservation.gated and group in self._started and reservation.group in self._idle
 
     def refuse(self, pod: GroupPod, node: str) -> None:
-        """Record that the scheduler refused a host; pods of its class are not sent there until the host changes or a reservation
-        ends.
-        """
-        hosts = self._refused.setdefault(class_of(pod), {})
+        """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or room comes."""
+        hosts = self._refused.setdefault(owner_key(pod), {})
         hosts.pop(node, None)
         key = pod.metadata.key
-        hosts[node] = _Refusal(key, self.node_cache.hosts.get(node), self._taken_on(node, key))
-        if len(hosts) > _REFUSALS_PER_CLASS:
+        hosts[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
+        if len(hosts) > _MAX_REFUSALS:
             hosts.pop(next(iter(hosts)))
-        if len(self._refused) > _REMEMBERED_CLASSES:
+        if len(self._refused) > _MAX_OWNERS:
             self._refused.pop(next(iter(self._refused)))
 
     def refused(self, pods: Iterable[GroupPod]) -> dict[str, frozenset[str]]:
-        """Pod key -> hosts that were refused to its like and have not changed since."""
+        """Pod key -> nodes that were refused to a pod of its owner and have not changed since."""
         if not self._refused:
             return {}
-        known: dict[str, frozenset[str]] = {}
-        found: dict[str, frozenset[str]] = {}
+        by_owner: dict[str, frozenset[str]] = {}
+        refused: dict[str, frozenset[str]] = {}
         for pod in pods:
-            its_class = class_of(pod)
-            if its_class not in known:
-                known[its_class] = self._still_refused(its_class)
-            if known[its_class]:
-                found[pod.metadata.key] = known[its_class]
-        return found
+            owner = owner_key(pod)
+            if owner not in by_owner:
+                by_owner[owner] = self._still_refused(owner)
+            if by_owner[owner]:
+                refused[pod.metadata.key] = by_owner[owner]
+        return refused
 
-    def _taken_on(self, node: str, key: str) -> Amounts:
-        """Usage of a host's pods, and reservations of others there."""
-        found = dict(self.node_cache.used.get(node, {}))
+    def _usage_beside(self, key: str, node: str) -> Amounts:
+        """Usage of a node by bound pods, and by reservations for other pods than this one."""
+        usage = dict(self.node_cache.used.get(node, {}))
         for other, reservation in self._by_node.get(node, {}).items():
             if other != key and not self.node_cache.assigned_node(other):
-                add(found, reservation.amounts)
-        return found
+                add(usage, reservation.amounts)
+        return usage
 
-    def _still_refused(self, its_class: str) -> frozenset[str]:
-        hosts = self._refused.get(its_class)
+    def _still_refused(self, owner: str) -> frozenset[str]:
+        hosts = self._refused.get(owner)
         if hosts is None:
             return frozenset()
-        for node in [node for node, then in hosts.items() if self._changed(node, then)]:
+        for node in [node for node, refusal in hosts.items() if self._has_changed(node, refusal)]:
             del hosts[node]
         if not hosts:
-            del self._refused[its_class]
+            del self._refused[owner]
         return frozenset(hosts)
 
-    def _changed(self, node: str, then: _Refusal) -> bool:
-        taken = self._taken_on(node, then.key)
-        return self.node_cache.hosts.get(node) != then.host or any(
-            taken.get(n, 0) < value for n, value in then.taken.items()
+    def _has_changed(self, node: str, refusal: _Refusal) -> bool:
+        usage = self._usage_beside(refusal.key, node)
+        return self.node_cache.hosts.get(node) != refusal.host or any(
+            usage.get(name, 0) < value for name, value in refusal.usage.items()
         )
 
-    def holders(self) -> Iterable[str]:
-        """Groups that have reservations."""
+    def groups(self) -> Iterable[str]:
+        """Keys of the groups that have reservations."""
         return self._held.keys()
 
     def forget(self, key: str) -> None:

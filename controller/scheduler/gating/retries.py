@@ -1,9 +1,9 @@
-"""Handles pods for which the scheduler found no node: requeues or replaces them. Pure but for its memory.
+"""Decides about pods for which the scheduler found no node: requeues or replaces them.
 
 kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for an event of nodes or pods,
 or for five minutes. A change of the pod itself requeues it at once, so we annotate it. In affinity mode the placement is fixed in
 the pod, so the pod is deleted if its owner replaces it without a penalty. If required terms could not be met, later pods of that
-class get preferred terms only.
+owner get preferred terms only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from controller.scheduler.state import State
 from kubekit.owners import controller_of
 from kubekit.waiting import backoff_s
 
-OUR_WORDS = "Workload dependencies"
-"""In every reason that the extender refuses a node for."""
-RETRY_EVERY_S, _LONGEST_RETRY_S, _FREE_TRIES = 1.0, 60.0, 8
-"""After some retries, a pod is retried with exponential back-off."""
+REFUSAL_TEXT = "Workload dependencies"
+"""Part of every reason for which the extender refuses a node."""
+RETRY_EVERY_S, _LONGEST_RETRY_S, _QUICK_TRIES = 1.0, 60.0, 8
+"""After the quick tries, a pod is retried with exponential back-off."""
 REPLACE_AFTER_S, _LONGEST_BACKOFF_S = 10.0, 600.0
-"""A pod with fixed affinity is replaced after it was unschedulable for so long; doubles with each pod of its owner."""
-_REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
+"""A pod with fixed affinity is replaced after this time without a node; doubles with each pod of its owner."""
+_MAX_REPLACED, _MAX_UNMET = 1000, 10_000
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A pod to be tried again.
+    """A pod to requeue in the scheduler.
 
     Attributes:
-        answer: identifies the filter's current answer.
+        answer: hash of the filter's current answer.
     """
 
     pod: GroupPod
@@ -49,18 +49,18 @@ class Replace(msgspec.Struct, frozen=True):
     note: str
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """A pod with fixed affinity that cannot be replaced, to be reported."""
+class Report(msgspec.Struct, frozen=True):
+    """A pod with fixed affinity that needs a person, because it cannot be replaced."""
 
     pod: GroupPod
     note: str
 
 
-Action = Retry | Replace | Tell
+Action = Retry | Replace | Report
 
 
 class _Pending(msgspec.Struct):
-    """What is known of a pod that found no node: since when, the filter's last answer, its retries, what was done about it."""
+    """History of a pod that found no node: since when, the filter's last answer, its retries, and what was done about it."""
 
     since: float
     answer: int | None = None
@@ -74,7 +74,7 @@ class StuckPods:
     """Remembers the filter's answer for each stuck pod, and how often an owner's pods were replaced.
 
     Attributes:
-        may_delete: whether the controller has the right to.
+        may_delete: whether the controller may delete pods.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -82,6 +82,7 @@ class StuckPods:
         self._pending: dict[str, _Pending] = {}
         self._replaced: dict[str, tuple[float, int]] = {}
         self._unmet: dict[str, None] = {}
+        """Owners of pods whose required terms could not be met."""
         self.may_delete = True
 
     def forget(self, key: str) -> None:
@@ -90,21 +91,21 @@ class StuckPods:
 
     def may_require_zones(self, pod: GroupPod) -> bool:
         """Whether zones may be required of a pod: only if it can be replaced, and such terms worked before."""
-        return self.may_delete and is_replaceable(pod) and class_of(pod) not in self._unmet
+        return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._unmet
 
     def on_forbidden(self, pod: GroupPod) -> None:
         """The API server forbade the deletion of this pod."""
         if pod.metadata.key in self._pending:
             self._pending[pod.metadata.key].is_forbidden = True
 
-    def plan(
+    def decide(
         self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
     ) -> tuple[list[Action], float | None]:
-        """Decide about a group's unschedulable pods, and when to check again.
+        """Actions for a group's unschedulable pods, and seconds until the next check; None to wait for a change.
 
         Args:
-            pods: the group's.
-            plan: its plan, in which stuck pods are not held to their old targets.
+            pods: of the group.
+            plan: of the group, which may have new targets for stuck pods.
             state: the cluster.
             now: wall clock.
         """
@@ -117,31 +118,31 @@ class StuckPods:
                 continue
             self._pending.setdefault(key, _Pending(now))
             target = plan.targets.get(key) if plan is not None else None
-            frozen = placement_of_pod(pod, self._config, state) == "affinity"
-            action, wait_s = (self._replacement if frozen else self._retry)(pod, target, state, now)
+            is_fixed = placement_of_pod(pod, self._config, state) == "affinity"
+            action, wait_s = (self._decide_replacement if is_fixed else self._decide_retry)(pod, target, state, now)
             if action is not None:
                 actions.append(action)
             if wait_s is not None:
                 waits.append(wait_s)
         return actions, min(waits, default=None)
 
-    def _retry(
+    def _decide_retry(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
         pending, before = self._pending[pod.metadata.key], target_of(pod)
-        moved = target is not None and (before is None or before.node != target.node)
-        answer = _answer(state, pod)
-        found = pod.condition("PodScheduled")
-        ours = found is not None and OUR_WORDS in found.message
-        changed = ours and pending.answer != answer
-        # Filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
-        narrowed = before is not None and pending.answer is None
-        if not moved and not changed and not narrowed:
+        has_moved = target is not None and (before is None or before.node != target.node)
+        answer = _hash_of_answer(state, pod)
+        scheduled = pod.condition("PodScheduled")
+        is_refused_by_us = scheduled is not None and REFUSAL_TEXT in scheduled.message
+        has_new_answer = is_refused_by_us and pending.answer != answer
+        # So far the filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
+        is_first_retry = before is not None and pending.answer is None
+        if not has_moved and not has_new_answer and not is_first_retry:
             return None, None
-        left_s = pending.tried_at + backoff_s(pending.tries + 1 - _FREE_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
+        left_s = pending.tried_at + backoff_s(pending.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
         if left_s > 0:
             return None, left_s
-        patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
+        patch = retry_patch(pod, target if has_moved else None, f"{now:.3f}")
         return Retry(pod, patch, answer), None
 
     def on_retried(self, retry: Retry, now: float) -> None:
@@ -150,23 +151,23 @@ class StuckPods:
         if pending is not None:
             pending.answer, pending.tried_at, pending.tries = retry.answer, now, pending.tries + 1
 
-    def _replacement(
+    def _decide_replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
         pending = self._pending[pod.metadata.key]
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
-            # No affinity of ours excludes nodes; the scheduler retries it anyway.
+            # Our affinity excludes no node, and the scheduler retries the pod by itself.
             return None, None
         left_s = pending.since + REPLACE_AFTER_S - now
         if left_s > 0:
             return None, left_s
         before = target_of(pod)
-        moved = before is not None and target is not None and before.location != target.location
-        answer = _answer(state, pod)
+        has_moved = before is not None and target is not None and before.location != target.location
+        answer = _hash_of_answer(state, pod)
         pending.answer = answer if pending.answer is None else pending.answer
         if not self.may_delete or pending.is_forbidden or not is_replaceable(pod):
             return self._give_up(pod), None
-        if moved or pending.answer != answer:
+        if has_moved or pending.answer != answer:
             return self._replace(pod, target, now)
         self._remember_unmet(pod)
         return Replace(
@@ -174,51 +175,51 @@ class StuckPods:
         ), None
 
     def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
-        """Replace a pod for which there is another place, with exponential back-off per owner."""
-        owner = class_of(pod)
+        """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
+        owner = owner_key(pod)
         last, times = self._replaced.get(owner, (float("-inf"), 0))
         left_s = last + backoff_s(times + 1, REPLACE_AFTER_S, _LONGEST_BACKOFF_S) - now
         if left_s > 0:
             return None, left_s
         self._replaced.pop(owner, None)
         self._replaced[owner] = (now, times + 1)
-        if len(self._replaced) > _REMEMBERED_OWNERS:
+        if len(self._replaced) > _MAX_REPLACED:
             self._replaced.pop(next(iter(self._replaced)))
         where = f"; zone {target.zone} has room" if target is not None else ""
         note = f"no node is left where its frozen node affinity allows, and the costs have moved{where}"
         return Replace(pod, note), None
 
-    def _give_up(self, pod: GroupPod) -> Tell | None:
-        """The pod cannot be replaced: we lack the right, or it has no owner that replaces it."""
+    def _give_up(self, pod: GroupPod) -> Report | None:
+        """Report once that the pod cannot be replaced: we lack the right, or it has no owner that replaces it."""
         self._remember_unmet(pod)
         pending = self._pending[pod.metadata.key]
         if pending.is_reported:
             return None
         pending.is_reported = True
-        who = (
+        cause = (
             "the controller has no right to delete it"
             if is_replaceable(pod)
             else "its owner would not replace it without a penalty"
         )
-        note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed again"
-        return Tell(pod, note)
+        note = f"no node is left where its frozen node affinity allows, and {cause}: delete it to have it placed again"
+        return Report(pod, note)
 
     def _remember_unmet(self, pod: GroupPod) -> None:
-        self._unmet[class_of(pod)] = None
-        if len(self._unmet) > _REMEMBERED_CLASSES:
+        self._unmet[owner_key(pod)] = None
+        if len(self._unmet) > _MAX_UNMET:
             self._unmet.pop(next(iter(self._unmet)))
 
 
-def class_of(pod: GroupPod) -> str:
-    """The class of equal pods: those of one owner; each of a StatefulSet is its own, because of its volumes."""
+def owner_key(pod: GroupPod) -> str:
+    """Identifies equal pods, which have one owner; each pod of a StatefulSet counts for itself, because of its volumes."""
     owner = controller_of(pod.metadata)
     if owner is None:
         return pod.metadata.key
     return f"{owner.uid}/{pod.metadata.name}" if owner.kind == "StatefulSet" else owner.uid
 
 
-def _answer(state: State, pod: GroupPod) -> int:
-    """A number that changes when filter's answer for the pod changes."""
+def _hash_of_answer(state: State, pod: GroupPod) -> int:
+    """Hash of the filter's answer for the pod."""
     score_table = state.score_table_of(pod)
     if score_table.neutral:
         return hash(score_table.neutral)

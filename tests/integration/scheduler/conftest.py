@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,18 +34,19 @@ from kubekit.runtime import supervise
 from kubekit.wire import NODES, PODS, Node, Object, Resource
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
+from tests.support.bodies import appgroup_spec, weight_body
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
 ADMISSION = {
-    kind: Resource("admissionregistration.k8s.io", "v1", f"{kind.lower().removesuffix('y')}ies", kind, namespaced=False)
-    if kind.endswith("y")
-    else Resource("admissionregistration.k8s.io", "v1", f"{kind.lower()}s", kind, namespaced=False)
-    for kind in (
-        "MutatingAdmissionPolicy",
-        "MutatingAdmissionPolicyBinding",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
+    f"{prefix}AdmissionPolic{ending[0]}": Resource(
+        "admissionregistration.k8s.io",
+        "v1",
+        f"{prefix.lower()}admissionpolic{ending[1]}",
+        f"{prefix}AdmissionPolic{ending[0]}",
+        namespaced=False,
     )
+    for prefix in ("Mutating", "Validating")
+    for ending in (("y", "ies"), ("yBinding", "ybindings"))
 }
 PROFILE = "network-aware-scheduler"
 DEADLINE_S = 150.0
@@ -170,8 +171,7 @@ def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
     async def make(*names: str, costs: dict[tuple[str, str], int] | None = None, **fields: Any) -> None:
         for name in names:
             await ready_node(f"n-{name}", zone=name, region="r", **fields)
-        far = {(a, b): 40 for a in names for b in names if a != b}
-        await set_costs(client, namespace, costs or far)
+        await set_costs(client, namespace, costs or {(a, b): 40 for a in names for b in names if a != b})
 
     return make
 
@@ -235,34 +235,16 @@ async def create_pod(
 async def create_group(
     client: Client,
     namespace: str,
-    edges: dict[str, list[tuple[str, int]]],
+    calls: Mapping[str, Mapping[str, int]],
     *,
     name: str = "a1",
     algorithm: str = "KahnSort",
     members: int | None = None,
     elsewhere: dict[str, str] | None = None,
 ) -> AppGroup:
-    """An AppGroup whose workloads are named like their selectors, some of them in other namespaces."""
-
-    def reference(selector: str) -> dict[str, str]:
-        there = (elsewhere or {}).get(selector)
-        named = {"kind": "Deployment", "name": selector.lower(), "selector": selector}
-        return {**named, "namespace": there} if there else named
-
-    workloads = [
-        {
-            "workload": reference(selector),
-            "dependencies": [{"workload": reference(d), "maxNetworkCost": most} for d, most in dependencies],
-        }
-        for selector, dependencies in edges.items()
-    ]
-    spec = {"numMembers": members or len(edges), "topologySortingAlgorithm": algorithm, "workloads": workloads}
-    body = {
-        "apiVersion": APPGROUPS.api_version,
-        "kind": APPGROUPS.kind,
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    """An AppGroup: caller -> callee -> maxNetworkCost; ``elsewhere`` has the namespaces of workloads in others."""
+    spec = appgroup_spec(calls, members=members or len(calls), algorithm=algorithm, namespaces=elsewhere)
+    body = {**APPGROUPS.type_meta, "metadata": {"name": name}, "spec": spec}
     return await client.create(APPGROUPS, body, AppGroup, namespace=namespace)
 
 
@@ -271,23 +253,10 @@ async def set_costs(
     namespace: str,
     zones: dict[tuple[str, str], int],
     regions: dict[tuple[str, str], int] | None = None,
-    *,
-    weight: str = "UserDefined",
 ) -> NetworkTopology:
     """The NetworkTopology nt-default of a namespace with these costs, created or replaced."""
-    levels = []
-    for key, costs in (("topology.kubernetes.io/region", regions or {}), ("topology.kubernetes.io/zone", zones)):
-        origins: dict[str, list[dict[str, Any]]] = {}
-        for (origin, destination), cost in costs.items():
-            origins.setdefault(origin, []).append({"destination": destination, "networkCost": cost})
-        entries = [{"origin": origin, "costList": listed} for origin, listed in sorted(origins.items())]
-        levels.append({"topologyKey": key, "originList": entries})
-    body = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": NETWORK_TOPOLOGIES.kind,
-        "metadata": {"name": "nt-default"},
-        "spec": {"configmapName": "netperf-metrics", "weights": [{"name": weight, "topologyList": levels}]},
-    }
+    spec = {"configmapName": "netperf-metrics", "weights": [weight_body(zones, regions)]}
+    body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     return await client.apply(
         NETWORK_TOPOLOGIES, "nt-default", body, NetworkTopology, field_manager="tests", namespace=namespace
     )

@@ -81,7 +81,7 @@ async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
     for zone in ("a", "b"):
         await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "8"})
     await set_costs(client, namespace, NEAR_A)
-    await create_group(client, namespace, {"A": [("B", 10)], "B": []})
+    await create_group(client, namespace, {"A": {"B": 10}, "B": {}})
 
     async def pods() -> list[GroupPod]:
         return [pod for pod in await client.list(PODS, GroupPod, namespace=namespace) if pod.workload == "A"]

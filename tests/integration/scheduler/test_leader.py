@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mar
 FAR = {("a", "b"): 40, ("b", "a"): 40}
 NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
 FOREIGN = "somebodys.example/gate"
-ALONE: dict[str, list[tuple[str, int]]] = {"P0": [], "P1": []}
+ALONE: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}
 
 
 class Powerless:
@@ -141,7 +141,7 @@ async def test_room_of_a_deleted_group_is_free_for_others(
         )
 
         async def reserved() -> bool:
-            return bool(controller.plans.assumed.reserved_by_others(""))
+            return bool(controller.plans.reservations.reserved_by_others(""))
 
         await until(lambda: _open(client, guest, "theirs"))
         assert await reserved()
@@ -169,7 +169,7 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
 ) -> None:
     """Asked for when a leadership begins, not learned from a pod that is stuck."""
     await zones("a", "b")
-    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
+    await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
     template = {
         "metadata": {"labels": labels},

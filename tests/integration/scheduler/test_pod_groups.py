@@ -67,7 +67,7 @@ async def test_gates_of_one_pod_group_open_together(
     for node, zone in (("n-a", "a"), ("n-b", "b")):
         await ready_node(node, zone=zone, region="r", capacity={"cpu": "3"})
     await set_costs(client, namespace, FAR)
-    await create_group(client, namespace, {"A": [("B", 10)], "B": []}, members=3)
+    await create_group(client, namespace, {"A": {"B": 10}, "B": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 3)
     config = SchedulerConfig(gates=PATIENT, placement=placement)
     async with scheduling(config):
@@ -87,7 +87,7 @@ async def test_hypothetical_placements_use_nothing_up(
     for node in nodes:
         await ready_node(node, zone="a", region="r", capacity={"cpu": "2"})
     await set_costs(client, namespace, FAR)
-    await create_group(client, namespace, {"A": []}, members=3)
+    await create_group(client, namespace, {"A": {}}, members=3)
     await create_pod_group(client, namespace, "gang", 4)
     config = SchedulerConfig(gates=PATIENT)
     async with scheduling(config):
@@ -111,8 +111,8 @@ async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
     for node in ("n-1", "n-2", "n-3"):
         await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
     await set_costs(client, namespace, FAR)
-    await create_group(client, namespace, {"A": []}, members=50)
-    await create_group(client, namespace, {"B": []}, members=30, name="a2")
+    await create_group(client, namespace, {"A": {}}, members=50)
+    await create_group(client, namespace, {"B": {}}, members=30, name="a2")
     await create_pod_group(client, namespace, "gang", 50)
     members, others = [f"m{i:02}" for i in range(50)], [f"o{i:02}" for i in range(30)]
     config = SchedulerConfig(gates=PATIENT)

@@ -60,7 +60,7 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
 ) -> None:
     """P1 wants to be near P2, in zone a; the volume of one replica, not the first by name, is in zone b."""
     await zones("a", "b")
-    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=4)
+    await create_group(client, namespace, {"P1": {"P2": 50}, "P2": {}}, members=4)
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
     stateful = {
         "metadata": {"name": "p1"},
@@ -99,7 +99,7 @@ async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
     await ready_node("n-a", zone="a", region="r")
     await ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
     await set_costs(client, namespace, FAR)
-    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=4)
+    await create_group(client, namespace, {"P1": {"P2": 50}, "P2": {}}, members=4)
     spec = workload_of("P1", {"netaware.io/placement": "affinity"})
     deployment = {"metadata": {"name": "p1"}, "spec": spec}
 

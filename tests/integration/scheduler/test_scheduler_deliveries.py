@@ -46,7 +46,7 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
     """Nobody waits for a workload before it that has no place either: with these waits, one would be seen in ten minutes."""
     await zones("a", capacity={"cpu": "2"})
     chain = ("P1", "P2", "P3", "P4")
-    await create_group(client, namespace, {a: [(b, 10)] for a, b in pairwise(chain)} | {"P4": []})
+    await create_group(client, namespace, {a: {b: 10} for a, b in pairwise(chain)} | {"P4": {}})
     names = [workload.lower() for workload in chain]
     config = SchedulerConfig(gates=PATIENT)
     async with scheduling(config):
@@ -82,7 +82,7 @@ async def test_gates_open_where_no_controller_does(
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
     await scheduler()
-    await create_group(client, namespace, {"A": []})
+    await create_group(client, namespace, {"A": {}})
     for name in ("one", "two"):
         await create_pod(client, namespace, name, group="a1", workload="A")
     opener = Opener(client, max_wait_s=1.0)
@@ -99,7 +99,7 @@ async def test_pods_are_evicted_only_where_the_filter_lets_the_pod_in_then(
 ) -> None:
     """P1 belongs near P2, in zone a. Both zones are full of pods that P1 may evict; those of zone b are left alone."""
     await zones("a", "b", capacity={"cpu": "2"})
-    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
+    await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     urgent = f"urgent-{namespace}"
     body = {"metadata": {"name": urgent}, "value": 1000, "globalDefault": False}
     await client.create(PRIORITIES, body, Object)

@@ -84,7 +84,7 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
 ) -> None:
     """Two chains of two pods; each node holds two. Zone b is far from all: a and c get a chain each."""
     await zones("a", "b", "c", capacity={"cpu": "2"}, costs=FAR)
-    await create_group(client, namespace, {"W": [("X", 10)], "X": [], "Y": [("Z", 10)], "Z": [("X", 30)]})
+    await create_group(client, namespace, {"W": {"X": 10}, "X": {}, "Y": {"Z": 10}, "Z": {"X": 30}})
     config = SchedulerConfig(placement=mode)
     async with scheduling(config):
         for workload in "WXYZ":
@@ -113,7 +113,7 @@ async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
 ) -> None:
     """No extender at all, the default profile; pods are made by a Deployment, whose zone is then required."""
     await zones("a", "b")
-    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=4)
+    await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}}, members=4)
     async with scheduling(asks=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
         labels = {
@@ -150,7 +150,7 @@ async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as
     for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
         await ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
     await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
-    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
+    await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
     own: dict[str, Any] = {
         "requiredDuringSchedulingIgnoredDuringExecution": {
             "nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]
@@ -181,9 +181,9 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
     """No such group, no such workload, a cycle, workloads that never come, an earlier pod that never fits."""
     await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, missing_workload_timeout_s=2))
-    await create_group(client, namespace, {"A": [("B", 5)], "B": [("A", 5)]}, name="cycle")
-    await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="absent", algorithm="ReverseKahn")
-    await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="huge", algorithm="ReverseKahn")
+    await create_group(client, namespace, {"A": {"B": 5}, "B": {"A": 5}}, name="cycle")
+    await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="absent", algorithm="ReverseKahn")
+    await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, name="huge", algorithm="ReverseKahn")
     async with scheduling(config, asks=False):
         await create_pod(client, namespace, "orphan", group="unknown", workload="A")
         await create_pod(client, namespace, "stranger", group="absent", workload="C")
@@ -205,7 +205,7 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
     config = SchedulerConfig(gates=GatesConfig(max_wait_s=120, missing_workload_timeout_s=60))
-    await create_group(client, namespace, {"A": [("B", 5)], "B": []}, algorithm="ReverseKahn")
+    await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, algorithm="ReverseKahn")
     async with scheduling(config, asks=False):
         await create_pod(client, namespace, "a", group="a1", workload="A")
         async with asyncio.timeout(DEADLINE_S):
@@ -284,7 +284,7 @@ async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
         annotated = {"metadata": {"annotations": {"netaware.io/target": "x"}}}
         with pytest.raises(ApiError, match=r"^422 .*not here"):
             await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), DEADLINE_S)
-        await create_group(client, namespace, {"A": []})
+        await create_group(client, namespace, {"A": {}})
         async with scheduling(asks=False):
             await create_pod(client, namespace, "a", group="a1", workload="A")
             await until_bound(client, namespace, "a")

@@ -38,7 +38,7 @@ async def eight_nodes(ready_node: MakeNode, client: Client, namespace: str, most
         region = "us-west-1" if i <= 4 else "us-east-1"
         await ready_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
     await set_costs(client, namespace, ZONES, REGIONS)
-    await create_group(client, namespace, {"P1": [("P2", most)], "P2": []})
+    await create_group(client, namespace, {"P1": {"P2": most}, "P2": {}})
 
 
 async def pin(client: Client, namespace: str, name: str, workload: str, node: str) -> None:
@@ -131,7 +131,7 @@ async def test_a_change_of_costs_brings_a_refused_pod_back(
     await ready_node("far", zone="z3", region="us-east-1", capacity={"cpu": "2"})
     await set_costs(client, namespace, {}, REGIONS)
     await ready_node("near", zone="z1", region="us-west-1", capacity={"cpu": "2"})
-    await create_group(client, namespace, {"P1": [("P2", 15)], "P2": []})
+    await create_group(client, namespace, {"P1": {"P2": 15}, "P2": {}})
     async with extender() as url, lead():
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "near")

@@ -261,8 +261,8 @@ async def stage(
     for node, zone in made.zone_of.items():
         await ready_node(node, zone=zone, region="r" if zone else "", capacity={"cpu": "4"})
     await set_costs(client, namespace, BOTH_WAYS)
-    edges = {a: [(b, LIMIT)] for a, b in pairwise(CHAIN)} | {CHAIN[-1]: []}
-    await create_group(client, namespace, edges, members=REPLICAS * len(CHAIN), algorithm="ReverseKahn")
+    calls: dict[str, dict[str, int]] = {a: {b: LIMIT} for a, b in pairwise(CHAIN)} | {CHAIN[-1]: {}}
+    await create_group(client, namespace, calls, members=REPLICAS * len(CHAIN), algorithm="ReverseKahn")
     async with made.objects, made.extender, made.leader:
         await scheduler(extender_url=await made.extender.enter_async_context(extender(made.config)))
         await made.restart_leader()

@@ -22,6 +22,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
+from tests.support.bodies import appgroup_spec, weight_body
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -152,17 +153,11 @@ def group_of(
     case: Case, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
 ) -> AppGroup:
     """The AppGroup of a case; workloads are w0, w1, ...; annotations without their prefix, and ``_`` for ``-``."""
-    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(len(case.replicas))]
-    workloads = [
-        {
-            "workload": reference,
-            "dependencies": [
-                {"workload": references[j], "maxNetworkCost": most} for i, j, most in case.edges if i == position
-            ],
-        }
-        for position, reference in enumerate(references)
-    ]
-    spec = {"numMembers": sum(case.replicas), "topologySortingAlgorithm": algorithm, "workloads": workloads}
+    calls = {
+        f"w{caller}": {f"w{j}": most for i, j, most in case.edges if i == caller}
+        for caller in range(len(case.replicas))
+    }
+    spec = appgroup_spec(calls, members=sum(case.replicas), algorithm=algorithm)
     notes = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
     meta = {"name": name, "namespace": namespace, "annotations": notes}
     return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
@@ -170,16 +165,8 @@ def group_of(
 
 def weight_of(case: Case, name: str = "UserDefined") -> WeightInfo:
     """Costs between the zones of a case."""
-    origins = [
-        {
-            "origin": f"z{a}",
-            "costList": [{"destination": f"z{b}", "networkCost": cost} for b, cost in enumerate(row) if a != b],
-        }
-        for a, row in enumerate(case.cost)
-    ]
-    return msgspec.convert(
-        {"name": name, "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}, WeightInfo
-    )
+    costs = {(f"z{a}", f"z{b}"): cost for a, row in enumerate(case.cost) for b, cost in enumerate(row) if a != b}
+    return msgspec.convert(weight_body(costs, name=name), WeightInfo)
 
 
 def pods_of(case: Case, **spec: Any) -> list[GroupPod]:

@@ -22,6 +22,7 @@ from controller.scheduler.placement.planner import Plan, PlanningError, plan_gro
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
 from kubekit.wire import Node
+from tests.support.bodies import appgroup_spec
 
 
 class Declarations:
@@ -70,23 +71,13 @@ class World:
 
     def add_group(self, key: str, members: int, dense: int = 0) -> None:
         """A group whose workload P1 calls P2, beside so many workloads of which each calls all others."""
+        others = [f"w{i}" for i in range(dense)]
+        calls = {"P1": {"P2": 9}, "P2": {}} | {a: {b: 9 for b in others if b != a} for a in others}
+        self.put_group(key, calls, members)
+
+    def put_group(self, key: str, calls: Mapping[str, Mapping[str, int]], members: int) -> None:
         namespace, _, name = key.partition("/")
-        selectors = ("P1", "P2", *(f"w{i}" for i in range(dense)))
-        references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in selectors}
-        called = {"P1": ["P2"], "P2": []}
-        workloads = [
-            {
-                "workload": reference,
-                "dependencies": [
-                    {"workload": references[s], "maxNetworkCost": 9}
-                    for s in called.get(caller, selectors[2:])
-                    if s != caller
-                ],
-            }
-            for caller, reference in references.items()
-        ]
-        spec = {"numMembers": members, "workloads": workloads}
-        body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        body = {"metadata": {"name": name, "namespace": namespace}, "spec": appgroup_spec(calls, members=members)}
         self.state.on_group_change(key, None, msgspec.convert(body, AppGroup))
 
     def add_pod(self, group: str, name: str, workload: str, cpu: int) -> GroupPod:
@@ -130,7 +121,7 @@ class World:
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
         self.node_cache.on_pod_change(key, None, None)
-        self.plans.assumed.forget(key)
+        self.plans.reservations.forget(key)
 
     def of(self, group: str) -> list[GroupPod]:
         namespace, _, label = group.partition("/")
@@ -154,9 +145,9 @@ class World:
         bound: dict[str, int] = {}
         for other in self.pods.values():
             if other.spec.node_name:
-                cpu = self.plans.assumed.host_requests_of(other)["cpu"]
+                cpu = self.plans.reservations.host_requests_of(other)["cpu"]
                 bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
-        wanted, carried = self.plans.assumed.host_requests_of(pod)["cpu"], target_of(pod)
+        wanted, carried = self.plans.reservations.host_requests_of(pod)["cpu"], target_of(pod)
         free = [n for n in self.node_cache.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
         if carried is not None and carried.node in free and not pod.found_no_node:
             return carried.node
@@ -172,7 +163,7 @@ class World:
                 target = targets.get(pod.metadata.key)
                 node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
                 if node:
-                    taken[node] = taken.get(node, 0) + self.plans.assumed.host_requests_of(pod)["cpu"]
+                    taken[node] = taken.get(node, 0) + self.plans.reservations.host_requests_of(pod)["cpu"]
                 if pod.gated:
                     promised.add(node)
         return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)

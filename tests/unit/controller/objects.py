@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,8 +17,7 @@ from controller.cluster.resources import (
     WeightInfo,
 )
 from controller.cluster.services import Service
-
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+from tests.support.bodies import REGION, ZONE, appgroup_spec
 
 __all__ = [
     "REGION",
@@ -32,12 +31,11 @@ __all__ = [
     "appgroup",
     "group_pod",
     "service",
-    "weight_info",
 ]
 
 
 def appgroup(
-    needs: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    calls: Mapping[str, Mapping[str, Any]],
     *,
     name: str = "g",
     algorithm: str = "KahnSort",
@@ -45,24 +43,11 @@ def appgroup(
     generation: int = 1,
     status: AppGroupStatus | None = None,
 ) -> AppGroup:
-    """An AppGroup of namespace shop.
-
-    Args:
-        needs: selector of a workload -> selector of a dependency -> what is demanded of it. Who is needed and not named
-            as a workload is none.
-    """
-
-    def reference(selector: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": f"{selector}-deployment", "selector": selector}
-
-    workloads = [
-        {"workload": reference(one), "dependencies": [{"workload": reference(d), **more} for d, more in below.items()]}
-        for one, below in needs.items()
-    ]
-    spec = {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads}
+    """An AppGroup of namespace shop, with calls as in `appgroup_spec`."""
+    spec = appgroup_spec(calls, members=members, algorithm=algorithm)
     body = {"metadata": {"name": name, "namespace": "shop", "generation": generation}, "spec": spec}
-    found = msgspec.convert(body, AppGroup)
-    return found if status is None else msgspec.structs.replace(found, status=status)
+    made = msgspec.convert(body, AppGroup)
+    return made if status is None else msgspec.structs.replace(made, status=status)
 
 
 def group_pod(
@@ -86,18 +71,6 @@ def group_pod(
     if leaving:
         metadata["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     return msgspec.convert({"metadata": metadata, "spec": {"nodeName": on}, "status": {"phase": phase}}, GroupPod)
-
-
-def weight_info(name: str, levels: Mapping[str, Iterable[tuple[str, str, Mapping[str, Any]]]]) -> WeightInfo:
-    """A weight: topology key -> origin, destination and what is said of their way."""
-    topologies = []
-    for key, ways in levels.items():
-        lists: dict[str, list[dict[str, Any]]] = {}
-        for origin, destination, said in ways:
-            lists.setdefault(origin, []).append({"destination": destination, **said})
-        origins = [{"origin": origin, "costList": entries} for origin, entries in lists.items()]
-        topologies.append({"topologyKey": key, "originList": origins})
-    return msgspec.convert({"name": name, "topologyList": topologies}, WeightInfo)
 
 
 def service(

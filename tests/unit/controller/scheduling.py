@@ -13,9 +13,9 @@ from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.wire import Node, Object
+from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
-REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 Costs = Mapping[tuple[str, str], int]
 
 
@@ -28,39 +28,17 @@ def node(name: str, region: str, zone: str, **allocatable: str) -> Node:
     return msgspec.convert(body, Node)
 
 
-def weight(zones: Costs, regions: Costs | None = None, name: str = "UserDefined") -> dict[str, Any]:
-    levels = []
-    for key, costs in ((REGION, regions or {}), (ZONE, zones)):
-        origins = [{"origin": a, "costList": [{"destination": b, "networkCost": c}]} for (a, b), c in costs.items()]
-        levels.append({"topologyKey": key, "originList": origins})
-    return {"name": name, "topologyList": levels}
-
-
 def topology_of(*weights: Mapping[str, Any]) -> NetworkTopology:
     body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
     return msgspec.convert(body, NetworkTopology)
 
 
 def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
-    return topology_of(weight(zones, regions))
+    return topology_of(weight_body(zones, regions))
 
 
 def app_group(calls: Mapping[str, Mapping[str, int]], namespace: str = "default") -> AppGroup:
-    """Caller -> callee -> maxNetworkCost; who calls nobody has an empty entry."""
-
-    def reference(selector: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": selector, "selector": selector}
-
-    workloads = [
-        {
-            "workload": reference(caller),
-            "dependencies": [
-                {"workload": reference(callee), "maxNetworkCost": most} for callee, most in callees.items()
-            ],
-        }
-        for caller, callees in calls.items()
-    ]
-    body = {"metadata": {"name": "a1", "namespace": namespace}, "spec": {"workloads": workloads}}
+    body = {"metadata": {"name": "a1", "namespace": namespace}, "spec": appgroup_spec(calls)}
     return msgspec.convert(body, AppGroup)
 
 

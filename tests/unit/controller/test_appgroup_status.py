@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,16 +17,15 @@ from controller.cluster.membership import Membership
 from controller.cluster.services import ServiceIndex
 from kubekit.conditions import find_condition
 from kubekit.wire import Condition
+from tests.support.bodies import both_ways, weight_body
 from tests.unit.controller.objects import (
-    REGION,
     WORKLOAD_LABEL,
-    ZONE,
     AppGroup,
     AppGroupStatus,
     GroupPod,
+    WeightInfo,
     appgroup,
     service,
-    weight_info,
 )
 from tests.unit.controller.objects import group_pod as pod
 
@@ -38,24 +38,14 @@ NODES: dict[str, Location] = {
 }
 
 
-def costs() -> CostTable:
-    def level(*ways: tuple[str, str, int]) -> list[tuple[str, str, dict[str, int]]]:
-        both = [*ways, *((b, a, cost) for a, b, cost in ways)]
-        return [(origin, destination, {"networkCost": cost}) for origin, destination, cost in both]
-
-    return CostTable(weight_info("NetperfCosts", {REGION: level(("west", "east", 20)), ZONE: level(("z1", "z2", 5))}))
-
-
-def group(
-    needs: dict[str, dict[str, int]], *, members: int = 2, algorithm: str = "ReverseKahn", **more: Any
-) -> AppGroup:
-    demands = {one: {d: {"maxNetworkCost": cost} for d, cost in below.items()} for one, below in needs.items()}
-    return appgroup(demands, members=members, algorithm=algorithm, **more)
+WEIGHT = weight_body(both_ways({("z1", "z2"): 5}), both_ways({("west", "east"): 20}))
+COSTS = CostTable(msgspec.convert(WEIGHT, WeightInfo))
+group = partial(appgroup, members=2, algorithm="ReverseKahn")
 
 
 def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
     membership = Membership.from_objects([found], (), rules or NetworkOverheadArgs())
-    return gather(found, pods, NODES, more.pop("costs", costs()), membership, **more)
+    return gather(found, pods, NODES, more.pop("costs", COSTS), membership, **more)
 
 
 def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:

@@ -51,10 +51,10 @@ from kubekit.responses import RawPage
 from kubekit.wire import Node, Object, Resource
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.policy import CostPolicy
+from tests.support.bodies import REGION, ZONE, appgroup_spec, weight_body
 from tests.unit.controller.scheduling import state_with
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
-REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 HOME = "netaware-system"
 DEFAULT = SchedulerConfig()
 
@@ -281,22 +281,13 @@ def pod(workload: str, on: str, *, namespace: str = "x", phase: str = "Running")
 
 def group(namespace: str = "x", *, names: str = "", most: int = 5, third: str = "c") -> dict[str, Any]:
     """a depends on b, ``third`` on nobody; ``names`` is a namespace that its workloads name."""
-
-    def ref(selector: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": selector, "selector": selector, "namespace": names}
-
-    workloads = [
-        {"workload": ref("a"), "dependencies": [{"workload": ref("b"), "maxNetworkCost": most, "minBandwidth": "1M"}]},
-        {"workload": ref("b")},
-        {"workload": ref(third)},
-    ]
-    spec = {"numMembers": 2, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
+    calls: dict[str, dict[str, Any]] = {"a": {"b": {"maxNetworkCost": most, "minBandwidth": "1M"}}, "b": {}, third: {}}
+    spec = appgroup_spec(calls, members=2, namespaces=dict.fromkeys(calls, names))
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
 
 
 def weight(name: str, cost: int | None) -> dict[str, Any]:
-    entries = [] if cost is None else [{"origin": "z1", "costList": [{"destination": "z2", "networkCost": cost}]}]
-    return {"name": name, "topologyList": [{"topologyKey": ZONE, "originList": entries}] if entries else []}
+    return weight_body({("z1", "z2"): cost}, name=name) if cost is not None else {"name": name, "topologyList": []}
 
 
 def topology(*weights: dict[str, Any], namespace: str = "default", name: str = "nt-default") -> dict[str, Any]:
@@ -523,7 +514,7 @@ async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> No
 
 async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> None:
     twice = weight("NetperfCosts", 5)
-    twice["topologyList"][0]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
+    twice["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
     world = World(*NODES, *PODS, group(most=5), topology(twice))
     state = world.scheduler()
     assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost == 5

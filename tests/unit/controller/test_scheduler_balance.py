@@ -134,8 +134,8 @@ def test_a_dependency_without_traffic_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("spread", "where", "found"),
     [
-        ("zone", ("c1", "c2"), "all 2 replicas of w1 are in z2, and it is to survive a zone"),
-        ("zone", ("-1", "-1"), "all 2 replicas of w1 are on nodes without a zone, and it is to survive a zone"),
+        ("zone", ("c1", "c2"), "all 2 replicas of w1 are in z2, but its spread is zone"),
+        ("zone", ("-1", "-1"), "all 2 replicas of w1 are on nodes without a zone, but its spread is zone"),
         ("soft", ("c1", "c2"), ""),
         ("zone", ("c1",), ""),
     ],

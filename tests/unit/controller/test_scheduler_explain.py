@@ -154,7 +154,7 @@ def looked(
     keeper: StuckPods, pod: GroupPod, plan: Plan | None, state: State, now: float
 ) -> tuple[list[Action], float | None]:
     """What is to be done about a pod, and done."""
-    actions, again_s = keeper.plan([pod], plan, state, now)
+    actions, again_s = keeper.decide([pod], plan, state, now)
     for action in actions:
         if isinstance(action, Retry):
             keeper.on_retried(action, now)

@@ -59,7 +59,7 @@ async def play(seed: int) -> int:
             case "refuse" if pod.waiting and not pod.gated and not pod.found_no_node:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
                 if (carried := target_of(pod)) is not None:
-                    world.plans.assumed.refuse(world.pods[key], carried.node)
+                    world.plans.reservations.refuse(world.pods[key], carried.node)
             case "delete":
                 world.delete(group, key)
             case "add":
@@ -74,7 +74,7 @@ async def play(seed: int) -> int:
             elif world.plans.get_or_request(other, pods).pending:
                 await world.plans.make(other)
         # Who gives way to a group that has begun looks again.
-        for idle in world.plans.assumed.idle:
+        for idle in world.plans.reservations.idle:
             if world.plans.get_or_request(idle, world.of(idle)).pending:
                 await world.plans.make(idle)
         assert world.overbooked() == []
@@ -94,18 +94,18 @@ async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_
     first = world.plan_of("d/g1").targets["d/a"].node
     world.release("d/a", world.plan_of("d/g1").targets["d/a"])
     world.change("d/a", status={"conditions": UNSCHEDULABLE})
-    world.plans.assumed.refuse(world.pods["d/a"], first)
+    world.plans.reservations.refuse(world.pods["d/a"], first)
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
     await world.plans.make("d/g1")
     second = world.plan_of("d/g1").targets["d/a"].node
     assert second != first
-    assert world.plans.assumed.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
+    assert world.plans.reservations.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
     node = {
         "metadata": {"name": first, "labels": {"new": "label"}},
         "status": {"allocatable": {"cpu": "4", "pods": "9"}},
     }
     world.node_cache.on_node_change(first, None, msgspec.convert(node, Node))
-    assert world.plans.assumed.refused(world.of("d/g1")) == {}
+    assert world.plans.reservations.refused(world.of("d/g1")) == {}
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ async def test_a_host_that_refused_is_asked_again_when_room_comes(
     else:
         await world.plans.make("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.assumed.refuse(refused, "n00")
-    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+    world.plans.reservations.refuse(refused, "n00")
+    assert world.plans.reservations.refused([refused]) == {"d/a": frozenset({"n00"})}
     bind() if happens == "bind" else world.delete("d/g2", "d/b")
-    assert bool(world.plans.assumed.refused([refused])) == is_refused
+    assert bool(world.plans.reservations.refused([refused])) == is_refused
 
 
 async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> None:
@@ -141,10 +141,10 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 3)
     await world.plans.make("d/g1")
-    assert world.plans.assumed.reserved_by_others("d/g2")
+    assert world.plans.reservations.reserved_by_others("d/g2")
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
     world.plans.get_or_request("d/g1", world.of("d/g1"))
-    assert world.plans.assumed.reserved_by_others("d/g2") == {}
+    assert world.plans.reservations.reserved_by_others("d/g2") == {}
 
 
 async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
@@ -154,10 +154,10 @@ async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
     world.add_pod("d/g2", "b", "P1", 3)
     await world.plans.make("d/g2")
     refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.assumed.refuse(refused, "n00")
+    world.plans.reservations.refuse(refused, "n00")
     world.bind("d/b", "n00")
     world.seat("d/b")
-    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+    assert world.plans.reservations.refused([refused]) == {"d/a": frozenset({"n00"})}
 
 
 async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come_up_whole() -> None:
@@ -371,7 +371,7 @@ async def test_a_replacement_is_planned_for_the_host_that_was_promised_until_nob
         world.add_pod("d/g1", "new", "P1", 1)
         if promised:
             host = world.node_cache.hosts[promised]
-            world.plans.expect("d/g1", "P1", Target(host.location.zone, "r", promised), (), for_s=60)
+            world.plans.expect_replacement("d/g1", "P1", Target(host.location.zone, "r", promised), (), for_s=60)
         world.now += waits_s
         await world.plans.make("d/g1")
         return world.plan_of("d/g1").targets["d/new"].node
@@ -395,7 +395,9 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
 
     wanted = await other_goes_to()
     world.plans.drop("d/g2", world.of("d/g2"))
-    world.plans.expect("d/g1", "P1", Target("z1", "r", wanted), (), for_s=60, requests={"cpu": 3000, "pods": 1})
+    world.plans.expect_replacement(
+        "d/g1", "P1", Target("z1", "r", wanted), (), for_s=60, requests={"cpu": 3000, "pods": 1}
+    )
     elsewhere = await other_goes_to()
     assert elsewhere != wanted
     world.add_pod("d/g1", "heir", "P1", 3)

@@ -51,7 +51,7 @@ def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unsch
 
 def queue(*pods: GroupPod, order: str = "ABC", **changes: Any) -> GroupQueue:
     places = {selector: i for i, selector in enumerate(order, start=1)}
-    return GroupQueue(places, exists=True, pods=pods, **changes)
+    return GroupQueue(pods, places, **changes)
 
 
 def released(turns: ReleaseDecision) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ def test_a_workload_goes_when_those_before_it_are_bound_done_or_missing_for_long
 def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_listed() -> None:
     """Z is first, A second, M last."""
     places = {"M": 3, "A": 2, "Z": 1}
-    waiting = GroupQueue(places, exists=True, pods=(pod("m", "M"), pod("a", "A"), pod("z", "Z")))
+    waiting = GroupQueue((pod("m", "M"), pod("a", "A"), pod("z", "Z")), places)
     turns = plan_release(waiting, CREATED, CONFIG)
     assert released(turns) == [("z", "turn")]
     assert turns.waiting["d/a"] == turns.waiting["d/m"] == "workload Z comes first, and its pod z is not bound yet"
@@ -141,7 +141,7 @@ def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together()
 @pytest.mark.parametrize(
     ("unknown", "cause"),
     [
-        (GroupQueue({}, exists=False, pods=(pod("x", "A"),)), "no-group"),
+        (GroupQueue((pod("x", "A"),)), "no-group"),
         (queue(pod("x", "no-such-workload")), "no-workload"),
         (queue(pod("x", "")), "no-workload"),
     ],
@@ -176,8 +176,8 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
             made.append(unschedulable(f"p{i}", workload, age_s))
         else:
             made.append(pod(f"p{i}", workload, gated=kind == "gated", node="n" if kind == "bound" else "", age_s=age_s))
-    order = {"A": 1, "B": 2, "C": 3} if exists else {}
-    group = GroupQueue(order, exists=exists, pods=made, replicas=replicas, members=9, seen_at={})
+    order = {"A": 1, "B": 2, "C": 3} if exists else None
+    group = GroupQueue(made, order, replicas=replicas, members=9)
     gated = {p.metadata.key for p in made if p.gated}
     now = plan_release(group, CREATED, CONFIG)
     assert {r.pod.metadata.key for r in now.releases} | set(now.waiting) == gated

@@ -10,7 +10,7 @@ import pytest
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
+from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Report, Retry, StuckPods
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 
@@ -34,7 +34,7 @@ def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedu
 
 def look(stuck: StuckPods, pod: GroupPod, now: float, target: Target | None = None) -> list[Action]:
     plan = Plan({pod.metadata.key: target} if target is not None else {})
-    return stuck.plan([pod], plan, State(CONFIG, "netaware-system"), now)[0]
+    return stuck.decide([pod], plan, State(CONFIG, "netaware-system"), now)[0]
 
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
@@ -67,7 +67,7 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
     stuck = StuckPods(CONFIG)
     assert not stuck.may_require_zones(stuck_pod(kind))
     look(stuck, stuck_pod(kind), 0, ZONE_B)
-    assert [type(action) for action in look(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Tell]
+    assert [type(action) for action in look(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Report]
     assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
@@ -78,7 +78,7 @@ def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_reporte
     assert not stuck.may_require_zones(pod)
     look(stuck, pod, 0, ZONE_B)
     (told,) = look(stuck, pod, REPLACE_AFTER_S, ZONE_B)
-    assert isinstance(told, Tell)
+    assert isinstance(told, Report)
     assert look(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
     stuck.may_delete = True
     assert isinstance(look(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], Replace)
@@ -105,10 +105,10 @@ def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
     """kube-scheduler says SchedulerError then; the extender must not be asked for the same host for ever."""
     config = SchedulerConfig()
     stuck, pod = StuckPods(config), stuck_pod(reason="SchedulerError")
-    actions, _ = stuck.plan([pod], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
+    actions, _ = stuck.decide([pod], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
     assert [isinstance(action, Retry) for action in actions] == [True]
     gated = stuck_pod(reason="SchedulingGated")
-    assert stuck.plan([gated], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)[0] == []
+    assert stuck.decide([gated], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)[0] == []
 
 
 def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
@@ -116,7 +116,7 @@ def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
     stuck, state, tries = StuckPods(config), State(config, "netaware-system"), 0
     for second in [*range(3600), *range(3600, 120_000, 100)]:  # 2.0 ** 1024 overflows.
         target = Target("a", "r", f"n{second}")
-        actions, _ = stuck.plan([stuck_pod()], Plan({"d/p": target}), state, float(second))
+        actions, _ = stuck.decide([stuck_pod()], Plan({"d/p": target}), state, float(second))
         for action in actions:
             assert isinstance(action, Retry)
             stuck.on_retried(action, float(second))
@@ -129,8 +129,8 @@ def test_a_retry_is_due_until_it_is_written() -> None:
     """An API error in between loses nothing."""
     config = SchedulerConfig()
     stuck, state, plan = StuckPods(config), State(config, "netaware-system"), Plan({"d/p": ZONE_A})
-    assert len(stuck.plan([stuck_pod()], plan, state, 0.0)[0]) == 1
-    (action,), _ = stuck.plan([stuck_pod()], plan, state, 5.0)
+    assert len(stuck.decide([stuck_pod()], plan, state, 0.0)[0]) == 1
+    (action,), _ = stuck.decide([stuck_pod()], plan, state, 5.0)
     assert isinstance(action, Retry)
     stuck.on_retried(action, 5.0)
-    assert stuck.plan([stuck_pod()], plan, state, 100.0)[0] == []
+    assert stuck.decide([stuck_pod()], plan, state, 100.0)[0] == []

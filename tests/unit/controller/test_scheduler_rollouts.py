@@ -6,10 +6,7 @@ import random
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from controller.cluster.pods import target_of
-from controller.cluster.resources import AppGroup
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S
 from controller.scheduler.gating.release import GroupQueue, plan_release
 from kubekit.wire import format_time
@@ -31,23 +28,8 @@ class Cluster(World):
         self.bound_at: dict[str, float] = {}
         for g in range(groups):
             names = [name for name, group in self.services.items() if group == f"d/g{g}"]
-            edges = {a: [b] for a, b in pairwise(names)} | {names[-1]: []}
-
-            def reference(name: str) -> dict[str, str]:
-                return {"kind": "Deployment", "name": name, "selector": name}
-
-            workloads = [
-                {
-                    "workload": reference(a),
-                    "dependencies": [{"workload": reference(b), "maxNetworkCost": 0} for b in called],
-                }
-                for a, called in edges.items()
-            ]
-            body = {
-                "metadata": {"name": f"g{g}", "namespace": "d"},
-                "spec": {"numMembers": services * REPLICAS, "workloads": workloads},
-            }
-            self.state.on_group_change(f"d/g{g}", None, msgspec.convert(body, AppGroup))
+            calls: dict[str, dict[str, int]] = {a: {b: 0} for a, b in pairwise(names)} | {names[-1]: {}}
+            self.put_group(f"d/g{g}", calls, services * REPLICAS)
         self.declared.by_workload = dict.fromkeys(self.services, REPLICAS)
 
     def roll(self, service: str) -> None:
@@ -84,9 +66,9 @@ class Cluster(World):
             return
         found = self.plans.get_or_request(group, pods)
         order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
-        queue = found.applied_to(GroupQueue(order, exists=True, pods=pods))
+        queue = found.applied_to(GroupQueue(pods, order))
         for released in plan_release(queue, self.now, self.config.gates).releases:
-            self.plans.assumed.release(released.pod.metadata.key)
+            self.plans.reservations.release(released.pod.metadata.key)
             assert found.plan is not None
             self.release(released.pod.metadata.key, found.plan.targets[released.pod.metadata.key])
         if found.pending:

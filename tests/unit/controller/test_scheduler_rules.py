@@ -29,8 +29,9 @@ from controller.scheduler.rules import (
 )
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
+from tests.support.bodies import weight_body as weight
 from tests.unit.controller import scheduling
-from tests.unit.controller.scheduling import GROUP, WORKLOAD, app_group, node, state_with, topology_of, weight
+from tests.unit.controller.scheduling import GROUP, WORKLOAD, app_group, node, state_with, topology_of
 
 
 def pod(name: str, workload: str, node: str = "", *, phase: str = "Running", **meta: Any) -> GroupPod:

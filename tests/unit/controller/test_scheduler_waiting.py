@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from controller.cluster.pods import GroupPod
-from controller.scheduler.gating.pod_events import MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
-from controller.scheduler.gating.release import PENDING
+from controller.scheduler.gating.pod_events import (
+    MAX_EVENTS,
+    REPORT_AFTER_S,
+    REPORT_PENDING_PLAN_AFTER_S,
+    WaitingEvents,
+)
+from controller.scheduler.gating.release import PLAN_PENDING
 from kubekit.wire import ObjectMeta, format_time
 
 NOW_S = 1_800_000_000.0
@@ -18,24 +23,24 @@ def pod(name: str, *, age_s: float = 10.0) -> GroupPod:
     return GroupPod(metadata=ObjectMeta(name=name, namespace="web", creation_timestamp=created))
 
 
-@pytest.mark.parametrize(("text", "patience_s"), [(CART, PATIENCE_S), (PENDING, PLAN_PATIENCE_S)])
+@pytest.mark.parametrize(("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING, REPORT_PENDING_PLAN_AFTER_S)])
 def test_a_pod_that_waits_for_long_is_reported_once_and_again_after_it_went(text: str, patience_s: float) -> None:
-    news, waiting = WaitingEvents(), {"web/front": text}
-    assert news.of([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
+    events, waiting = WaitingEvents(), {"web/front": text}
+    assert events.due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
     due = NOW_S + patience_s - 2
-    told, again_s = news.of([pod("front", age_s=2)], waiting, due)
+    told, again_s = events.due([pod("front", age_s=2)], waiting, due)
     assert [(p.metadata.name, note) for p, note in told] == [("front", f"it waits at its gate: {text}")]
     assert again_s is None
-    assert news.of([pod("front", age_s=2)], waiting, due + 600) == ([], None)
-    news.of([pod("front", age_s=2)], {}, due + 601)
-    assert len(news.of([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
+    assert events.due([pod("front", age_s=2)], waiting, due + 600) == ([], None)
+    events.due([pod("front", age_s=2)], {}, due + 601)
+    assert len(events.due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
 
 
 def test_a_group_of_thousands_is_reported_in_parts() -> None:
-    news = WaitingEvents()
-    pods = [pod(f"p{i}") for i in range(MOST_AT_ONCE + 5)]
+    events = WaitingEvents()
+    pods = [pod(f"p{i}") for i in range(MAX_EVENTS + 5)]
     waiting = {p.metadata.key: CART for p in pods}
-    first, again_s = news.of(pods, waiting, NOW_S)
-    assert (len(first), again_s) == (MOST_AT_ONCE, 1.0)
-    second, again_s = news.of(pods, waiting, NOW_S + 1)
+    first, again_s = events.due(pods, waiting, NOW_S)
+    assert (len(first), again_s) == (MAX_EVENTS, 1.0)
+    second, again_s = events.due(pods, waiting, NOW_S + 1)
     assert (len(second), again_s) == (5, None)

@@ -31,7 +31,6 @@ from tests.unit.controller.objects import (
     NetworkTopology,
     WeightInfo,
     appgroup,
-    weight_info,
 )
 from tests.unit.controller.objects import group_pod as pod
 
@@ -98,7 +97,9 @@ def topology(*weights: WeightInfo) -> NetworkTopology:
 
 
 def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightInfo:
-    return weight_info(name, {key: [("z1", "z2", {"networkCost": 5, "bandwidthCapacity": c}) for c in capacities]})
+    costs = [{"destination": "z2", "networkCost": 5, "bandwidthCapacity": capacity} for capacity in capacities]
+    level = {"topologyKey": key, "originList": [{"origin": "z1", "costList": costs}]}
+    return msgspec.convert({"name": name, "topologyList": [level]}, WeightInfo)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,11 @@ from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
-from tests.unit.controller.objects import ZONE, AppGroup, GroupPod, weight_info
+from tests.support.bodies import weight_body
+from tests.unit.controller.objects import AppGroup, GroupPod, WeightInfo
 
 A, B = Location("r1", "z1"), Location("r1", "z2")
-COSTS = CostTable(weight_info("UserDefined", {ZONE: [("z1", "z2", {"networkCost": 7})]}))
+COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
 MONTH_S = 730 * 3600
 

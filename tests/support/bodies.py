@@ -1,0 +1,70 @@
+"""Bodies of AppGroups and NetworkTopologies as the API server has them, for every test that makes some."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+
+
+def appgroup_spec(
+    calls: Mapping[str, Mapping[str, Any]],
+    *,
+    members: int = 1,
+    algorithm: str = "KahnSort",
+    namespaces: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The spec of an AppGroup whose workloads are Deployments, named like their selectors in lower case.
+
+    Args:
+        calls: caller -> callee -> maxNetworkCost, or all fields of the dependency.
+        members: numMembers.
+        algorithm: topologySortingAlgorithm.
+        namespaces: selector -> namespace that its reference names.
+    """
+
+    def reference(selector: str) -> dict[str, str]:
+        named = {"kind": "Deployment", "name": selector.lower(), "selector": selector}
+        return (
+            named if namespaces is None or selector not in namespaces else {**named, "namespace": namespaces[selector]}
+        )
+
+    def dependency(callee: str, limits: Any) -> dict[str, Any]:
+        return {"workload": reference(callee), **(limits if isinstance(limits, dict) else {"maxNetworkCost": limits})}
+
+    workloads = [
+        {"workload": reference(caller), "dependencies": [dependency(*entry) for entry in callees.items()]}
+        for caller, callees in calls.items()
+    ]
+    return {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads}
+
+
+def weight_body(
+    zones: Mapping[tuple[str, str], Any],
+    regions: Mapping[tuple[str, str], Any] | None = None,
+    name: str = "UserDefined",
+) -> dict[str, Any]:
+    """A weight of a NetworkTopology: origin and destination -> networkCost, or all fields of the entry."""
+    levels = []
+    for key, costs in ((REGION, regions or {}), (ZONE, zones)):
+        origins: dict[str, list[dict[str, Any]]] = {}
+        for (origin, destination), cost in costs.items():
+            fields = cost if isinstance(cost, dict) else {"networkCost": cost}
+            origins.setdefault(origin, []).append({"destination": destination, **fields})
+        lists = [{"origin": origin, "costList": entries} for origin, entries in sorted(origins.items())]
+        levels.append({"topologyKey": key, "originList": lists})
+    return {"name": name, "topologyList": levels}
+
+
+def random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
+    """A weight with costs of 2 to 20 between all of these, the same in every run."""
+    rng = random.Random(1)
+    levels = [{(a, b): rng.randint(2, 20) for a in names for b in names if a != b} for names in (zones, regions)]
+    return weight_body(*levels)
+
+
+def both_ways(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """The same costs in both directions."""
+    return {**costs, **{(destination, origin): cost for (origin, destination), cost in costs.items()}}
