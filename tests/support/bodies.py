@@ -61,8 +61,11 @@ def weight_body(
 def random_weight(zones: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
     """A weight with costs of 2 to 20 between all of these, the same in every run."""
     rng = random.Random(1)
-    levels = [{(a, b): rng.randint(2, 20) for a in names for b in names if a != b} for names in (zones, regions)]
-    return weight_body(*levels)
+
+    def costs(names: Sequence[str]) -> dict[tuple[str, str], int]:
+        return {(a, b): rng.randint(2, 20) for a in names for b in names if a != b}
+
+    return weight_body(costs(zones), costs(regions))
 
 
 def both_ways(costs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:

@@ -194,7 +194,7 @@ class Extender:
         group, workload = meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)
         passed: dict[str, MetaVictims] = {}
         for node, victims in nodes.items():
-            evicted = [pod for victim in victims.pods or () if (pod := state.placed_pod(victim.uid)) is not None]
+            evicted = [gone for victim in victims.pods or () if (gone := state.placed_pod(victim.uid)) is not None]
             score_table = state.score_without(meta.namespace, group, workload, evicted)
             if score_table.node_score(node, state.location_index.get(node, 0)).passes:
                 passed[node] = victims

@@ -20,7 +20,8 @@ from controller.scheduler.gating.patches import placement_of_pod, release_patch
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
-from tests.unit.controller.scheduling import ZONE, Costs, gated, labels_of, node, state_of, topology
+from tests.support.bodies import ZONE
+from tests.unit.controller.scheduling import Costs, gated, labels_of, node, state_of, topology
 
 CONFIG = SchedulerConfig(placement="affinity")
 NODES = {"n1": ("r", "z1"), "n2": ("r", "z2"), "n3": ("r", "z3"), "n4": ("r", "z3")}
