@@ -233,13 +233,12 @@ def uninstall_as_documented(cluster: Cluster) -> None:
     cluster.run("create", "namespace", "waiting")
     cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((GROUP, json.dumps(deployment("web")))))
     wait_until(lambda: gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
-    script = blocks("install", "Uninstall")[0]
-    before, _, _ = script.partition("kubectl delete namespace")
-    shell(cluster, before)
+    release, delete = blocks("install", "Uninstall")
+    shell(cluster, release)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
     assert set(cluster.run("get", "nodes", "-o", columns).split()) == {"OWNER", "<none>"}
     wait_until(lambda: gates(cluster) == [], "the gate to be open")
-    shell(cluster, script[len(before) :])
+    shell(cluster, delete)
     cluster.run("delete", "namespace", "waiting", "--wait=false")
 
 

@@ -59,8 +59,8 @@ async def test_definitions_upgrade_in_place_and_keep_their_objects(kubectl: Kube
 
 
 def documented(page: str, heading: str) -> list[str]:
-    """The commands of a page's first block for a shell, continuation lines joined."""
-    return blocks(page, heading)[0].replace("\\\n", " ").splitlines()
+    """The commands of a page's blocks for a shell, continuation lines joined."""
+    return "".join(blocks(page, heading)).replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize(
