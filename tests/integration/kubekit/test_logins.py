@@ -179,7 +179,7 @@ def test_what_cannot_be_followed_is_refused_by_name(
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "contexts: []", "contexts: 5\ncurrent-context: c", "5"])
-def test_files_that_are_no_kubeconfig_are_named(tmp_path: Path, content: str) -> None:
+def test_files_that_are_not_kubeconfigs_are_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "config").write_text(content)
     with pytest.raises(ConfigError, match="config"):
         connect(str(tmp_path / "config"))

@@ -27,7 +27,7 @@ DEADLINE_S = 30.0
 KUBECTL = """#!/bin/sh
 case "$*" in *" create token "*) exec REAL_KUBECTL "$@" ;; esac
 case "$*" in *"port-forward --address=127.0.0.1 deployment/netaware-controller :metrics") ;; *) exit 1 ;; esac
-test -n "$PAGE_PORT" || { echo 'Error from server (NotFound)'; exit 1; }
+test -n "$PAGE_PORT" || { echo 'warning: old'; echo 'Error from server (NotFound)' >&2; exit 1; }
 echo "Forwarding from 127.0.0.1:$PAGE_PORT -> 9851"
 exec sleep 600
 """
@@ -51,7 +51,7 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
-        with pytest.raises(KubectlError, match="NotFound"):
+        with pytest.raises(KubectlError, match=r"port-forward: Error from server \(NotFound\)$"):
             await PageCommand().run(session, options(control_plane))
         monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
         opened = await PageCommand().run(session, options(control_plane))

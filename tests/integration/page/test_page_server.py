@@ -85,9 +85,5 @@ async def test_a_sample_that_an_agent_writes_reaches_an_open_page_and_what_is_kn
         while status != 304:
             async with browser.get(url + "/api/v1/overview", headers={"If-None-Match": tag}) as answer:
                 tag, status = answer.headers["ETag"], answer.status
-
-
-async def test_a_page_that_is_switched_off_is_not_there(serve_page: ServePage, browser: aiohttp.ClientSession) -> None:
-    url = await serve_page(PageConfig(enabled=False))
-    async with browser.get(url + "/") as answer:
+    async with browser.get(await serve_page(PageConfig(enabled=False)) + "/") as answer:
         assert answer.status == 404

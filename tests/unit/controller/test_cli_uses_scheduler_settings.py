@@ -64,6 +64,7 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     file = group_file(tmp_path, group(most=5))
     session = session_of(CUSTOM_CONFIG, *objects)
     shown = await answer_of(session, "costs")
+    assert (shown.network.unused, session.notes) == (False, {})
     (view,) = await answer_of(session, "graph")
     simulated = await answer_of(session, "simulate", "-f", file)
     explained = await answer_of(session, "explain", "pod", "a-n1")
@@ -122,26 +123,15 @@ async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespac
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
-async def simulate_spread(folder: Any, spread: str, *objects: Any) -> Any:
-    """Two workloads of two replicas, on nodes of four CPUs in two zones; ``spread`` is the group's annotation."""
+async def test_simulate_uses_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
-    app_group["metadata"]["annotations"] = {"netaware.io/spread": spread}
-    file = group_file(folder, app_group, *(deployment(name, replicas=2) for name in "ab"))
-    return await answer_of(session_of(HEAD, *nodes, *objects), "simulate", "-f", file)
-
-
-async def test_simulate_without_costs_keeps_a_group_in_one_zone(tmp_path: Any) -> None:
-    simulated = await simulate_spread(tmp_path, "none")
-    zones = simulated.network_aware.zones
-    assert len({*zones["a"], *zones["b"]}) == 1
-    assert simulated.default.violations == 0
-
-
-async def test_simulate_follows_the_spread_annotation_and_the_services_traffic_distribution(tmp_path: Any) -> None:
+    app_group["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
+    file = group_file(tmp_path, app_group, *(deployment(name, replicas=2) for name in "ab"))
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferClose"}
     service = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    simulated = await simulate_spread(tmp_path, "zone", service, topology(weight("UserDefined", 7)))
+    session = session_of(HEAD, *nodes, service, topology(weight("UserDefined", 7)))
+    simulated = await answer_of(session, "simulate", "-f", file)
     zones = simulated.network_aware.zones
     assert sorted(zones["a"]) == sorted(zones["b"]) == ["z1", "z2"]
     assert simulated.network_aware.violations == 0, "each caller has a replica in its own zone, which answers it"
@@ -176,10 +166,3 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     assert shown.network.weights is not None
     assert shown.network.unused
     assert "the scheduler does not use" in session.notes["costs"]
-
-
-async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
-    own, shared = (topology(weight("UserDefined", cost), namespace=at) for at, cost in (("x", 7), ("default", 3)))
-    session = session_of(HEAD, *NODES, own, shared)
-    assert not (await answer_of(session, "costs")).network.unused
-    assert session.notes == {}

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.cli import kubectl
-from controller.cli.kubectl import KubectlError, port_forward
+from controller.cli.kubectl import port_forward
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server
@@ -50,59 +50,55 @@ def test_the_matrix_is_in_the_order_of_the_zones_origin_by_origin_without_the_di
     assert "pairs" not in found["network"]
 
 
-def test_a_hundred_zones_fit_into_a_megabyte_and_compress_to_a_fifth() -> None:
+def test_a_hundred_zones_are_less_than_a_megabyte_and_compress_to_a_fifth() -> None:
     data = msgspec.json.encode(page(make_snapshot(100, 1)))
     assert len(data) < 1_000_000
     assert len(gzip.compress(data, 6)) < 200_000
 
 
-def test_the_document_is_whole_and_loads_nothing_from_anywhere() -> None:
+def test_the_document_loads_nothing_from_elsewhere_and_its_policy_allows_only_its_script_and_style() -> None:
     text = document().decode()
     assert "/*STYLE*/" not in text
     assert "/*SCRIPT*/" not in text
     assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text) == []
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text) == []
     assert "innerHTML" not in text.replace("without innerHTML", "")
-
-
-def test_no_script_takes_a_name_that_another_has_taken() -> None:
-    """They share one scope, where the last function of a name silently wins."""
-    taken = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", document().decode(), re.MULTILINE)
-    assert len(taken) > 50
-    assert [name for name in taken if taken.count(name) > 1] == []
-
-
-def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
+    # An inline handler or style attribute would be blocked by the policy.
+    assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", text.partition("<script>")[0])
     policy = dict(part.strip().split(" ", 1) for part in security_policy().split(";"))
-    assert policy["default-src"] == "'none'"
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert re.fullmatch(r"'sha256-[A-Za-z0-9+/=]{44}'", policy["script-src"])
-    assert policy["frame-ancestors"] == "'none'"
-    # An inline handler or style attribute would be blocked by it.
-    assert not re.findall(r"<[^>]+\s(?:on\w+|style)=", document().decode().partition("<script>")[0])
 
 
-class Deaf:
-    """In the place of a client: there is no API server."""
+def test_script_files_define_no_name_twice() -> None:
+    """They share one scope, in which the last function of a name is used without an error."""
+    names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", document().decode(), re.MULTILINE)
+    assert len(names) > 50
+    assert [name for name in names if names.count(name) > 1] == []
+
+
+class Unreachable:
+    """Stands in for a client without an API server."""
 
     async def get(self, *_: object, **__: object) -> None:
-        raise UnreachableError("deaf")
+        raise UnreachableError("simulated")
 
     list = get
 
 
-async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = asyncio.Event()
 
-    def confused(snapshot: ClusterSnapshot) -> Overview:
+    def failing(snapshot: ClusterSnapshot) -> Overview:
         if broken.is_set():
             raise IndexError
         return build(snapshot)
 
-    monkeypatch.setattr(server, "build", confused)
+    monkeypatch.setattr(server, "build", failing)
     monkeypatch.setattr(server, "REFRESH_S", 0.0)
     monkeypatch.setattr(server, "LEAST_REST", 0.0)
-    client = cast("Client", Deaf())
+    client = cast("Client", Unreachable())
     sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
     now = iter(range(100, 200))
     page = server.Page(PageConfig(auth="none"), sources, PageAuthorizer(client, "netaware"), lambda: float(next(now)))
@@ -123,15 +119,6 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
         assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
 
 
-async def test_what_kubectl_says_last_is_the_reason() -> None:
-    script = (
-        "import sys; print('warning: old\\n'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
-    )
-    with pytest.raises(KubectlError, match='error: pods "c" is forbidden'):
-        async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics"):
-            pytest.fail("nothing was forwarded")
-
-
 async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubectl, "READY_TIMEOUT_S", 0.5)
     async with asyncio.timeout(30):
@@ -139,7 +126,7 @@ async def test_a_kubectl_that_hangs_gives_no_token(monkeypatch: pytest.MonkeyPat
     assert (token, why) == ("", "kubectl create token: nothing within 0.5 s")
 
 
-async def test_the_end_of_kubectl_is_seen() -> None:
+async def test_the_end_of_kubectl_ends_the_port_forward() -> None:
     script = "print('Forwarding from 127.0.0.1:43121 -> 9851')"
     async with port_forward([sys.executable, "-u", "-c", script], "home", "deployment/c", "metrics") as forward:
         assert forward.url == "http://127.0.0.1:43121"

@@ -1,4 +1,4 @@
-"""What is shown follows from the objects: bases and doubts of pairs, states of agents, verdicts of groups, bandwidth, findings."""
+"""Views of a made-up cluster: bases and quality flags of pairs, states of agents, groups, bandwidth, findings."""
 
 from __future__ import annotations
 
@@ -36,14 +36,11 @@ def bandwidth_pod(pod: GroupPod) -> PodInfo:
 
 
 def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
-    """The findings of a snapshot whose own programs nobody may read, by code."""
+    """The findings of a snapshot, by code; the state of our programs is not readable."""
     status = ControlPlaneStatus(lease_known=False)
     return {
         finding.code: finding for finding in build(msgspec.structs.replace(snapshot, control_plane=status)).findings
     }
-
-
-# --- the network -----------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies() -> None:
@@ -57,62 +54,53 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
         assert not pair.quality_flags
 
 
-def test_what_a_cost_rests_on_follows_from_the_newest_sample() -> None:
+def test_the_basis_of_a_cost_follows_from_the_newest_sample_and_the_topology() -> None:
     snapshot = make_snapshot(4)
     first, *others = samples_of(snapshot)
     old = msgspec.structs.replace(first, taken_at=NOW_S - 900)
     network = build(with_samples(snapshot, [old, *others])).network
     assert {(p.origin, p.destination) for p in network.pairs if p.basis == "stale"} == {old.zones, old.zones[::-1]}
     assert by_pair(build(with_samples(snapshot, others)).network.pairs)[first.zones].basis == "inferred"
-    doubted = msgspec.structs.replace(first, quality_flags=("throttled",))
-    shown = by_pair(build(with_samples(snapshot, [doubted, *others])).network.pairs)
-    assert shown[doubted.zones].quality_flags == ("throttled",)
-
-
-def test_without_a_network_topology_there_are_latencies_but_no_costs_and_a_critical_finding() -> None:
-    snapshot = msgspec.structs.replace(make_snapshot(4), topologies=())
-    assert all(pair.cost is None and pair.p50_us is not None for pair in build(snapshot).network.pairs)
-    assert diagnosed(snapshot)["no-topology"].severity == "critical"
+    flagged = msgspec.structs.replace(first, quality_flags=("throttled",))
+    shown = by_pair(build(with_samples(snapshot, [flagged, *others])).network.pairs)
+    assert shown[flagged.zones].quality_flags == ("throttled",)
+    bare = msgspec.structs.replace(snapshot, topologies=())
+    assert all(pair.cost is None and pair.p50_us is not None for pair in build(bare).network.pairs)
+    assert diagnosed(bare)["no-topology"].severity == "critical"
 
 
 @pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
-def test_a_topology_is_priced_from_the_results_that_the_controller_prices_it_from(elsewhere: str) -> None:
-    """What another NetworkTopology names, and shards that no agent is told to write to, are not its own."""
+def test_results_that_the_topology_does_not_use_are_not_shown(elsewhere: str) -> None:
     snapshot = make_snapshot(3)
     network = build(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]})).network
     assert {pair.basis for pair in network.pairs} == {"stale"}
 
 
-# --- agents ----------------------------------------------------------------------------------------------------------
-
-
-def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
-    not_ready = make_node("n2", "z1", "r1", ready=False)
+def test_agents_are_up_down_or_away_with_a_reason() -> None:
     cordoned = make_node("n4", "z1", "r1")
     cordoned = msgspec.structs.replace(cordoned, spec=msgspec.structs.replace(cordoned.spec, unschedulable=True))
-    nodes = (make_node("n1", "z1", "r1"), not_ready, make_node("n3", "z1", "r1", agent=False), cordoned)
-    unready_pod = make_pod("agent-x", node="n1", namespace=HOME)
-    unready_pod = msgspec.structs.replace(
-        unready_pod, status=msgspec.structs.replace(unready_pod.status, conditions=[Condition("Ready", "False")])
+    nodes = (
+        make_node("n1", "z1", "r1"),
+        make_node("n2", "z1", "r1", ready=False),
+        make_node("n3", "z1", "r1", agent=False),
+        cordoned,
     )
-    states = {a.node: (a.state, a.reason) for a in build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents}
-    assert {node: state for node, (state, _) in states.items()} == {
-        "n1": "up",
-        "n2": "away",
-        "n3": "down",
-        "n4": "away",
-    }
-    assert all(reason for node, (_, reason) in states.items() if node != "n1")
-    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),))).agents
+    agents = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes)).agents
+    assert {a.node: a.state for a in agents} == {"n1": "up", "n2": "away", "n3": "down", "n4": "away"}
+    assert all(a.reason for a in agents if a.node != "n1")
+    pod = make_pod("agent-x", node="n1", namespace=HOME)
+    not_ready = msgspec.structs.replace(pod.status, conditions=[Condition("Ready", "False")])
+    agent_pod = bandwidth_pod(msgspec.structs.replace(pod, status=not_ready))
+    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert (first.node, first.state) == ("n1", "down")
     reporting = {AGENT_ANNOTATION: encode_announcement(Announcement("10.0.0.1", problem="results are refused"))}
     meta = msgspec.structs.replace(nodes[0].metadata, annotations=reporting)
     nodes = (msgspec.structs.replace(nodes[0], metadata=meta), *nodes[1:])
-    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),))).agents
+    (first, *_) = build(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(agent_pod,))).agents
     assert "results are refused" in first.reason
 
 
-def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
+def test_agents_that_are_up_are_those_that_the_probe_plan_uses() -> None:
     announced = make_node("n1", "z1", "r1").metadata.annotations or {}
     nowhere = {key: text.replace("10.0.0.1", "n2.example") for key, text in announced.items()}
     named = make_node("n2", "z1", "r1")
@@ -123,10 +111,7 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
     assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency() -> None:
+def test_a_group_has_its_order_the_zones_of_its_pods_and_the_cost_of_every_dependency() -> None:
     snapshot = make_snapshot(4)
     (group,) = build(snapshot).groups
     assert group.order == ("P11", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P1")
@@ -147,10 +132,7 @@ def test_a_group_has_its_order_its_pods_places_and_the_cost_of_every_dependency(
     assert stopped == {workload: zone for workload, zone in zones.items() if workload != "P1"}, "P1 has two zones"
 
 
-# --- bandwidth -------------------------------------------------------------------------------------------------------
-
-
-def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enforced() -> None:
+def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
     pods = [
         make_pod("a", node="n1", request="1G", annotations={"kubernetes.io/egress-bandwidth": "1G"}),
         make_pod("b", node="n1", annotations={"kubernetes.io/ingress-bandwidth": "ten"}),
@@ -178,7 +160,7 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
     assert view.pods[0].egress_verdict is None
 
 
-def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_finding() -> None:
+def test_a_missing_capacity_is_none_and_an_overcommitted_node_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
     assert build(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).bandwidth.nodes[0].capacity_bps is None
     small = msgspec.structs.replace(
@@ -188,10 +170,7 @@ def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_h
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
-    assert none_left.overcommitted, "a node that offers nothing any more"
-
-
-# --- findings --------------------------------------------------------------------------------------------------------
+    assert none_left.overcommitted, "allocatable 0 with requests"
 
 
 @pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
