@@ -106,7 +106,7 @@ def test_unplaced_pods_have_reasons_and_the_command_succeeds(simulate: Any) -> N
 
 
 def test_a_resource_of_one_node_leaves_no_pod_unplaced(simulate: Any) -> None:
-    gpu = {"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
+    gpu: dict[str, Any] = {"containers": [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
     allocatable = {"cpu": "8", "memory": "1Gi", "pods": 9, "nvidia.com/gpu": 1}
     nodes = [*(node(f"n{i}", cpu="64") for i in range(3)), {**node("gpu"), "status": {"allocatable": allocatable}}]
     answer = simulate(*nodes, app_group(), *(pod(f"p{i}", "w0") for i in range(9)), pod("q", "w1", **gpu))
