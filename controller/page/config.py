@@ -13,7 +13,7 @@ class PageConfig(Section, frozen=True):
     Attributes:
         enabled: whether it is served.
         allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
-        auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves anybody who reaches the port.
+        auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves everyone who reaches the port.
     """
 
     enabled: bool = True

@@ -11,11 +11,11 @@ function showOverview(page) {
   state.page = page;
   state.names = page.network.zones.map((each) => each.name);
   state.index = new Map(state.names.map((name, i) => [name, i]));
-  // Positions move when zones come and go; what was selected stays selected by name.
+  // Zones may have new positions, so the selected pair is found again by name.
   [state.from, state.to] = chosen.map((name) => state.index.get(name) ?? -1);
   clockOffset = page.at - Date.now() / 1000;
   drawSummary();
-  // Drawing again would lose what is selected. The matrix is large, and finds by itself which cells look different.
+  // Drawing again would lose a selection of text. The matrix updates only cells that look different.
   const data = DATA_OF_TAB[shownTab];
   if (!old || !data || JSON.stringify(old[data]) !== JSON.stringify(page[data])) DRAW_TAB[shownTab]();
 }
@@ -26,7 +26,8 @@ function drawSummary() {
   const regions = counted(new Set(network.zones.map((zone) => zone.region)).size, "region");
   const weights = network.weights ? ` · ${network.weights}` : "";
   const unused = network.unused ? " (the scheduler does not use it)" : "";
-  byId("where").textContent = plain(`${network.topology || "no NetworkTopology"}${weights}${unused} · ${zones}, ${regions}`);
+  const topology = network.topology || "no NetworkTopology";
+  byId("where").textContent = plain(`${topology}${weights}${unused} · ${zones}, ${regions}`);
   drawTiles([agentsTile(), pairsTile(), costsTile(), groupsTile(), bandwidthTile()]);
   drawProblems();
 }
@@ -40,20 +41,16 @@ function agentsTile() {
 function pairsTile() {
   const { at, cost } = state.page.matrix;
   const times = at.filter((time) => time !== null);
-  const oldest = times.reduce((least, time) => Math.min(least, time), Infinity);
-  const note = times.length ? `oldest ${age(since(oldest))} ago` : "";
+  const note = times.length ? `oldest ${age(since(rangeOf(times)[0]))} ago` : "";
   return { tab: "matrix", label: "Zone pairs measured", value: times.length / 2, unit: `of ${cost.length / 2}`, note };
 }
 
 function costsTile() {
   const { weights, percentile, unitUs } = state.page.network;
-  let lowest = Infinity, highest = 0;
-  for (const cost of state.page.matrix.cost) {
-    if (cost !== null) { lowest = Math.min(lowest, cost); highest = Math.max(highest, cost); }
-  }
+  const [lowest, highest] = rangeOf(state.page.matrix.cost.filter((cost) => cost !== null));
   const isMeasured = percentile && weights === "NetperfCosts";
   const note = isMeasured ? `1 = ${number(unitUs / 1000)} ms of ${percentile}` : weights || "";
-  return { tab: "matrix", label: "Costs", value: highest ? `${lowest} – ${highest}` : "none", note };
+  return { tab: "matrix", label: "Costs", value: highest > 0 ? `${lowest} – ${highest}` : "none", note };
 }
 
 function groupsTile() {
@@ -123,7 +120,7 @@ function setLive(kind, text) {
 const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000;
 let etag = "", lastResponseAt = Date.now(), nextPoll = 0, isPolling = false;
 
-// The next overview; null if it is the one that is shown. The timeout ends connections that hang without an error.
+// The newest overview; null if it is shown already. The timeout ends connections that hang without an error.
 async function fetchOverview() {
   const headers = etag ? { "If-None-Match": etag } : {};
   const response = await fetch("api/v1/overview", { headers, signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -148,7 +145,7 @@ async function poll() {
   nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-// The ETag counts once its page is drawn: otherwise a 304 would call a half-drawn page live.
+// The ETag is kept after its page is drawn: otherwise a 304 would call a half-drawn page live.
 function drawOrReport(overview) {
   etag = "";
   try {
@@ -161,7 +158,7 @@ function drawOrReport(overview) {
   }
 }
 
-// Ages change without new data; panels are not drawn again, which would lose what is selected.
+// Updates ages without new data, and without drawing panels again, which would lose a selection of text.
 function drawAges() {
   if (!state.page || document.hidden) return;
   drawSummary();

@@ -1,21 +1,32 @@
 "use strict";
-// What all views need: building elements without innerHTML (names come from the cluster), numbers as people read them, the
-// classes of the colour scale, and the one state.
+// Shared by all views: the state, building elements without innerHTML (names come from the cluster), number formats,
+// and the colour scale.
 
 const state = {
-  page: null,        // what the server said last, see controller/page/model.py
+  page: null,        // the newest overview, see controller/page/model.py
   names: [],         // zone names in order
   index: new Map(),  // zone name -> position
-  measure: "cost",   // what the matrix shows
+  measure: "cost",   // shown in the matrix, a key of MEASURES
   from: -1, to: -1,  // selected pair, positions
 };
 
 const SVG = "http://www.w3.org/2000/svg";
-const BASES = { measured: "measured", mirrored: "measured the other way", stale: "old measurement", inferred: "inferred from a path over other zones", unreachable: "unreachable: the path is dead", given: "set by the user", absent: "no cost: counts as 100" };
+
+// Bases of a cost; signs are those of `kubectl netaware costs`.
+const BASES = {
+  measured: { sign: "", text: "measured" },
+  mirrored: { sign: "", text: "measured the other way" },
+  stale: { sign: "~", text: "old measurement" },
+  inferred: { sign: "*", text: "inferred from a path over other zones" },
+  unreachable: { sign: "x", text: "unreachable" },
+  given: { sign: "", text: "set by the user" },
+  absent: { sign: "", text: "no cost: counts as 100" },
+};
+const FLAGGED = { sign: "!", text: "newest sample not trusted" };
 
 function byId(id) { return document.getElementById(id); }
 
-// Without characters that hide what a text says, such as those that turn its direction.
+// The text without invisible characters, such as those that change its direction.
 function plain(text) { return text.replace(/\p{C}/gu, "\ufffd"); }
 
 function fill(element, attributes, children) {
@@ -25,7 +36,8 @@ function fill(element, attributes, children) {
     else element.setAttribute(name, value === true ? "" : plain(String(value)));
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined && child !== false) element.append(typeof child === "string" ? plain(child) : child);
+    if (child === null || child === undefined || child === false) continue;
+    element.append(typeof child === "string" ? plain(child) : child);
   }
   return element;
 }
@@ -64,42 +76,34 @@ function percent(part, whole) {
 }
 function counted(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
 
-// The server's clock and ours may differ; ages are told by the server's, carried on by ours.
+// Ages are by the server's clock, which may differ from the browser's.
 let clockOffset = 0;
 function serverNow() { return Date.now() / 1000 + clockOffset; }
 function since(at) { return at === null || at === undefined ? null : serverNow() - at; }
 
+// Position of an ordered pair in the columns of the matrix, which omit the diagonal; -1 without a pair.
 function cellIndex(from, to) {
-  const n = state.names.length;
-  return from < 0 || to < 0 || from === to ? -1 : from * (n - 1) + (to > from ? to - 1 : to);
+  const count = state.names.length;
+  return from < 0 || to < 0 || from === to ? -1 : from * (count - 1) + (to > from ? to - 1 : to);
+}
+
+function percentileMeasure(name) {
+  const of = (columns, i) => (columns[name][i] === null ? null : columns[name][i] / 1000);
+  return { name, unit: `${name} round trip, ms`, of };
 }
 
 const MEASURES = {
-  cost: { name: "Cost", unit: "cost", of: (m, k) => m.cost[k] },
-  p50: { name: "p50", unit: "p50 round trip, ms", of: (m, k) => (m.p50[k] === null ? null : m.p50[k] / 1000) },
-  p90: { name: "p90", unit: "p90 round trip, ms", of: (m, k) => (m.p90[k] === null ? null : m.p90[k] / 1000) },
-  p99: { name: "p99", unit: "p99 round trip, ms", of: (m, k) => (m.p99[k] === null ? null : m.p99[k] / 1000) },
+  cost: { name: "Cost", unit: "cost", of: (columns, i) => columns.cost[i] },
+  p50: percentileMeasure("p50"),
+  p90: percentileMeasure("p90"),
+  p99: percentileMeasure("p99"),
 };
 
-// Upper ends of seven classes of equal width on a logarithmic scale, since latencies spread over decades.
-function classes(values) {
-  let low = Infinity, high = 0;
-  for (const value of values) {
-    if (value !== null && value > 0) { low = Math.min(low, value); high = Math.max(high, value); }
-  }
-  if (high === 0) return [];
-  if (high / low < 1.0000001) return [high];
-  const step = Math.log(high / low) / 7;
-  const ends = [];
-  for (let i = 1; i < 7; i++) ends.push(low * Math.exp(step * i));
-  ends.push(high);
-  return ends;
-}
+function rangeOf(values) { return [Math.min(...values), Math.max(...values)]; }
 
-function classOf(value, ends) {
-  for (let i = 0; i < ends.length; i++) if (value <= ends[i] * 1.000000001) return i;
-  return ends.length - 1;
+// One of seven shades, in equal steps on a logarithmic scale, because latencies spread over decades.
+function shadeOf(value, [low, high]) {
+  if (!(high > low)) return 2;
+  const step = Math.ceil((7 * Math.log(value / low)) / Math.log(high / low) - 1e-9);
+  return Math.min(7, Math.max(1, step));
 }
-
-// Fewer classes than colours spread over the whole ramp.
-function shadeOf(value, ends) { return ends.length < 2 ? 1 : Math.round((classOf(value, ends) * 6) / (ends.length - 1)); }

@@ -1,4 +1,4 @@
-// AppGroups: each as a graph, dependants left of what they depend on, and as a table of dependencies with what they cost.
+// AppGroups: each as a graph, callers left of their dependencies, and as a table of dependencies with their costs.
 
 const LARGEST_DRAWN = 60;
 const MOST_LABELS = 3;
@@ -19,7 +19,9 @@ function groupBox(group, open) {
   const placed = group.edges.filter((edge) => edge.state !== "idle").length;
   const summary = group.violated
     ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
-    : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
+    : placed
+      ? h("span", { class: "good" }, `✓ ${placed} placed dependencies within their limits`)
+      : h("span", { class: "soft" }, "nothing placed");
   const facts = [
     `${group.running} of ${group.members} members running`,
     group.gated ? `${group.gated} gated` : "",
@@ -29,7 +31,8 @@ function groupBox(group, open) {
   const unmet = group.conditions.filter((condition) => condition.status !== "True");
   const remarks = [
     ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
-    ...unmet.map(({ type, status, message, reason }) => h("p", { class: "soft" }, `${type} ${status}: ${message || reason}`)),
+    ...unmet.map(({ type, status, message, reason }) => (
+      h("p", { class: "soft" }, `${type} ${status}: ${message || reason}`))),
   ];
   const losses = (group.zoneLosses || []).filter((loss) => loss.stops.length);
   if (losses.length) {
@@ -53,7 +56,7 @@ function groupBox(group, open) {
       edgeTable(group)));
 }
 
-// Layered layout: a workload's column is its longest path from a root; rows follow the mean row of its callers (barycenter).
+// Layered layout: a workload's column is its longest path from a root, its row the mean row of its callers.
 function layers(group) {
   const depth = new Map(group.workloads.map((workload) => [workload.selector, 0]));
   // Bounded by the number of workloads, because a cycle never settles.

@@ -1,74 +1,103 @@
-// The matrix as a table: a row per origin, a column per destination, the signs of `kubectl netaware costs` behind the numbers.
-// Built once; then only cells that look different are touched, since at 100 zones there are 9,900.
+// The matrix of zones: a row per origin, a column per destination, with the signs of `kubectl netaware costs`.
+// It is built once per set of zones; updates change only cells that look different, because 100 zones have 9,900.
 
 const matrix = { key: "", cells: [] };
-const MARKS = { stale: ["~", "old measurement"], inferred: ["*", "inferred from a path"], unreachable: ["x", "unreachable"], "!": ["!", "newest sample not trusted"] };
 
 function drawMatrix() {
-  const zones = state.page.network.zones, m = state.page.matrix;
+  const { network: { zones }, matrix: columns } = state.page;
   const key = JSON.stringify(zones.map((zone) => [zone.name, zone.region]));
   if (key !== matrix.key) buildMatrix(zones, key);
-  const values = m.cost.map((_, k) => MEASURES[state.measure].of(m, k));
-  const ends = classes(values);
-  matrix.cells.forEach((cell, k) => {
-    const value = values[k], mark = m.flags[k] ? "!" : MARKS[m.basis[k]]?.[0] ?? "";
-    const text = value === null ? "·" : `${number(value)}${mark}`;
-    const look = value === null ? "none" : `shade${shadeOf(value, ends) + 1}`;
+  const values = columns.cost.map((_, i) => MEASURES[state.measure].of(columns, i));
+  const range = rangeOf(values.filter((value) => value > 0));
+  matrix.cells.forEach((cell, i) => {
+    const value = values[i], sign = columns.flags[i] ? FLAGGED.sign : BASES[columns.basis[i]].sign;
+    const text = value === null ? "·" : `${number(value)}${sign}`;
+    const style = value === null ? "none" : `shade${shadeOf(value, range)}`;
     if (cell.firstChild.data !== text) cell.firstChild.data = text;
-    if (cell.className !== look) cell.className = look;
+    if (cell.className !== style) cell.className = style;
   });
   drawLegend();
 }
 
 function buildMatrix(zones, key) {
   const header = zones.map((zone) => h("th", { scope: "col" }, h("span", {}, zone.name)));
-  const rows = zones.map((zone, i) => h("tr", { class: i && zone.region !== zones[i - 1].region ? "region" : null }, h("th", { scope: "row", title: zone.region || "no region" }, zone.name),
-    ...zones.map((_, j) => (i === j ? h("td", {}) : h("td", { "data-from": i, "data-to": j }, "·")))));
-  const grid = h("table", { class: "matrix" }, h("thead", {}, h("tr", {}, h("td", {}, "from \\ to"), ...header)), h("tbody", {}, ...rows));
-  byId("matrix-box").replaceChildren(grid);
-  Object.assign(matrix, { key, cells: [...grid.querySelectorAll("[data-to]")] });
-  for (const id of ["pair-from", "pair-to"]) byId(id).replaceChildren(h("option", { value: -1 }, "–"), ...zones.map((zone, i) => h("option", { value: i }, zone.name)));
+  const rows = zones.map((zone, i) => {
+    const isNewRegion = i > 0 && zone.region !== zones[i - 1].region;
+    const cells = zones.map((_, j) => (i === j ? h("td", {}) : h("td", { "data-from": i, "data-to": j }, "·")));
+    const name = h("th", { scope: "row", title: zone.region || "no region" }, zone.name);
+    return h("tr", { class: isNewRegion ? "region" : null }, name, ...cells);
+  });
+  const head = h("thead", {}, h("tr", {}, h("td", {}, "from \\ to"), ...header));
+  const table = h("table", { class: "matrix" }, head, h("tbody", {}, ...rows));
+  byId("matrix-box").replaceChildren(table);
+  Object.assign(matrix, { key, cells: [...table.querySelectorAll("[data-to]")] });
+  for (const id of ["pair-from", "pair-to"]) {
+    const options = zones.map((zone, i) => h("option", { value: i }, zone.name));
+    byId(id).replaceChildren(h("option", { value: -1 }, "–"), ...options);
+  }
 }
 
 function drawLegend() {
-  const network = state.page.network, m = state.page.matrix;
-  const unit = state.measure === "cost" && network.weights === "NetperfCosts"
-    ? `cost; 1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}, rounded up` : MEASURES[state.measure].unit;
-  const marks = Object.entries(MARKS).filter(([basis]) => (basis === "!" ? m.flags.some(Boolean) : m.basis.includes(basis))).map(([, [mark, text]]) => h("span", {}, `${mark} ${text}`));
-  byId("matrix-legend").replaceChildren(h("span", {}, unit), ...marks, m.cost.includes(null) ? h("span", {}, "· none") : "");
+  const { network, matrix: columns } = state.page;
+  const isOurCost = state.measure === "cost" && network.weights === "NetperfCosts";
+  const ourUnit = `cost; 1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}, rounded up`;
+  const entries = Object.entries(BASES).filter(([basis, { sign }]) => sign && columns.basis.includes(basis));
+  const signs = entries.map(([, { sign, text }]) => `${sign} ${text}`);
+  if (columns.flags.some(Boolean)) signs.push(`${FLAGGED.sign} ${FLAGGED.text}`);
+  if (columns.cost.includes(null)) signs.push("· none");
+  const texts = [isOurCost ? ourUnit : MEASURES[state.measure].unit, ...signs];
+  byId("matrix-legend").replaceChildren(...texts.map((text) => h("span", {}, text)));
 }
 
 function choosePair(from, to) {
   [state.from, state.to] = [from, to];
   const chosen = cellIndex(from, to);
-  matrix.cells.forEach((cell, k) => cell.toggleAttribute("data-chosen", k === chosen));
+  matrix.cells.forEach((cell, i) => cell.toggleAttribute("data-chosen", i === chosen));
   drawPairDetail();
 }
 
 function drawPairDetail() {
   [byId("pair-from").value, byId("pair-to").value] = [state.from, state.to];
-  const k = cellIndex(state.from, state.to), m = state.page.matrix;
-  if (k < 0) {
+  const there = cellIndex(state.from, state.to), back = cellIndex(state.to, state.from);
+  if (there < 0) {
     byId("pair-facts").replaceChildren(h("p", { class: "soft" }, "Choose a pair to see what its cost rests on."));
     return;
   }
-  const back = cellIndex(state.to, state.from), nodes = m.nodes[k] || m.nodes[back];
-  const facts = [
-    ["Cost", m.cost[k] ?? "none"], ["The other way", m.cost[back] ?? "none"], ["Rests on", BASES[m.basis[k]]],
-    ["p50", ms(m.p50[k])], ["p90", ms(m.p90[k])], ["p99", ms(m.p99[k])], ["Jitter", ms(m.jitter[k])], ["Loss", m.loss[k] === null ? "–" : `${number(m.loss[k] * 100)} %`],
-    ["Measured", m.at[k] === null ? "not yet" : `${age(since(m.at[k]))} ago`], ["By", m.prober[k] || "–"], ["Between", nodes ? nodes.replace(" ", " and ") : "–"],
-  ];
+  const columns = state.page.matrix;
+  const { cost, basis, p50, p90, p99, jitter, loss, at, prober, flags } =
+    Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[there]]));
+  const nodes = columns.nodes[there] || columns.nodes[back];
+  const facts = {
+    "Cost": cost ?? "none",
+    "The other way": columns.cost[back] ?? "none",
+    "Rests on": BASES[basis].text,
+    "p50": ms(p50),
+    "p90": ms(p90),
+    "p99": ms(p99),
+    "Jitter": ms(jitter),
+    "Loss": loss === null ? "–" : `${number(loss * 100)} %`,
+    "Measured": at === null ? "not yet" : `${age(since(at))} ago`,
+    "By": prober || "–",
+    "Between": nodes ? nodes.replace(" ", " and ") : "–",
+  };
+  const rows = Object.entries(facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]);
   byId("pair-facts").replaceChildren(
-    m.flags[k] ? h("p", { class: "bad" }, `✗ newest sample not trusted: ${m.flags[k]}`) : "",
-    h("dl", { class: "facts" }, ...facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])));
+    flags ? h("p", { class: "bad" }, `✗ ${FLAGGED.text}: ${flags}`) : "",
+    h("dl", { class: "facts" }, ...rows));
 }
 
 function startMatrix() {
-  byId("measure").replaceChildren(...Object.entries(MEASURES).map(([key, { name }]) => h("option", { value: key }, name)));
-  byId("measure").addEventListener("change", () => { state.measure = byId("measure").value; if (state.page) drawMatrix(); });
+  const measure = byId("measure"), from = byId("pair-from"), to = byId("pair-to");
+  measure.replaceChildren(...Object.entries(MEASURES).map(([key, { name }]) => h("option", { value: key }, name)));
+  measure.addEventListener("change", () => {
+    state.measure = measure.value;
+    if (state.page) drawMatrix();
+  });
   byId("matrix-box").addEventListener("click", (event) => {
     const cell = event.target.closest("[data-to]");
     if (cell) choosePair(Number(cell.dataset.from), Number(cell.dataset.to));
   });
-  for (const id of ["pair-from", "pair-to"]) byId(id).addEventListener("change", () => choosePair(Number(byId("pair-from").value), Number(byId("pair-to").value)));
+  for (const select of [from, to]) {
+    select.addEventListener("change", () => choosePair(Number(from.value), Number(to.value)));
+  }
 }

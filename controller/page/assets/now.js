@@ -1,27 +1,33 @@
-// The first view: what is wrong and what fixes it.
+// The first view: findings and their fixes.
 
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
-function copied(text) {
+function copyButton(text) {
   const button = h("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, "Copy");
   button.addEventListener("click", async () => {
-    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch { button.textContent = "Select and copy by hand"; }
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select and copy by hand";
+    }
   });
   return button;
 }
 
 // An age that `drawAges` keeps current.
-function sinceBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(since(at))}`); }
+function ageBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(since(at))}`); }
 
 const SHOWN_AFFECTED = 6;
 function findingBox(finding) {
+  const sinceBox = finding.since === null ? null : ageBox(finding.since);
   const affected = finding.affects.slice(0, SHOWN_AFFECTED).join(", ");
   const more = finding.affects.length > SHOWN_AFFECTED ? ` and ${finding.affects.length - SHOWN_AFFECTED} more` : "";
   return h("li", { class: `finding ${finding.severity}` },
-    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, finding.since === null ? null : sinceBox(finding.since)),
+    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, sinceBox),
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
     affected ? h("p", { class: "soft" }, `Affects ${affected}${more}`) : null,
-    ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copied(line))),
+    ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copyButton(line))),
     finding.alert ? h("p", { class: "soft" }, `Alert and section of the runbook: ${finding.alert}`) : null);
 }
 
