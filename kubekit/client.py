@@ -77,7 +77,7 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         list_timeout_s: float = LIST_TIMEOUT_S,
     ):
-        self.config, self.has_response = config, False
+        self.config = config
         self._user_agent, self._timeout_s, self._list_timeout_s = user_agent, timeout_s, list_timeout_s
         self._pools = ConnectionPools(config, user_agent)
         self._pool: ConnectionPool | None = None
@@ -283,7 +283,6 @@ class Client:
                 send(sending_context=partial(self._writing, method, timeout)) as response,
             ):
                 data = await response.read()
-                self.has_response = True
                 if response.status >= 500:
                     # A proxy may have responded, which does not know the outcome of a write.
                     raise error_of(response, data)

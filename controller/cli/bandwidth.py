@@ -20,12 +20,11 @@ class BandwidthCommand(Command):
 
     examples = (
         ("bandwidth", "by node"),
-        ("bandwidth pod -A", "by pod, with what the agents find"),
+        ("bandwidth pod -A", "by pod"),
     )
     description = (
-        "Nodes: what the NIC offers, and what pods have booked of it (requests for network.aware.com/bandwidth). "
-        "Pods: what they request, what their annotations limit, and, with --prometheus, whether the agent finds the limit "
-        "enforced. What flows is on the Grafana dashboard Bandwidth."
+        "Nodes: capacity, and requests of pods for network.aware.com/bandwidth. Pods: requests, limits by annotation, and, with "
+        "--prometheus, whether the agent finds the limit enforced. Actual traffic is on the Grafana dashboard Bandwidth."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -37,8 +36,8 @@ class BandwidthCommand(Command):
         if options.kind == "node":
             # Requests on a node come from pods of every namespace.
             session.namespace = None
-        found = build_bandwidth(await session.snapshot(bandwidth=True))
-        return BandwidthView(pods=found.pods) if options.kind == "pod" else BandwidthView(nodes=found.nodes)
+        view = build_bandwidth(await session.snapshot(bandwidth=True))
+        return BandwidthView(pods=view.pods) if options.kind == "pod" else BandwidthView(nodes=view.nodes)
 
     def render(self, answer: BandwidthView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """A table of nodes, or of pods."""
@@ -69,8 +68,8 @@ def _pods(pods: Sequence[PodBandwidthView]) -> RenderableType:
     remarks: list[RenderableType] = []
     for pod in pods:
         name = f"{pod.namespace}/{pod.name}"
-        wrong = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced.items()), pod.problem]
-        if text := "; ".join(filter(None, wrong)):
+        problems = [*(f"{direction} {verdict}" for direction, verdict in pod.unenforced.items()), pod.problem]
+        if text := "; ".join(filter(None, problems)):
             remarks.append(Text.assemble((name, STRONG), (f"  ✗ {text}", BAD)))
         table.add_row(
             name,

@@ -1,4 +1,4 @@
-"""The interface of a command: its arguments, its answer, and how to show it."""
+"""The interface of a command: its arguments, its answer, and how the answer is shown."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Command(ABC):
-    """One subcommand: ``run`` computes the answer, which is printed as data or as ``render`` shows it.
+    """One subcommand: ``run`` returns the answer, which is printed as data (``-o json``) or as ``render`` shows it.
 
     Attributes:
         description: what it shows and how to read it.
-        examples: lines to paste, behind ``kubectl netaware``, each with what it does.
-        online: whether the cluster is asked at all.
-        prints_documents: whether what it shows are documents for other programs, which keep their texts as they are.
+        examples: arguments of ``kubectl netaware``, each with its effect.
+        online: whether it uses the cluster.
+        prints_documents: whether ``render`` returns documents for other programs, in which texts stay unchanged.
     """
 
     description: ClassVar[str]
@@ -33,22 +33,22 @@ class Command(ABC):
 
     @abstractmethod
     async def run(self, session: Session, options: argparse.Namespace) -> Any:
-        """The answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print as it is.
+        """The answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print unchanged.
 
         Raises:
-            KubekitError: no answer; the text says why.
+            KubekitError: there is no answer; the text gives the reason.
         """
 
     @abstractmethod
     def render(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
-        """The answer for a person, at most ``width`` columns wide where that can be helped."""
+        """The answer as text or tables, if possible at most ``width`` columns wide."""
 
-    def asks_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Whether these arguments need a cluster at all."""
+    def needs_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Whether these arguments use the cluster."""
         return self.online
 
     async def keep_open(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
-        """Runs after the answer was shown, for as long as it must stay open; ends at once by default."""
+        """Runs after the answer is shown; the command ends when it returns. By default it returns at once."""
 
     def has_findings(self, answer: Any) -> bool:  # noqa: ARG002
         """Whether there are findings, for commands with ``--exit-code``."""

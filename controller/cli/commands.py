@@ -16,12 +16,12 @@ HELP: Mapping[str, str] = {
     "costs": "costs, or latencies, between zones",
     "latency": "the newest sample between two zones, both ways",
     "graph": "an AppGroup: order, placement, cost of each dependency",
-    "explain": "the places that a pod could be on, with the cost of each dependency there",
+    "explain": "zones and nodes that a pod could be on, with the cost of each dependency there",
     "bandwidth": "bandwidth requested, allocated and limited, by node or by pod",
     "simulate": "where the default scheduler and ours would place an AppGroup",
     "deschedule": "--dry-run: which pods would move, why and where to",
     "propose": "write AppGroups from measured traffic",
-    "money": "price of traffic between zones, and whose it is",
+    "money": "price of traffic between zones, by dependency and group",
     "convert": "turn older spellings of AppGroup and NetworkTopology into accepted ones",
 }
 """Name of each command, in the order of the help text, and its line there."""
@@ -31,5 +31,5 @@ ALIASES = {"why": "diagnose"}
 def load_command(name: str) -> Command:
     """Import the command of that name, or of that alias."""
     module = ALIASES.get(name, name)
-    found: Command = getattr(import_module(f"controller.cli.{module}"), f"{module.capitalize()}Command")()
-    return found
+    command: Command = getattr(import_module(f"controller.cli.{module}"), f"{module.capitalize()}Command")()
+    return command

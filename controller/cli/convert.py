@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
 
 import msgspec
 import yaml
@@ -18,7 +17,7 @@ from controller.convert.spellings import Change, convert
 
 
 class ConversionResult(msgspec.Struct, frozen=True):
-    """The objects as they should be, and what was changed."""
+    """The converted objects, and the changes."""
 
     objects: list[Document]
     changes: list[Change]
@@ -44,12 +43,12 @@ class ConvertCommand(Command):
             action="append",
             required=True,
             metavar="FILE",
-            help="what to convert; - is standard input",
+            help="file to convert; - is standard input",
         )
 
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
         """Read and convert."""
-        documents = await asyncio.to_thread(read_files, options.filename)
+        documents = await asyncio.to_thread(read_documents, options.filename, "--filename")
         objects, changes = convert(documents)
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return ConversionResult(objects, changes)
@@ -57,12 +56,3 @@ class ConvertCommand(Command):
     def render(self, answer: ConversionResult, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """YAML documents, ready for kubectl."""
         return yaml.safe_dump_all(answer.objects, sort_keys=False, allow_unicode=True, width=120)
-
-
-def read_files(names: list[str]) -> list[Any]:
-    """The documents of files; ``-`` is standard input.
-
-    Raises:
-        ConfigError: a file cannot be read, or is neither JSON nor YAML.
-    """
-    return [document for name in names for document in read_documents(name, "--filename")]

@@ -19,16 +19,16 @@ from controller.diagnosis.zones import build_network, by_pair
 _SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 _MEANINGS = {
     "~": "old measurement",
-    "*": "inferred from a path",
+    "*": "inferred from a path over other zones",
     "x": "unreachable",
     "!": "newest sample not trusted",
-    "·": "none",
+    "·": "unknown; a missing cost counts as 100",
 }
 CORNER = "from \\ to"
 
 
 class CostsView(View, frozen=True):
-    """The network, and when it was looked at (unix seconds)."""
+    """The network, and when it was read (unix seconds)."""
 
     at: float
     network: NetworkView
@@ -43,9 +43,7 @@ class CostsCommand(Command):
     )
     description = (
         "The matrix of costs between zones as the scheduler reads them, or with --percentile the round trips behind them in "
-        "milliseconds. Rows are origins, columns destinations. Behind a number: ~ rests on an old measurement, * is "
-        "inferred from a path over other zones, ! the newest sample is not trusted. A dot means no cost: the scheduler "
-        "counts 100."
+        f"milliseconds. Rows are origins, columns destinations. Signs: {', '.join(map(' '.join, _MEANINGS.items()))}."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
@@ -73,12 +71,12 @@ class CostsCommand(Command):
 
 
 def _cell(pair: PairView, percentile: str | None) -> str:
-    """A number, a dot for none, and the sign behind it."""
+    """A number or a dot, and the sign behind it."""
     sign = "!" if pair.quality_flags else _SIGNS.get(pair.basis, "")
     if percentile is None:
         return f"{'·' if pair.cost is None else pair.cost}{sign or ' '}"
     value_us = pair.percentiles_us[percentile]
-    # Where a round trip is shown, it was measured.
+    # A round trip is always measured, so the signs of inferred costs do not apply.
     return f"{'·' if value_us is None else number(value_us / 1000)}{sign if sign in {'!', '~'} else ' '}"
 
 
@@ -98,7 +96,7 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
 
 
 def _blocks(zones: Sequence[ZoneView], cells: Mapping[tuple[str, str], str], width: int) -> Iterator[RenderableType]:
-    """The matrix; columns are numbered, since names of zones are longer than numbers are wide."""
+    """The matrix in blocks of columns. Columns have numbers, because zone names are too wide."""
     names = [f"{row} {zone.name}" for row, zone in enumerate(zones, 1)]
     column_width = max(map(len, cells.values()), default=0) + 2
     name_width = max([len(CORNER), *map(len, names)]) + 2

@@ -21,7 +21,7 @@ SHOWN_AFFECTED = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The answer; ``at`` is unix seconds, ``pod`` the state of the pod in question."""
+    """Findings, and the diagnosis of the chosen pod; ``at`` is unix seconds."""
 
     at: float
     findings: tuple[Finding, ...]
@@ -76,7 +76,7 @@ class DiagnoseCommand(Command):
 
 
 def describe_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
-    """Why a pod waits, for a person."""
+    """The diagnosis of a pod as text."""
     head = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
         head.append(f"  for {age(at - pod.since)}", style=FAINT)
@@ -86,7 +86,7 @@ def describe_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
 
 
 def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
-    """Findings for a person: summary, cause, what is affected, fix."""
+    """Findings as text: summary, cause, affected objects, fix."""
     parts: list[RenderableType] = []
     for finding in findings:
         sign = "·" if finding.severity == "info" else "✗"

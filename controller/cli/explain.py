@@ -1,4 +1,4 @@
-"""`explain pod NAME`: its candidate places, what each dependency costs there, and what decided."""
+"""`explain pod NAME`: candidate zones and nodes, the cost of each dependency there, and what decided."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerL
 from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30
-SHOWN_BONDS, SHOWN_REASONS = 6, 2
+SHOWN_PEERS, SHOWN_REASONS = 6, 2
 
 
-class Explained(msgspec.Struct, frozen=True, rename="camel"):
-    """The explanation of a pod or group.
-
-    ``at`` is unix seconds.
-    """
+class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
+    """The explanation of a pod; ``at`` is unix seconds."""
 
     now: Explanation
     diagnosis: PodDiagnosis | None = None
@@ -52,29 +49,29 @@ class ExplainCommand(Command):
         parser.add_argument("kind", choices=("pod",), help="what to explain")
         parser.add_argument("name", metavar="NAME", help="the pod")
 
-    async def run(self, session: Session, options: argparse.Namespace) -> Explained:
+    async def run(self, session: Session, options: argparse.Namespace) -> ExplainView:
         """Read the pod, its group, and the state that rules need."""
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(everything=True)
         inputs, _ = await read_inputs(session, snapshot)
         key, state = pod.metadata.key, inputs.state
-        # The pod itself is to be explained as if it were not there yet.
+        # The pod is explained as if it were not bound yet.
         known = next((other for other in snapshot.pods if other.metadata.key == key), None)
         state.on_pod_change(key, known, None)
         inputs.node_cache.drop(lambda info: info.key == key)
         now, facts = explain(state, pod, inputs.ineligible(pod)), read_facts(snapshot, pod)
-        return Explained(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
+        return ExplainView(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
-    def render(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Print the reason, then the table."""
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]
         pod = answer.diagnosis
-        # Of a pod that is where it should be, and of one that has ended, the headline says enough.
+        # The headline suffices for a placed pod without a finding, and for a finished one.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
             parts += describe_pod(pod, answer.at)
-        # Where the rule would put a pod says nothing about one that the rule is not asked about.
+        # The rule decides only about pods that are placed or wait for the scheduler.
         if pod is None or pod.kind in {"placed", "waiting"}:
             parts.append(Text(now.decided))
         if now.peers:
@@ -88,7 +85,7 @@ class ExplainCommand(Command):
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:
-    return [b.workload if b.direction == "depends-on" else f"({b.workload})" for b in explanation.peers]
+    return [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in explanation.peers]
 
 
 def _headline(now: Explanation) -> Text:
@@ -112,7 +109,7 @@ def _peers(now: Explanation) -> RenderableType:
 
 
 def _candidates(now: Explanation) -> RenderableType:
-    names = _columns(now)[:SHOWN_BONDS]
+    names = _columns(now)[:SHOWN_PEERS]
     hidden = len(now.peers) - len(names)
     columns = (*names, *((f"+{hidden}",) if hidden > 0 else ()))
     table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
@@ -137,12 +134,12 @@ def _candidates(now: Explanation) -> RenderableType:
 
 
 def _shown(lines: Sequence[CandidateLine]) -> Iterable[CandidateLine]:
-    """The best ones, and wherever the pod is or is wanted."""
+    """The best candidates, and those where the pod is or is planned."""
     return [line for i, line in enumerate(lines) if i < SHOWN_CANDIDATES or line.chosen or line.planned]
 
 
 def _reasons(line: CandidateLine) -> list[str]:
-    """Why nodes may not run the pod, the most frequent first."""
+    """Reasons why nodes may not run the pod, the most frequent first."""
     ranked = sorted(line.ineligible.items(), key=lambda item: (-item[1], item[0]))
     return [why if line.node else f"{count} {why}" for why, count in ranked[:SHOWN_REASONS]]
 

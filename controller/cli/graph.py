@@ -67,9 +67,9 @@ class GraphCommand(Command):
 def _headline(group: GroupView) -> Text:
     text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))
     text.append(f"  {group.running} of {group.members} members running")
-    for count, what in ((group.gated, "gated"), (group.pending, "pending")):
+    for count, state in ((group.gated, "gated"), (group.pending, "pending")):
         if count:
-            text.append(f"  {count} {what}")
+            text.append(f"  {count} {state}")
     text.append(f"  total cost {group.total_cost}")
     if group.violated:
         text.append(f"  {group.violated} of {len(group.edges)} dependencies violated", style=BAD)
@@ -79,19 +79,19 @@ def _headline(group: GroupView) -> Text:
 
 
 def _table(group: GroupView) -> RenderableType:
-    """Each workload, and below it what it depends on."""
+    """Each workload, and below it its dependencies."""
     numbers = ("ORDER", "PODS", "COST", "MAX", "P50")
     table = grid("WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=numbers)
-    below: dict[str, list[EdgeView]] = defaultdict(list)
+    edges_of: dict[str, list[EdgeView]] = defaultdict(list)
     for edge in group.edges:
-        below[edge.dependant].append(edge)
+        edges_of[edge.dependant].append(edge)
     for workload in group.workloads:
         name = Text.assemble((workload.selector, STRONG))
         if workload.name != workload.selector:
             name.append(f" {workload.name}", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
         table.add_row(name, order, str(len(workload.pods)), _where(workload.pods))
-        for edge in below[workload.selector]:
+        for edge in edges_of[workload.selector]:
             table.add_row(f"  → {edge.dependency}", "", "", "", *_edge_cells(edge))
     return table
 
@@ -108,25 +108,25 @@ def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
 
 
 def _where(pods: Sequence[PodView]) -> Text:
-    """Zones with the number of pods where there are several, and pods that are nowhere yet."""
+    """Zones, with the number of pods if there are several, and unbound pods."""
     zones = Counter(pod.zone or pod.node for pod in pods if pod.node)
     parts = [zone if count == 1 else f"{zone} ×{count}" for zone, count in sorted(zones.items())]
     gated = sum(pod.gated for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
     text = Text(", ".join(parts))
-    for count, what in ((gated, "gated"), (pending, "pending")):
+    for count, state in ((gated, "gated"), (pending, "pending")):
         if count:
-            text.append(f"{', ' if text else ''}{count} {what}", style="italic")
+            text.append(f"{', ' if text else ''}{count} {state}", style="italic")
     return text
 
 
 def _remarks(group: GroupView) -> Iterator[RenderableType]:
     remarks = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    good = {"Complete": "True", "CostsMet": "True", BALANCED: "True", ROUTED_NEAR: "True"}
+    expected = {"Complete": "True", "CostsMet": "True", BALANCED: "True", ROUTED_NEAR: "True"}
     remarks += [
         Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
         for c in group.conditions
-        if good.get(c.type, c.status) != c.status
+        if expected.get(c.type, c.status) != c.status
     ]
     losses = ((loss.zone, listed(loss.stops, SHOWN_STOPS)) for loss in group.zone_losses if loss.stops)
     remarks += [Text(f"without {zone}: {workloads} would stop", style=FAINT) for zone, workloads in losses]

@@ -1,6 +1,6 @@
 """Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, with plugins and proxies.
 
-What that package ignores and kubectl follows is refused by name: to leave out ``as`` without a word would be to act as oneself.
+Fields that kubectl supports and that package ignores are refused by name: without ``as``, for example, commands would run as another user.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PROVIDERS = ("gcp", "oidc")
 def connect(
     kubeconfig: str | None = None, context: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ClusterConfig:
-    """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. Runs a log-in plugin.
+    """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. May run a log-in plugin.
 
     Raises:
-        ConfigError: nothing was found, or what was found cannot be used; names the file or field.
+        ConfigError: there is none, or a field cannot be used; names the file or field.
         CredentialError: a plugin gave no credential.
     """
     paths = kubeconfig or environ.get("KUBECONFIG", "")
@@ -71,7 +71,7 @@ class KubeconfigLogin:
         )
 
     async def current(self) -> Credential:
-        """See `kubekit.credentials.Login`. A plugin runs in a thread, once for all who wait."""
+        """See `kubekit.credentials.Login`. A plugin runs in a thread, once for concurrent callers."""
         async with self._lock:
             return await asyncio.to_thread(self._credential)
 
@@ -82,19 +82,19 @@ class KubeconfigLogin:
     def _credential(self) -> Credential:
         if self._refused:
             self._load()
-        with _complaints() as complaints:
+        with _logged_messages() as messages:
             value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
         kind, _, token = value.partition(" ")
         if value and kind != "Bearer":
             raise ConfigError(
                 self._field("username"), "API servers take no passwords", "use a token or a client certificate"
             )
-        if complaints:
-            raise CredentialError(f"{self._field('exec')}: {'; '.join(complaints)}")
+        if messages:
+            raise CredentialError(f"{self._field('exec')}: {'; '.join(messages)}")
         return Credential(token, self._tls)
 
     def _load(self) -> None:
-        # Half a second and 60 MB, so only where there is a kubeconfig.
+        # The import takes half a second and 60 MB.
         try:
             from kubernetes.client import Configuration
             from kubernetes.config import ConfigException
@@ -106,7 +106,7 @@ class KubeconfigLogin:
         configuration = Configuration()
         try:
             merged = KubeConfigMerger(self._paths)
-            # The package takes the last file's current-context, kubectl the first's.
+            # kubectl uses the first file's current-context, the package the last one's.
             contexts = (each.get("current-context") for each in merged.config_files.values())
             self._context = self._context or next((str(name) for name in contexts if name), None)
             loader = KubeConfigLoader(merged.config, active_context=self._context, config_base_path=None)
@@ -114,14 +114,14 @@ class KubeconfigLogin:
             self._user = self._entry(merged.config, "users", "user")
             self._cluster = self._entry(merged.config, "clusters", "cluster")
             self._check()
-            with _complaints() as complaints:
+            with _logged_messages() as messages:
                 loader.load_and_set(configuration)
             self._tls = _context_of(configuration) if configuration.host.startswith("https") else None
         except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            # The package does not check what it reads: an entry of another type ends in any of these.
+            # The package does not validate files: an entry of a wrong type raises any of these.
             raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
         if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
-            raise CredentialError(f"{self._field('exec')}: {'; '.join(complaints) or 'it gave no credential'}")
+            raise CredentialError(f"{self._field('exec')}: {'; '.join(messages) or 'it gave no credential'}")
         self._configuration, self._refused = configuration, False
 
     def _entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
@@ -173,17 +173,17 @@ def _context_of(configuration: Any) -> ssl.SSLContext:
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """Collects what the package logs, which is how it reports a plugin's failure."""
-    found: list[str] = []
+def _logged_messages() -> Iterator[list[str]]:
+    """Collects log messages within the block, because the package only logs a plugin's failure."""
+    messages: list[str] = []
 
-    class Keeper(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
+            messages.append(record.getMessage())
 
     root = logging.getLogger()
-    before, root.handlers = root.handlers, [Keeper()]
+    before, root.handlers = root.handlers, [Collector()]
     try:
-        yield found
+        yield messages
     finally:
         root.handlers = before

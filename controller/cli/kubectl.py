@@ -1,4 +1,4 @@
-"""Runs kubectl for `page`: forwards a port, and creates a token, with kubectl's log-in."""
+"""Runs kubectl for `page`: forwards a port and creates a token, with kubectl's own log-in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubekit.errors import KubekitError
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE
 
 READY_TIMEOUT_S = 60.0
-"""For kubectl to answer, with an interactive log-in before that."""
-END_TIMEOUT_S = 5.0
-TOKEN_LIFE = "8h"
+"""Time for kubectl to answer, including an interactive log-in."""
+STOP_TIMEOUT_S = 5.0
+TOKEN_LIFETIME = "8h"
 _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
@@ -24,7 +24,7 @@ class KubectlError(KubekitError):
 
 
 class PortForward(NamedTuple):
-    """A port-forward that runs: the URL on this machine, and the task that ends when kubectl does."""
+    """A running port-forward: its URL on this machine, and a task that ends when kubectl ends."""
 
     url: str
     ended: asyncio.Task[None]
@@ -32,7 +32,13 @@ class PortForward(NamedTuple):
 
 @asynccontextmanager
 async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port: str) -> AsyncIterator[PortForward]:
-    """Forwards a local port to the named port of a pod of ``target`` within the block; ``kubectl`` has the flags that say which cluster.
+    """Forwards a free local port to a named port of a pod of ``target`` within the block.
+
+    Args:
+        kubectl: the command with the flags that choose the cluster.
+        namespace: of ``target``.
+        target: such as ``deployment/NAME``.
+        port: its name.
 
     Raises:
         KubectlError: kubectl ends, or forwards nothing in time.
@@ -49,9 +55,9 @@ async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port
 
 
 async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str, str]:
-    """A token of the page's ServiceAccount, and why there is none; one of them is empty."""
+    """A token of the page's ServiceAccount, and the error if there is none; one of them is empty."""
     words = (*kubectl, "--namespace", namespace, "create", "token", PAGE_ACCOUNT)
-    flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFE}")
+    flags = (f"--audience={PAGE_AUDIENCE}", f"--duration={TOKEN_LIFETIME}")
     async with _running((*words, *flags), stderr=asyncio.subprocess.PIPE) as process:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -63,7 +69,7 @@ async def create_page_token(kubectl: Sequence[str], namespace: str) -> tuple[str
 
 @asynccontextmanager
 async def _running(words: Sequence[str], *, stderr: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
+    # In a session of its own, because Ctrl-C must not end kubectl before us.
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,
@@ -74,7 +80,7 @@ async def _running(words: Sequence[str], *, stderr: int) -> AsyncIterator[asynci
     try:
         yield process
     finally:
-        await _end(process)
+        await _stop(process)
 
 
 async def _port_of(output: asyncio.StreamReader) -> int:
@@ -93,16 +99,16 @@ async def _port_of(output: asyncio.StreamReader) -> int:
 
 
 async def _drain(output: asyncio.StreamReader) -> None:
-    """Read a line for each connection, so that the pipe never fills."""
+    """Read kubectl's line for each connection, so that the pipe never fills."""
     while await output.readline():
         pass
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(END_TIMEOUT_S):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
         process.kill()

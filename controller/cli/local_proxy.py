@@ -1,7 +1,7 @@
 """A loopback proxy to the controller's page, which adds the token and requires a one-time key.
 
-The key is in the address and good once; then a cookie has another. So neither another user of this machine nor a web site that
-knows the port reads the page.
+The key in the address is valid once and is replaced by a cookie. So neither another user of this machine nor a web site that knows the
+port can read the page.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ANSWER_HEADERS = (
 
 
 class LocalProxy:
-    """Forwards requests.
+    """Forwards requests of one browser to the controller.
 
     Args:
-        session: asks the controller.
-        token: the page's; empty for none. It never reaches the browser.
+        session: connects to the controller.
+        token: for the page; empty for none. The browser never gets it.
     """
 
     def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
@@ -42,7 +42,7 @@ class LocalProxy:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Serve on a free port of the loopback while the block runs; yields the address to open, with its key."""
+        """Serve on a free loopback port within the block; yields the address to open, with its key."""
         app = web.Application()
         for path in ("/", PAGE_DATA):
             app.router.add_get(path, self._answer, allow_head=False)
@@ -56,31 +56,32 @@ class LocalProxy:
             await runner.cleanup()
 
     async def refusal(self) -> str:
-        """Why the page refuses the login; empty if it does not."""
+        """The page's message if it refuses the token, else an empty text."""
         async with self._session.get("/", headers=self._headers) as answer:
             return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        # Cookies ignore ports, so the name has the port: proxies of one machine must not overwrite each other's.
+        # The cookie's name has the port: cookies are shared by all ports, and several proxies may run.
         cookie = f"netaware-{self._port}"
-        if self._key and _is(request.query.get("key", ""), self._key):
+        if self._key and _equal(request.query.get("key", ""), self._key):
             self._key = ""
-            answer = web.Response(status=303, headers={hdrs.LOCATION: "/"})
-            answer.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
-            return answer
-        if not _is(request.cookies.get(cookie, ""), self._cookie):
+            redirect = web.Response(status=303, headers={hdrs.LOCATION: "/"})
+            redirect.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
+            return redirect
+        if not _equal(request.cookies.get(cookie, ""), self._cookie):
             return web.Response(
                 status=403, text="run `kubectl netaware page` and open the address that it prints, once\n"
             )
-        asked = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+        headers = {str(name): request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                async with self._session.get(request.path, headers=asked | self._headers) as given:
-                    told = {name: given.headers[name] for name in _ANSWER_HEADERS if name in given.headers}
-                    return web.Response(status=given.status, headers=told, body=await given.read())
+                async with self._session.get(request.path, headers=headers | self._headers) as answer:
+                    passed = {name: answer.headers[name] for name in _ANSWER_HEADERS if name in answer.headers}
+                    return web.Response(status=answer.status, headers=passed, body=await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return web.Response(status=502, text=f"no controller answers: {error}\n")
 
 
-def _is(text: str, secret: str) -> bool:
+def _equal(text: str, secret: str) -> bool:
+    """Whether they are equal, in constant time."""
     return secrets.compare_digest(text.encode(), secret.encode())

@@ -20,15 +20,15 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan
 from kubekit.text import counted
 
-NO_WORKLOAD = "its AppGroup has no such workload, so that kube-scheduler places it alone"
+NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it alone"
 
 
 class OfflinePlan(msgspec.Struct, frozen=True):
-    """The answer.
+    """The placements of pending pods, with costs of all pods of their groups.
 
     Attributes:
-        placements: waiting pod (namespace/name) -> node.
-        unplaced: waiting pod -> why it has no place.
+        placements: pending pod (namespace/name) -> node.
+        unplaced: pending pod -> reason.
         cost: networkCost summed over all pairs of caller and callee, as upstream counts, placed and planned pods alike.
         violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
         latency_us: time that a call spends on the network, expected over all calls.
@@ -47,14 +47,14 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     """Plan the groups of a file one after the other, small ones first, as the leader does.
 
     Args:
-        cluster: what the file holds.
+        cluster: the objects of the file.
 
     Returns:
-        The answer, and remarks on what could not be read or was left out.
+        The plan, and remarks on objects that could not be read or were left out.
     """
     began, reader = time.perf_counter(), PodReader()
-    inputs, members, refused = _read(cluster, reader)
-    remarks = [*cluster.problems, *refused]
+    inputs, members, refusals = _read(cluster, reader)
+    remarks = [*cluster.problems, *refusals]
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
     plans: list[Plan] = []
@@ -86,7 +86,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
 
 
 def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
-    """The cluster, the pods of each group, and remarks on groups that are not let in where they want to be."""
+    """The planner's inputs, the pods of each group, and remarks on groups without consent of a namespace."""
     snapshot = ClusterSnapshot(
         now_s=0.0,
         nodes=tuple(cluster.nodes),
@@ -103,30 +103,29 @@ def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str
         key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
         if key:
             members[key].append(pod)
-    no_entry = {key: snapshot.membership.refused_by(key) for key in inputs.state.groups}
-    refused = [
-        f"AppGroup {key} has no pods of {', '.join(names)}: no such Namespace lets it in"
-        for key, names in no_entry.items()
-        if names
+    refusals = [
+        f"AppGroup {key} gets no pods of {', '.join(names)}: the namespace gives no consent"
+        for key in inputs.state.groups
+        if (names := snapshot.membership.refused_by(key))
     ]
-    return inputs, members, refused
+    return inputs, members, refusals
 
 
 def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
     costs = inputs.state.costs(key.partition("/")[0])
     if not costs.topology:
-        return ["there is no NetworkTopology that counts: zones count as equally far from each other"]
+        return ["the scheduler uses no NetworkTopology: all zones are equally far from each other"]
     if not costs.weight:
-        return [f"NetworkTopology {costs.topology} has no weight that counts: its costs are unknown"]
+        return [f"NetworkTopology {costs.topology} has no weight that the scheduler uses: costs are unknown"]
     return [costs.problem] if costs.problem else []
 
 
 def show_offline(answer: OfflinePlan) -> RenderableType:
-    """Print the place of every waiting pod, then the costs."""
+    """The node of every pending pod, then the costs."""
     table = grid("POD", "NODE")
     reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
-    for pod, where in sorted((answer.placements | reasons).items()):
-        table.add_row(pod, where)
+    for pod, node in sorted((answer.placements | reasons).items()):
+        table.add_row(pod, node)
     text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
     text.append(counted(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:
@@ -135,5 +134,5 @@ def show_offline(answer: OfflinePlan) -> RenderableType:
     return (
         Group(table, Text(), text)
         if answer.placements or answer.unplaced
-        else Group(Text("no pod of an AppGroup waits"), text)
+        else Group(Text("no pod of an AppGroup is pending"), text)
     )

@@ -7,6 +7,7 @@ out with a note.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """The objects of a file, in order.
 
     Attributes:
-        problems: what was left out, and why.
+        problems: objects that were left out, with reasons.
     """
 
     nodes: list[Node] = []
@@ -71,20 +72,24 @@ def read_cluster(name: str) -> ClusterFile:
     Raises:
         ConfigError: it cannot be read, or holds neither JSON nor YAML objects.
     """
-    found = ClusterFile()
+    cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
-    for document in read_documents(name, "--offline", "give a v1 List of objects"):
-        for item in objects_in(document, found.problems):
-            _take(item, found, seen)
-    return found
+    for document in read_documents([name], "--offline", "give a v1 List of objects"):
+        for item in objects_in(document, cluster.problems):
+            _add(item, cluster, seen)
+    return cluster
 
 
-def read_documents(name: str, flag: str, fix: str = "") -> list[Any]:
-    """The documents of a file, JSON or YAML; ``-`` is standard input.
+def read_documents(names: Iterable[str], flag: str, fix: str = "") -> list[Any]:
+    """The documents of files, JSON or YAML; ``-`` is standard input.
 
     Raises:
-        ConfigError: the file that ``flag`` names cannot be read, or holds neither.
+        ConfigError: a file that ``flag`` names cannot be read, or holds neither.
     """
+    return [document for name in names for document in _documents_of(name, flag, fix)]
+
+
+def _documents_of(name: str, flag: str, fix: str) -> list[Any]:
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -103,7 +108,7 @@ def read_documents(name: str, flag: str, fix: str = "") -> list[Any]:
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Times stay texts, as JSON has them, and as kubectl reads them."""
+    """Keeps timestamps as strings, as JSON and kubectl do."""
 
 
 _PlainLoader.yaml_implicit_resolvers = {
@@ -112,51 +117,57 @@ _PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) -> None:
+def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
+    """Decode an object and add it to its list; one that cannot be decoded, or is there already, becomes a problem."""
     kind = str(item.get("kind") or "")
     if kind not in _KINDS:
         return
-    where, type_ = _KINDS[kind]
+    field, type_ = _KINDS[kind]
     name = "?"
     try:
-        plain = _plain(_accepted(item) if kind in _OURS else item)
+        plain = _normalized(_with_current_spelling(item) if kind in _OURS else item)
         meta = plain.setdefault("metadata", {})
         name = str(meta.get("name") or "?")
         if kind in _NAMESPACED:
             meta.setdefault("namespace", "default")
-        read = msgspec.convert(plain, type_, strict=False)
+        decoded = msgspec.convert(plain, type_, strict=False)
     except (msgspec.ValidationError, KubekitError, AttributeError) as error:
-        found.problems.append(f"left out: {kind} {name}: {error}")
+        cluster.problems.append(f"left out: {kind} {name}: {error}")
         return
-    if not read.metadata.name:
-        found.problems.append(f"left out: a {kind} without a name")
-        return
-    if (kind, read.metadata.key) in seen:
-        found.problems.append(f"left out: {kind} {read.metadata.key} is there twice; the first counts")
-        return
-    seen.add((kind, read.metadata.key))
-    getattr(found, where).append(_with_defaults(read) if isinstance(read, Node) else read)
+    key = decoded.metadata.key
+    if not decoded.metadata.name:
+        cluster.problems.append(f"left out: a {kind} without a name")
+    elif (kind, key) in seen:
+        cluster.problems.append(f"left out: {kind} {key} is there twice; the first counts")
+    else:
+        seen.add((kind, key))
+        getattr(cluster, field).append(_with_defaults(decoded) if isinstance(decoded, Node) else decoded)
 
 
-def _accepted(item: dict[str, Any]) -> dict[str, Any]:
-    """The object as the API server accepts it; the name stays, since pods refer to it."""
+def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
+    """The object as the API server accepts it; the name stays, because pods refer to it."""
     if str(item.get("apiVersion") or "") in {_OURS[item["kind"]], ""}:
         return item
-    made = dict(convert([item])[0][0])
-    return {**made, "metadata": {**(made.get("metadata") or {}), "name": (item.get("metadata") or {}).get("name")}}
+    converted = dict(convert([item])[0][0])
+    return {
+        **converted,
+        "metadata": {**(converted.get("metadata") or {}), "name": (item.get("metadata") or {}).get("name")},
+    }
 
 
-def _plain(value: Any, key: str = "") -> Any:
-    """Without nulls, and with quantities as texts."""
+def _normalized(value: Any, key: str = "") -> Any:
+    """Without nulls, and with quantities as strings."""
     if isinstance(value, dict):
-        texts = key in _QUANTITIES
+        are_quantities = key in _QUANTITIES
         return {
-            str(name): str(inner) if texts and isinstance(inner, int | float) else _plain(inner, str(name))
+            str(name): str(inner)
+            if are_quantities and isinstance(inner, int | float)
+            else _normalized(inner, str(name))
             for name, inner in value.items()
             if inner is not None
         }
     if isinstance(value, list):
-        return [_plain(inner) for inner in value if inner is not None]
+        return [_normalized(inner) for inner in value if inner is not None]
     return value
 
 

@@ -39,7 +39,7 @@ class Screen:
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
         """A table for a person, or data for programs."""
         if options.output == "table":
-            shown = answer if command.prints_documents else _one_line_each(answer)
+            shown = answer if command.prints_documents else _escape_texts(answer)
             self._print_table(command.render(shown, options, self.width))
         else:
             self._print_data(answer, options.output)
@@ -71,18 +71,18 @@ class Screen:
         self._errors.print(f"note: {printable(text)}", style="dim", highlight=False, markup=False)
 
 
-def _one_line_each(value: Any) -> Any:
-    """An answer whose texts are one line each and hold nothing that a terminal obeys: they are names and messages from the cluster."""
+def _escape_texts(value: Any) -> Any:
+    """The answer with line breaks and control characters of its texts replaced: they come from the cluster."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, msgspec.Struct):
-        fields = {name: _one_line_each(getattr(value, name)) for name in value.__struct_fields__}
+        fields = {name: _escape_texts(getattr(value, name)) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields)
     if isinstance(value, Mapping):
-        return {_one_line_each(key): _one_line_each(item) for key, item in value.items()}
+        return {_escape_texts(key): _escape_texts(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_one_line_each, value))
-    return type(value)(map(_one_line_each, value)) if isinstance(value, list | tuple) else value
+        return type(value)(*map(_escape_texts, value))
+    return type(value)(map(_escape_texts, value)) if isinstance(value, list | tuple) else value
 
 
 def open_screen(stream: TextIOBase | None = None) -> Screen:

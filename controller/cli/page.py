@@ -24,8 +24,8 @@ from controller.cli.style import FAINT, STRONG
 from netperf.contract import CONTROLLER
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """The address of the page, with the proxy's key, which is good once."""
+class PageAddress(msgspec.Struct, frozen=True):
+    """The address of the page, with the proxy's key, which is valid once."""
 
     address: str
 
@@ -46,46 +46,46 @@ class PageCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
+        parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
 
-    async def run(self, session: Session, options: argparse.Namespace) -> Opened:
+    async def run(self, session: Session, options: argparse.Namespace) -> PageAddress:
         """Forward a port, and serve the proxy."""
         kubectl = shutil.which("kubectl")
         if kubectl is None:
-            raise KubectlError("there is no kubectl on PATH, whose port-forward leads to the page")
+            raise KubectlError("there is no kubectl on PATH; the page needs its port-forward")
         flags = (("--kubeconfig", options.kubeconfig), ("--context", options.context))
         command = [kubectl, *(f"{flag}={value}" for flag, value in flags if value)]
-        target, enter = f"deployment/{CONTROLLER}", session.stack.enter_async_context
-        forward = await enter(port_forward(command, session.home, target, "metrics"))
-        token, why = await create_page_token(command, session.home)
+        target, enter_context = f"deployment/{CONTROLLER}", session.stack.enter_async_context
+        forward = await enter_context(port_forward(command, session.home, target, "metrics"))
+        token, token_error = await create_page_token(command, session.home)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
-        proxy = LocalProxy(await enter(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
+        proxy = LocalProxy(await enter_context(aiohttp.ClientSession(forward.url, timeout=timeout)), token)
         try:
-            refused = await proxy.refusal()
+            refusal = await proxy.refusal()
         except (aiohttp.ClientError, OSError) as error:
             raise KubectlError(str(error) or type(error).__name__) from error
-        if refused:
-            raise KubectlError(f"the page requires a token: {refused}{f'; {why}' if why else ''}")
+        if refusal:
+            raise KubectlError(f"the page requires a token: {refusal}{f'; {token_error}' if token_error else ''}")
         self._ended = forward.ended
-        return Opened(await enter(proxy.running()))
+        return PageAddress(await enter_context(proxy.running()))
 
-    def render(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """The address on a line of its own."""
+    def render(self, answer: PageAddress, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """The address, on a line of its own."""
         return Group(Text(answer.address, style=STRONG), Text("end with Ctrl-C", style=FAINT))
 
-    async def keep_open(self, session: Session, answer: Opened, options: argparse.Namespace) -> None:  # noqa: ARG002
-        """Open the browser, and wait for the end of the port-forward, or for a signal."""
-        waiting = asyncio.current_task()
-        assert waiting is not None
-        # Not on Windows, where a signal ends the program as any other.
+    async def keep_open(self, session: Session, answer: PageAddress, options: argparse.Namespace) -> None:  # noqa: ARG002
+        """Open the browser, and wait until the port-forward ends or a signal arrives."""
+        task = asyncio.current_task()
+        assert task is not None
+        # Windows has no signal handlers; there a signal ends the program.
         with contextlib.suppress(NotImplementedError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, waiting.cancel)
-        if not options.no_browser and has_screen():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        if not options.no_browser and _has_display():
             await asyncio.to_thread(webbrowser.open, answer.address)
         await self._ended
         raise KubectlError("the connection to the controller has ended; run the command again")
 
 
-def has_screen() -> bool:
-    """Whether there is a screen: in a bare terminal a text browser would take the terminal."""
+def _has_display() -> bool:
+    """Whether windows can open; without a display, `webbrowser` would start a text browser in this terminal."""
     return sys.platform in {"darwin", "win32"} or any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -15,17 +15,19 @@ from netperf.contract import HOME_NAMESPACE
 WIDTH = 100
 """Width of descriptions, in columns."""
 FORMATS = ("table", "json", "yaml")
-DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
+DESCRIPTION = (
+    "Shows the cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and findings."
+)
 EPILOG = """\
 examples:
-  kubectl netaware status                           is it working, on one screen
-  kubectl netaware explain pod NAME -n shop         why it is there, or where it could go
+  kubectl netaware status                           all parts and findings, on one screen
+  kubectl netaware explain pod NAME -n shop         why it is on its node, and which nodes it could be on
   kubectl netaware graph online-boutique -n shop    an AppGroup, and what each dependency costs
   kubectl netaware costs --percentile p90           round trips between zones, in milliseconds
 
 exit codes:
-  0    answered
-  1    no answer: the cluster cannot be reached, refused, or has no such object
+  0    success
+  1    failure: the cluster cannot be reached, refuses, or has no such object
   2    wrong usage or configuration
   3    status and diagnose with --exit-code: there are findings
   130  interrupted
@@ -50,12 +52,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; shared flags may stand before or after the subcommand."""
-    # With defaults of its own the subcommand's parser would overwrite what stood before it.
+    # Defaults are set here, because a subcommand's own defaults would overwrite flags before it.
     return build_parser(argv).parse_args(argv or ["--help"], argparse.Namespace(**_DEFAULTS))
 
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The grammar, with the arguments of those commands that are among ``words``, since importing all takes most of a second."""
+    """The parser, with the arguments of the commands in ``words`` only, because importing all takes most of a second."""
     shared = _shared()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
@@ -68,7 +70,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     for name, text in HELP.items():
-        aliases = [alias for alias, meant in ALIASES.items() if meant == name]
+        aliases = [alias for alias, command_name in ALIASES.items() if command_name == name]
         if not {name, *aliases} & set(words):
             subparsers.add_parser(name, aliases=aliases, help=text)
             continue
@@ -89,7 +91,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 def _epilog(command: Command) -> str:
     width = max(len(line) for line, _ in command.examples) + 3
-    lines = [f"  kubectl netaware {line:<{width}}{what}" for line, what in command.examples]
+    lines = [f"  kubectl netaware {line:<{width}}{effect}" for line, effect in command.examples]
     return "\n".join(["examples:", *lines])
 
 

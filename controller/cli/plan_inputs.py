@@ -1,4 +1,4 @@
-"""What plans are made from, read by a command. Imports numpy, which `status` spares."""
+"""Reads the planner's inputs for a command. Imports numpy, which `status` does not need."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from controller.scheduler.state import State
 
 
 def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, as the controller has them.
+    """The planner's inputs, as in the controller.
 
     Args:
         snapshot: see `state_of`.
-        pods: all pods, those of AppGroups among them.
+        pods: all pods, also those of AppGroups.
         volumes: all volumes, claims and classes.
     """
     node_cache = NodeCache()

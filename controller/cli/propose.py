@@ -38,16 +38,17 @@ class Gain(msgspec.Struct, frozen=True):
     planned: Outcome
 
 
-class Proposed(msgspec.Struct, frozen=True):
-    """The answer.
+class ProposalsView(msgspec.Struct, frozen=True):
+    """Proposals for a namespace.
 
     Attributes:
-        namespace: whose workloads.
-        source: where traffic is known from; ``window_s``: over how long.
-        proposals: AppGroups to be, with the patches that label pods.
-        drift: where AppGroups that exist differ from real traffic.
-        left_out: traffic that is no dependency, greatest first.
-        gains: what one plan of each proposal would gain, in their order.
+        namespace: of the workloads.
+        source: of the traffic.
+        window_s: range of its rates.
+        proposals: proposed AppGroups, with patches that label pod templates.
+        drift: differences between existing AppGroups and traffic.
+        left_out: traffic that is not a dependency, greatest first.
+        gains: of one plan of each proposal, in their order.
     """
 
     namespace: str
@@ -62,12 +63,12 @@ class Proposed(msgspec.Struct, frozen=True):
 class ProposeCommand(Command):
     """See `controller.cli.command.Command`."""
 
-    examples = (("propose", "an AppGroup from the traffic there is"),)
+    examples = (("propose", "AppGroups from measured traffic"),)
     description = (
-        "Reads who talks to whom from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
+        "Reads call metrics from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
         "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from the "
-        "highest cost between zones that exchange traffic today, and the patches that label pod templates. DNS, scrapes and external ends are no dependency. What a "
-        "person wrote in an existing AppGroup is kept. --manifests prints what kubectl apply takes, as in: "
+        "highest cost between zones that exchange traffic today, and the patches that label pod templates. DNS, scrapes and external addresses are not dependencies. "
+        "Fields that a user wrote into an existing AppGroup are kept. --manifests prints what kubectl apply takes, as in: "
         "kubectl netaware propose -n shop --manifests | kubectl apply -f -"
     )
 
@@ -79,7 +80,7 @@ class ProposeCommand(Command):
         )
         parser.add_argument("--apply", action="store_true", help="write what --manifests shows")
 
-    async def run(self, session: Session, options: argparse.Namespace) -> Proposed:
+    async def run(self, session: Session, options: argparse.Namespace) -> ProposalsView:
         """Read, propose, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
@@ -90,7 +91,7 @@ class ProposeCommand(Command):
         if options.apply:
             await _write(session, found)
             session.remarks.append("AppGroups and labels were written; pods follow them when they are next created")
-        return Proposed(
+        return ProposalsView(
             namespace=namespace,
             source=traffic.source.name,
             window_s=traffic.window_s,
@@ -100,13 +101,13 @@ class ProposeCommand(Command):
             gains=tuple(gains),
         )
 
-    def render(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """A table per group, then drift, then what is no dependency; or YAML for kubectl."""
+    def render(self, answer: ProposalsView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """A table per group, then drift, then traffic that is not a dependency; or YAML for kubectl."""
         if options.manifests:
             return _manifests(answer.proposals)
         parts: list[RenderableType] = []
         for proposal, gain in zip(answer.proposals, answer.gains, strict=True):
-            parts += [*_described(proposal), _gained(gain), Text()]
+            parts += [*_proposal_parts(proposal), _gain_text(gain), Text()]
         if not answer.proposals:
             parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
         if answer.drift:
@@ -122,7 +123,7 @@ class ProposeCommand(Command):
 
 
 async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapshot) -> Gain:
-    """Plan the group for the cluster as it is.
+    """Plan the proposed group for the present cluster, and compare with the present placement.
 
     Raises:
         KubekitError: no answer.
@@ -130,13 +131,13 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     group, namespace = msgspec.convert(proposal.manifest, AppGroup), proposal.namespace
     for existing in snapshot.groups:
         if existing.metadata.key == group.metadata.key:
-            # Applying leaves the annotations, which say how its pods are spread.
+            # Applying keeps the annotations, such as the one for the spread of its pods.
             group = msgspec.structs.replace(group, metadata=existing.metadata)
     selectors = {
         f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
     }
-    made = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.controllers(namespace)}
-    templates = {selector: made[key] for key, selector in selectors.items() if key in made}
+    controllers = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.controllers(namespace)}
+    templates = {selector: controllers[key] for key, selector in selectors.items() if key in controllers}
     inputs, _ = await read_inputs(session, snapshot)
     nodes_now = defaultdict(list)
     for pod in inputs.node_cache.bound:
@@ -157,7 +158,7 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
     return text
 
 
-def _described(proposal: Proposal) -> list[RenderableType]:
+def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
     table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
@@ -170,16 +171,16 @@ def _described(proposal: Proposal) -> list[RenderableType]:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
         parts.append(Text(f"pod templates to label: {names}", style=FAINT))
     if proposal.external:
-        parts.append(Text(f"also talks to, and is not placed by: {', '.join(proposal.external)}", style=FAINT))
+        parts.append(Text(f"external dependencies, not placed: {', '.join(proposal.external)}", style=FAINT))
     return parts
 
 
-def _gained(gain: Gain) -> Text:
-    now, then = gain.now, gain.planned
-    text = Text(f"planned: {now.latency_us:.0f} → {then.latency_us:.0f} µs a call")
-    text.append(f", {now.violations} → {counted(then.violations, 'violated pair')}")
-    if then.unplaced:
-        text.append(f"; no room for {counted(then.unplaced, 'pod')}", style=BAD)
+def _gain_text(gain: Gain) -> Text:
+    now, planned = gain.now, gain.planned
+    text = Text(f"planned: {now.latency_us:.0f} → {planned.latency_us:.0f} µs a call")
+    text.append(f", {now.violations} → {counted(planned.violations, 'violated pair')}")
+    if planned.unplaced:
+        text.append(f"; {counted(planned.unplaced, 'pod')} without a place", style=BAD)
     return text
 
 
@@ -187,16 +188,18 @@ def _left_out(left_out: Sequence[LeftOut]) -> str:
     by_reason: dict[str, float] = {}
     for item in left_out:
         by_reason[item.reason] = by_reason.get(item.reason, 0.0) + item.bytes_per_s
-    return "no dependency: " + ", ".join(f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items()))
+    return "not dependencies: " + ", ".join(
+        f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items())
+    )
 
 
 async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
-    """Write AppGroups first, because upstream's scheduler crashes on a pod without its group."""
-    for found in proposals:
-        manager = f"{FIELD_MANAGER}-propose"
+    """Write AppGroups, then labels, because upstream's scheduler crashes on a pod without its group."""
+    manager = f"{FIELD_MANAGER}-propose"
+    for each in proposals:
         await session.client.apply(
-            APPGROUPS, found.name, found.manifest, Object, field_manager=manager, namespace=found.namespace
+            APPGROUPS, each.name, each.manifest, Object, field_manager=manager, namespace=each.namespace
         )
-    for found in proposals:
-        for kind, name, patch in found.patches:
-            await session.client.patch(_KINDS[kind], name, patch, Object, namespace=found.namespace)
+    for each in proposals:
+        for kind, name, patch in each.patches:
+            await session.client.patch(_KINDS[kind], name, patch, Object, namespace=each.namespace)

@@ -1,7 +1,7 @@
-"""A command's connection to the cluster: lists only what it needs, and notes what it may not read.
+"""A command's connection to the cluster, which lists only what the command needs.
 
-Objects that cannot be read for lack of rights or of a definition are left out with a note on stderr, so a user with few rights gets
-a partial answer.
+Objects that the user may not read, or whose CRD is missing, are left out with a note on stderr: a user with few rights gets a partial
+answer.
 """
 
 from __future__ import annotations
@@ -67,16 +67,15 @@ class _Deployment(Object, frozen=True):
 
 @dataclass
 class Session:
-    """The connection, arguments and notes of a command.
+    """The connection of a command, and its notes for stderr.
 
     Attributes:
         client: the API server.
-        prometheus: None unless one was named.
-        namespace: where to look for the user's objects; None for everywhere.
-        home: the namespace that netaware itself lives in.
-        server: the API server's address.
-        notes: what could not be read and why, by kind; for stderr.
-        remarks: further notes for stderr.
+        prometheus: None if the user named none.
+        namespace: of the user's objects; None for all namespaces.
+        home: the namespace of netaware itself.
+        notes: topic -> note, for example the plural of a kind -> why it could not be read.
+        remarks: notes without a topic.
         stack: for resources to close when the command ends.
     """
 
@@ -84,7 +83,6 @@ class Session:
     prometheus: PrometheusClient | None
     namespace: str | None
     home: str
-    server: str = ""
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
@@ -93,15 +91,15 @@ class Session:
     async def snapshot(
         self, *, groups: bool = False, bandwidth: bool = False, everything: bool = False
     ) -> ClusterSnapshot:
-        """Read the controller's configuration, nodes, topologies, results and plans, and on request more.
+        """Read the controller's configuration, nodes, topologies, results and plans, and more on request.
 
         Args:
-            groups: AppGroups and their pods, and the namespaces, whose labels say which groups may have their pods.
-            bandwidth: every pod of the namespace, since any may ask for bandwidth, and what Prometheus knows of limits.
-            everything: also agents' pods and the state of our own programs, as a diagnosis needs it.
+            groups: AppGroups with pods and Services, and namespaces, whose labels give consent to groups.
+            bandwidth: all pods of the namespace, and verdicts on limits from Prometheus.
+            everything: these, agents' pods and the state of our own programs.
 
         Raises:
-            KubekitError: the nodes cannot be read; nothing can be shown without them.
+            KubekitError: the nodes cannot be read.
         """
         groups, bandwidth = groups or everything, bandwidth or everything
         config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
@@ -113,7 +111,7 @@ class Session:
             self.list_objects(SERVICES, Service, wanted=groups),
         )
         names = results_of(topologies, plans, self.home, len(build_zone_map(nodes).zones))
-        found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
+        app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
             self._app_groups(wanted=groups),
             self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
@@ -126,7 +124,7 @@ class Session:
             home=self.home,
             nodes=tuple(nodes),
             topologies=tuple(topologies),
-            groups=tuple(found_groups),
+            groups=tuple(app_groups),
             namespaces=tuple(namespaces),
             pods=tuple(pods),
             bandwidth_pods=tuple(bandwidth_pods),
@@ -136,17 +134,17 @@ class Session:
             services=tuple(services),
             policy=config.topology.policy(),
             scheduler=config.scheduler,
-            verdicts=read,
+            verdicts=verdicts,
             prices=config.traffic.prices.table(),
             control_plane=await self._control_plane() if everything else None,
         )
 
     async def configuration(self) -> ControllerConfiguration:
-        """The running controller's, as its Deployment mounts it; the defaults, with a note, where it cannot be read."""
+        """The configuration that the controller's Deployment mounts; if it cannot be read, the defaults and a note."""
         note = f"the controller's was not found in {self.home}; defaults are used"
         try:
-            found = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.home)
-            volumes = found.spec.get("template", {}).get("spec", {}).get("volumes", ())
+            deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.home)
+            volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes", ())
             maps = (volume.get("configMap", {}) for volume in volumes if volume["name"] == "config")
             name = next((mounted["name"] for mounted in maps if "name" in mounted), "")
             if name:
@@ -162,7 +160,7 @@ class Session:
         return ControllerConfiguration()
 
     async def _app_groups(self, *, wanted: bool) -> list[AppGroup]:
-        """AppGroups of all namespaces; if that is forbidden, of the requested one, with a note."""
+        """AppGroups of all namespaces; if that is forbidden, of the chosen namespace, with a note."""
         found = await self.list_objects(APPGROUPS, AppGroup, None, wanted=wanted)
         if self.namespace and "not allowed" in self.notes.get(APPGROUPS.plural, ""):
             self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
@@ -173,7 +171,7 @@ class Session:
         """One pod of the namespace, or of the default one.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         namespace = self.namespace or "default"
         try:
@@ -187,8 +185,8 @@ class Session:
     async def _control_plane(self) -> ControlPlaneStatus:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
         pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
-        # Together: each of those that hang would be waited for in turn.
-        complaints = await asyncio.gather(*(self._ask_controller(pod.metadata.name) for pod in pods))
+        # Concurrently, because each replica that hangs takes the whole timeout.
+        complaints = await asyncio.gather(*(self._problems_of_replica(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.home,
@@ -200,22 +198,22 @@ class Session:
             self.notes["Lease"] = "not allowed to read it"
         return status
 
-    async def _ask_controller(self, name: str) -> list[str]:
-        """What a controller replica says is wrong with itself, such as the age of a store: its /readyz through the API server."""
+    async def _problems_of_replica(self, name: str) -> list[str]:
+        """Failed checks of a controller replica, such as the age of a store: its /readyz through the API server."""
         try:
-            # Without a port the API server takes the first one of the pod, which is that of page, metrics and health.
+            # Without a port the API server uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.home, name, "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
         except UnreachableError:
             self.remarks.append(f"{name}: no answer from /readyz")
         except ApiError as error:
-            # The pod's own answer, not the API server's, which comes as a Status with a reason.
+            # Only the pod's own answer: the API server's is a Status with a reason.
             if error.status == 503 and not error.reason:
                 return [f"{name}: {line}" for line in error.message.splitlines()]
         return []
 
     def require(self, resource: Resource) -> None:
-        """Raise NotFoundError when objects of a kind, which the answer is about, could not be read."""
+        """Raise NotFoundError if objects of a kind, which the answer is about, could not be read."""
         why = self.notes.pop(resource.plural, "")
         if why:
             msg = f"{resource.plural}: {why}"
@@ -230,7 +228,7 @@ class Session:
         ]
 
     async def unfinished_pods(self) -> list[PodInfo]:
-        """The pods of all namespaces that hold room, or will."""
+        """The pods of all namespaces that use resources, or will once they are bound."""
         return await self._pods(None, field_selector=UNFINISHED_PODS)
 
     async def _pods(
@@ -252,7 +250,7 @@ class Session:
         field_selector: str = "",
         wanted: bool = True,
     ) -> list[T]:
-        """Objects of a namespace, or of all; with a note where that is not allowed."""
+        """Objects of a namespace, or of all; none, with a note, if that is not allowed or not ``wanted``."""
         found: list[T] = []
         if not wanted:
             return found
@@ -292,7 +290,7 @@ class Session:
         return {str(name): data for name, data in zip(unique, found, strict=True) if data}
 
     async def _result(self, name: ObjectName) -> dict[str, str]:
-        """One ConfigMap's data; empty if it does not exist, or with a note if it may not be read."""
+        """One ConfigMap's data; empty if it does not exist, and with a note if it may not be read."""
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError as error:

@@ -1,8 +1,8 @@
-"""Helpers of several commands: facts, scheduler state, flags and notes about costs."""
+"""Helpers of several commands: facts, scheduler state, and the note on unused costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from controller.cli.session import Session
 from controller.cluster.pods import GroupPod
@@ -13,17 +13,18 @@ from controller.diagnosis.pods import PodDiagnosis, diagnose_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.state import State
+from kubekit.wire import Object
 
 
 def note_unused(session: Session, network: NetworkView) -> None:
-    """Notes that the scheduler does not use the costs that are shown."""
+    """Add a note if the scheduler does not use the costs that are shown."""
     if network.unused:
         name = " ".join(filter(None, (network.topology, network.weights)))
         session.notes["costs"] = f"the scheduler does not use {name}"
 
 
 async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
-    """The facts of all namespaces now; with ``pod`` also of one that belongs to no group.
+    """The facts of all namespaces, and of ``pod``, which may belong to no group.
 
     Raises:
         KubekitError: the nodes cannot be read.
@@ -34,7 +35,7 @@ async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
 
 
 def pod_diagnosis(pod: GroupPod, facts: Facts, findings: Iterable[Finding]) -> PodDiagnosis:
-    """Why a pod of these facts is where it is, or is pending. Pure."""
+    """Why a pod of these facts is on its node, or pending. Pure."""
     fact = next(fact for fact in facts.pods if fact.key == pod.metadata.key)
     return diagnose_pod(fact, facts, has_leader=has_leader(findings))
 
@@ -47,16 +48,15 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
         pods: those of AppGroups.
     """
     state = State(snapshot.scheduler, snapshot.home)
-    for service in snapshot.services:
-        state.on_service_change(service.metadata.key, None, service)
-    for node in snapshot.nodes:
-        state.on_node_change(node.metadata.name, None, node)
-    for namespace in snapshot.namespaces:
-        state.on_namespace_change(namespace.metadata.name, None, namespace)
-    for group in snapshot.groups:
-        state.on_group_change(group.metadata.key, None, group)
-    for topology in snapshot.topologies:
-        state.on_topology_change(topology.metadata.key, None, topology)
-    for pod in pods:
-        state.on_pod_change(pod.metadata.key, None, pod)
+    handlers: tuple[tuple[Callable[..., object], Iterable[Object]], ...] = (
+        (state.on_service_change, snapshot.services),
+        (state.on_node_change, snapshot.nodes),
+        (state.on_namespace_change, snapshot.namespaces),
+        (state.on_group_change, snapshot.groups),
+        (state.on_topology_change, snapshot.topologies),
+        (state.on_pod_change, pods),
+    )
+    for on_change, objects in handlers:
+        for each in objects:
+            on_change(each.metadata.key, None, each)
     return state

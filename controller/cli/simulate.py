@@ -14,9 +14,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.convert import read_files
 from controller.cli.offline import OfflinePlan, plan_offline, show_offline
-from controller.cli.offline_objects import read_cluster
+from controller.cli.offline_objects import read_cluster, read_documents
 from controller.cli.plan_inputs import belongs_to, read_inputs
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
@@ -37,7 +36,7 @@ from kubekit.text import counted, listed
 
 SHOWN = 8
 RUNS = 25
-"""The default scheduler picks at random between equal nodes, so that one run of it says little."""
+"""Runs of the default scheduler, which picks at random between equal nodes."""
 
 
 class Outcome(View, frozen=True):
@@ -61,7 +60,7 @@ class Outcome(View, frozen=True):
 
 
 class Simulation(View, frozen=True):
-    """The result of a simulation.
+    """A group as the default scheduler and as our planner would place it.
 
     Attributes:
         default: the median of the runs, ordered by unplaced pods and then by cost.
@@ -81,7 +80,7 @@ class SimulateCommand(Command):
     """See `controller.cli.command.Command`."""
 
     examples = (
-        ("simulate -f appgroup.yaml", "where a group would land"),
+        ("simulate -f appgroup.yaml", "where a group would be placed"),
         ("simulate --offline cluster.json -o json", "a whole cluster in a file, without a cluster"),
     )
     description = (
@@ -110,19 +109,19 @@ class SimulateCommand(Command):
             help="a v1 List (JSON or YAML) of a whole cluster; - is standard input",
         )
 
-    def asks_cluster(self, options: argparse.Namespace) -> bool:
-        """Not with ``--offline``, nor to say that there is no file."""
+    def needs_cluster(self, options: argparse.Namespace) -> bool:
+        """Not with ``--offline``, and not without a file."""
         return bool(options.filename) and not options.offline
 
     async def run(self, session: Session, options: argparse.Namespace) -> Simulation | OfflinePlan:
         """Read the file, then the cluster, then plan."""
         if options.offline:
-            return await self._ask_offline(session, options)
+            return await self._plan_offline(session, options)
         if not options.filename:
             raise ConfigError(
                 "--filename", "is missing", "name a file with an AppGroup, or a whole cluster by --offline FILE"
             )
-        documents, _ = convert(await asyncio.to_thread(read_files, options.filename))
+        documents, _ = convert(await asyncio.to_thread(read_documents, options.filename, "--filename"))
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         # Services are looked for where its pods will be.
@@ -131,7 +130,7 @@ class SimulateCommand(Command):
         templates = {c.workload: c for c in (*await session.controllers(namespace), *given)}
         inputs, _ = await read_inputs(session, snapshot)
         if not inputs.state.costs(namespace).weight:
-            session.notes["costs"] = "there are none that count, so all places are equal"
+            session.notes["costs"] = "the scheduler uses none, so all zones are equally near"
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
         if unknown:
@@ -139,7 +138,7 @@ class SimulateCommand(Command):
             session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
         return await asyncio.to_thread(simulate, inputs, group, mine)
 
-    async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
+    async def _plan_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
         cluster = await asyncio.to_thread(read_cluster, options.offline)
@@ -157,13 +156,13 @@ class SimulateCommand(Command):
 
 
 def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> Simulation:
-    """Plan a group both ways, as if none of its pods were there. The default scheduler picks at random, from fixed seeds."""
+    """Place a group with both schedulers, as if it had no pods yet. Random choices of the default scheduler have fixed seeds."""
     snapshot = empty_group(inputs, group, templates)
     hosts, used = inputs.node_cache.hosts, inputs.node_cache.used
     reader = PodReader()
-    asked = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
+    pods = [(pod.workload, reader.read(pod)) for pod in snapshot.pods]
     runs = [
-        outcome_of(snapshot, place(asked, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
+        outcome_of(snapshot, place(pods, hosts, used, random.Random(seed), snapshot.volumes)) for seed in range(RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     default, ours = runs[len(runs) // 2], planned_outcome(inputs, snapshot)
@@ -180,12 +179,12 @@ def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Contro
 
 
 def empty_group(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> GroupSnapshot:
-    """A group as if none of its pods were there yet.
+    """The planner's input for a group that has no pods yet.
 
     Args:
-        inputs: the cluster, which is changed to hold this group.
-        group: the AppGroup, in place of the one of its name.
-        templates: workload selector -> what makes its pods; those without count as one pod without requests.
+        inputs: the cluster; the group and its pods in it are replaced.
+        group: the AppGroup.
+        templates: workload selector -> Deployment or StatefulSet; a workload without one counts as one pod without requests.
     """
     state, key = inputs.state, group.metadata.key
     state.on_group_change(key, state.groups.get(key), group)
@@ -203,27 +202,26 @@ def planned_outcome(inputs: PlanInputs, snapshot: GroupSnapshot) -> Outcome:
 
 
 def outcome_of(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
-    """One placement; ``nodes`` are those of the pods, an empty text for one that fits nowhere."""
-    replace, there = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
-    bound = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in there if node]
-    found = plan_group(replace(snapshot, pods=bound))
+    """The outcome of one placement; ``nodes`` are those of ``snapshot.pods``, empty for a pod that fits nowhere."""
+    replace, placed = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
+    bound = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in placed if node]
+    plan = plan_group(replace(snapshot, pods=bound))
     by_workload: dict[str, list[str]] = defaultdict(list)
-    for pod, node in there:
+    for pod, node in placed:
         by_workload[pod.workload].append(node)
     zones = {w: [snapshot.hosts[n].location.zone if n else "" for n in on] for w, on in by_workload.items()}
-    unplaced = len(there) - len(bound)
     return Outcome(
         nodes=dict(by_workload),
         zones=zones,
-        cost=found.cost,
-        latency_us=round(found.latency_us, 1),
-        violations=found.violations,
-        unplaced=unplaced,
+        cost=plan.cost,
+        latency_us=round(plan.latency_us, 1),
+        violations=plan.violations,
+        unplaced=len(placed) - len(bound),
     )
 
 
 def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controller]]:
-    """The one AppGroup of a file, and what makes its pods."""
+    """The one AppGroup of a file, and its Deployments and StatefulSets."""
     groups: list[AppGroup] = []
     controllers: list[Controller] = []
     for document in documents:
@@ -243,19 +241,20 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
 
 
 def _pods(group: AppGroup, graph: Graph, templates: Mapping[str, Controller]) -> list[GroupPod]:
-    """The replicas as pods that wait, named by their place in the list. Raises ConfigError if they are too many for a plan."""
+    """The declared replicas as pending pods. Raises ConfigError if a plan cannot have as many."""
     replicas = sum(max(0, templates.get(selector, Controller()).replicas) for selector in graph.selectors)
     if replicas > MAX_PODS:
         raise ConfigError(group.metadata.key, f"has {replicas} replicas", f"at most {MAX_PODS} are planned together")
-    found: list[GroupPod] = []
+    pods: list[GroupPod] = []
     for selector in graph.selectors:
-        made = templates.get(selector, Controller())
-        own = {**made.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
-        meta = msgspec.structs.replace(made.spec.template.metadata, namespace=group.metadata.namespace, labels=own)
-        for _ in range(made.replicas):
-            named = msgspec.structs.replace(meta, name=f"replica-{len(found):05d}")
-            found.append(GroupPod(metadata=named, spec=made.spec.template.spec))
-    return found
+        controller = templates.get(selector, Controller())
+        labels = {**controller.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
+        template = controller.spec.template
+        meta = msgspec.structs.replace(template.metadata, namespace=group.metadata.namespace, labels=labels)
+        for _ in range(controller.replicas):
+            named = msgspec.structs.replace(meta, name=f"replica-{len(pods):05d}")
+            pods.append(GroupPod(metadata=named, spec=template.spec))
+    return pods
 
 
 def _where(zones: Sequence[str]) -> str:
@@ -272,12 +271,12 @@ def _placements(answer: Simulation) -> RenderableType:
 
 def _sums(answer: Simulation) -> RenderableType:
     """Sums of both placements; for the default scheduler the median, cheapest and dearest run."""
-    numbers = ("COST", "A CALL", "VIOLATED PAIRS", "WITHOUT ROOM")
+    numbers = ("COST", "A CALL", "VIOLATED PAIRS", "UNPLACED")
     table = grid("", *numbers, "", right=numbers)
     costs = answer.default_costs
     for name, outcome in (("default scheduler", answer.default), ("network-aware", answer.network_aware)):
         span = f"{costs[0]} to {costs[-1]} over {len(costs)} runs" if outcome is answer.default else ""
         violated = Text(str(outcome.violations), style=BAD if outcome.violations else GOOD)
-        room = Text(str(outcome.unplaced), style=BAD if outcome.unplaced else "")
-        table.add_row(name, str(outcome.cost), f"{outcome.latency_us:.0f} µs", violated, room, span)
+        unplaced = Text(str(outcome.unplaced), style=BAD if outcome.unplaced else "")
+        table.add_row(name, str(outcome.cost), f"{outcome.latency_us:.0f} µs", violated, unplaced, span)
     return table

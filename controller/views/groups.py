@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from controller.appgroups.status import DependencyCheck, GroupFacts, gather
-from controller.cluster.costs import NO_LOCATION, CostTable, Location, count_by_location, locations_of
-from controller.cluster.membership import Membership
+from controller.cluster.costs import NO_LOCATION, Location, count_by_location, locations_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
@@ -19,7 +18,7 @@ from netperf.latencies import ZonePair
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[GroupView, ...]:
-    """All groups, sorted by namespace and name, with the costs that the scheduler uses for each and the network's latencies."""
+    """All groups, sorted by namespace and name, with the scheduler's costs and the network's latencies."""
     pairs, locations = by_pair(network.pairs), locations_of(snapshot.nodes)
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
@@ -27,47 +26,24 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
         name = pod.metadata.label(APPGROUP_LABEL)
         if name and not pod.is_finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
-    index = snapshot.costs()
-    services = ServiceIndex.from_objects(snapshot.services)
-    return tuple(
-        build_group(
-            group,
-            members[group.metadata.key],
-            locations,
-            index.for_namespace(group.metadata.namespace).table,
-            pairs=pairs,
-            membership=membership,
-            services=services,
-            by_answer=snapshot.scheduler.by_answer,
-        )
-        for group in sorted(snapshot.groups, key=lambda g: g.metadata.key)
-    )
+    costs = snapshot.costs()
+    services = ServiceIndex.from_objects(snapshot.services) if snapshot.scheduler.by_answer else None
+    views = []
+    for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
+        pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table
+        facts = gather(group, pods, locations, table, membership, services=services)
+        views.append(_build_group(group, pods, facts, locations, pairs))
+    return tuple(views)
 
 
-def build_group(
+def _build_group(
     group: AppGroup,
     pods: Sequence[GroupPod],
+    facts: GroupFacts,
     locations: Mapping[str, Location],
-    costs: CostTable,
-    *,
     pairs: Mapping[ZonePair, PairView],
-    membership: Membership,
-    services: ServiceIndex,
-    by_answer: bool = True,
 ) -> GroupView:
-    """One group.
-
-    Args:
-        group: the object.
-        pods: its pods that have not finished, in all its namespaces.
-        locations: of all nodes, so made once for all groups.
-        costs: by which dependencies are checked.
-        pairs: for the latencies behind the costs.
-        membership: which pods belong to which group.
-        services: for which replica answers a call.
-        by_answer: whether dependencies are checked by that replica.
-    """
-    facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)
+    """The view of a group and its pods that have not finished."""
     selectors = facts.graph.selectors
     edges = tuple(_edge(check, facts, pairs) for check in facts.checks)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
@@ -93,10 +69,10 @@ def build_group(
 def _zone_losses(
     selectors: Sequence[str], members: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
 ) -> Iterator[ZoneLoss]:
-    """What the loss of each zone that holds a replica would stop; nodes without a zone are no zone that could be lost."""
-    found = [count_by_location(nodes, locations) for nodes in members]
-    for location in sorted({where for counts in found for where in counts if where.zone}):
-        stops = [selectors[w] for w, counts in enumerate(found) if counts and counts[location] == counts.total()]
+    """Workloads that the loss of each zone with a replica would stop; nodes without a zone are left out."""
+    counts_of = [count_by_location(nodes, locations) for nodes in members]
+    for location in sorted({location for counts in counts_of for location in counts if location.zone}):
+        stops = [selectors[w] for w, counts in enumerate(counts_of) if counts and counts[location] == counts.total()]
         yield ZoneLoss(location.zone, tuple(stops))
 
 
@@ -106,7 +82,7 @@ def _workloads(
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
-    # The status has the current order; the facts have that of the next status.
+    # The status has the current order; the facts have the order of the next status.
     index = {entry.workload.selector: entry.index for entry in group.status.topology_order or ()}
     return tuple(
         WorkloadView(

@@ -303,16 +303,27 @@ def condition(status: dict[str, Any], type_: str) -> tuple[str, str]:
     return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
 
 
-async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> None:
-    empty, measured = weight("UserDefined", None), weight("NetperfCosts", 5)
-    world = World(*NODES, *PODS, group(most=5), topology(empty, measured))
+TWICE = weight("NetperfCosts", 5)
+TWICE["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
+
+
+@pytest.mark.parametrize(
+    ("topologies", "cost"),
+    [
+        ((topology(weight("UserDefined", None), weight("NetperfCosts", 5)),), 5),
+        ((topology(weight("NetperfCosts", 5)), topology(weight("NetperfCosts", 9), namespace="x")), 9),
+        ((topology(TWICE),), 5),
+    ],
+    ids=["an empty weight is skipped", "the topology of the group's namespace", "the first of two entries"],
+)
+async def test_scheduler_status_and_views_use_the_same_cost(topologies: tuple[dict[str, Any], ...], cost: int) -> None:
+    world = World(*NODES, *PODS, group(most=5), *topologies)
     state = world.scheduler()
-    assert (state.costs("x").weight, state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost) == (
-        "NetperfCosts",
-        5,
-    )
-    assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
+    score = state.score("x", "g", "a").node_score("n1", state.location_index["n1"])
+    assert (score.cost, score.violated) == (cost, int(cost > 5))
+    expected = ("False", "CostsExceeded") if cost > 5 else ("True", "AllWithin")
+    assert condition(await world.status("x/g"), "CostsMet") == expected
+    assert [edge.cost for edge in (await world.view("x/g")).edges] == [cost]
 
 
 @pytest.mark.parametrize(
@@ -501,25 +512,6 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     assert state.score("x", "g", "a").node_score("bare", state.location_index["bare"]).passes
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
     assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
-
-
-async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> None:
-    near, far = topology(weight("NetperfCosts", 5)), topology(weight("NetperfCosts", 9), namespace="x")
-    world = World(*NODES, *PODS, group(most=5), near, far)
-    state = world.scheduler()
-    assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).violated == 1
-    assert condition(await world.status("x/g"), "CostsMet") == ("False", "CostsExceeded")
-    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("violated", 9)]
-
-
-async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> None:
-    twice = weight("NetperfCosts", 5)
-    twice["topologyList"][1]["originList"][0]["costList"].append({"destination": "z2", "networkCost": 900})
-    world = World(*NODES, *PODS, group(most=5), topology(twice))
-    state = world.scheduler()
-    assert state.score("x", "g", "a").node_score("n1", state.location_index["n1"]).cost == 5
-    assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
 def test_latencies_come_along_with_the_measured_costs_alone_and_across_regions() -> None:
