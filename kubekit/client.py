@@ -66,7 +66,6 @@ class Client:
     response does not have the requested type.
 
     Attributes:
-        has_response: whether the server has responded to any request.
     """
 
     def __init__(
