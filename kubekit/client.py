@@ -64,8 +64,6 @@ class Client:
 
     Every method raises UnreachableError without a response in time, ApiError for an error response, and MalformedObjectError if the
     response does not have the requested type.
-
-    Attributes:
     """
 
     def __init__(
