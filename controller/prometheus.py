@@ -1,8 +1,4 @@
-"""A client of the query endpoint of Prometheus' HTTP API.
-
-Used by the command line and the page for what only agents know (rates in use, verdicts). Everything here
-is optional to its callers: no Prometheus means no answer, never a guess.
-"""
+"""A client of the query endpoint of Prometheus' HTTP API."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ QUERY_TIMEOUT_S = 10.0
 
 
 class PrometheusError(KubekitError):
-    """Prometheus could not be asked, or refused the question; the text says which."""
+    """A query failed or was refused; the text says why."""
 
 
 class Series(msgspec.Struct, frozen=True):
-    """A value of a time series, its labels (with ``__name__`` where there is one), and when it was evaluated, unix seconds."""
+    """A sample of an instant vector: labels (with ``__name__`` where there is one), value, and its time in unix seconds."""
 
     labels: dict[str, str]
     value: float
@@ -52,7 +48,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class PrometheusClient:
-    """Use as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
+    """Queries Prometheus; use as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
 
     Args:
         url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
@@ -95,35 +91,37 @@ class PrometheusClient:
     async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
         """Evaluate an expression that gives a vector, now or at ``at_s`` (unix seconds).
 
-        ``finite`` False keeps values that are no numbers (NaN, infinite), for callers that count them.
+        ``finite`` False keeps NaN and infinite values, for callers that count them.
 
         Raises:
             PrometheusError: no response in time, or the expression is refused.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
         if self._session is None:
-            msg = "use the client as `async with PrometheusClient(url) as prometheus`"
-            raise RuntimeError(msg)
+            raise RuntimeError("use the client as `async with PrometheusClient(url) as prometheus`")
         try:
             # POST, since expressions may be longer than a URL should be.
             async with self._session.post(f"{self.address}/api/v1/query", data=params) as answer:
                 body = await answer.read()
                 status = answer.status
         except TimeoutError as error:
-            msg = f"{self.url}: no answer in {self._timeout_s:g} s"
-            raise PrometheusError(msg) from error
+            raise PrometheusError(f"{self.url}: no answer in {self._timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token with a line break.
-            said = str(error).replace(self.address, self.url) or type(error).__name__
-            msg = f"{self.url}: {said}"
-            raise PrometheusError(msg) from error
+            reason = str(error).replace(self.address, self.url) or type(error).__name__
+            raise PrometheusError(f"{self.url}: {reason}") from error
         return await asyncio.to_thread(_read, body, status, self.url, finite=finite)
 
 
 def check_url(url: str, field: str) -> None:
     """Raise `ConfigError` naming ``field`` when ``url`` is no http(s) URL with a host."""
-    scheme, _, rest = url.partition("://")
-    if scheme not in {"http", "https"} or not rest.strip("/"):
-        raise ConfigError(field, f"{url!r} is no address of Prometheus", "write http://HOST:PORT")
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    except ValueError:
+        is_address = False
+    if not is_address:
+        shown = url.rpartition("@")[2]  # A password may stand before it.
+        raise ConfigError(field, f"{shown!r} is no address of Prometheus", "write http://HOST:PORT")
 
 
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
@@ -133,7 +131,6 @@ def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
             found = (Series(r.metric, float(r.value[1]), r.value[0]) for r in answer.data.result)
             return [series for series in found if not finite or math.isfinite(series.value)]
     except (*DECODE_ERRORS, ValueError) as error:
-        msg = f"{url}: HTTP {status}, and no answer of Prometheus: {body[:80].decode('utf-8', 'replace')!r}"
-        raise PrometheusError(msg) from error
-    msg = f"{url}: {answer.error or f'HTTP {status}'}"
-    raise PrometheusError(msg)
+        shown = body[:80].decode("utf-8", "replace")
+        raise PrometheusError(f"{url}: HTTP {status}, and no answer of Prometheus: {shown!r}") from error
+    raise PrometheusError(f"{url}: {answer.error or f'HTTP {status}'}")

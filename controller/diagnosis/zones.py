@@ -129,7 +129,7 @@ def _pairs(
     now_s: float,
 ) -> tuple[PairView, ...]:
     """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
-    old = set(group_pairs(decision.table, decision.policy, round_s).stale)
+    old = set(group_pairs(decision.table, decision.policy, round_s)["stale"])
     chosen = _representatives(decision.results.samples.values(), decision.state)
     names = _in_order(zone_map.zones)
     pairs = []

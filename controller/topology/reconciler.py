@@ -70,37 +70,39 @@ class TopologyController:
         self.planner = ProbePlanner(client, caches, config, registry, clock=clock, wall=wall)
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
-        self._earlier: dict[str, CostState] = {}
+        self._earlier_states: dict[str, CostState] = {}
         self._unwritten_change: set[str] = set()
         self._status_at: dict[str, float] = {}
-        self._map: ZoneMap | None = None
-        self._moves = self._pod_moves = 0
+        self._zone_map_cache: ZoneMap | None = None
+        self._node_changes = self._placement_changes = 0
         self._allocated: Mapping[ZonePair, int] | None = None
         self._membership = membership
         caches.topologies.subscribe(lambda key, _old, _new: self._enqueue(key))
         caches.nodes.subscribe(self._node_changed)
         caches.results.subscribe(self._result_changed)
-        caches.app_groups.subscribe(lambda _, old, new: None if has_same_spec(old, new) else self._pods_moved())
-        caches.namespaces.subscribe(lambda _, old, new: None if has_same_consent(old, new) else self._pods_moved())
+        caches.app_groups.subscribe(lambda _, old, new: None if has_same_spec(old, new) else self._placement_changed())
+        caches.namespaces.subscribe(
+            lambda _, old, new: None if has_same_consent(old, new) else self._placement_changed()
+        )
         caches.group_pods.subscribe(self._pod_changed)
 
     def _enqueue(self, key: str) -> None:
-        # Samples arrive all the time, but each pair's only once in a round, so costs are computed less often if rounds are long.
+        # Each pair has one sample in a round, so the debounce grows with its length.
         self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not has_same_location(old, new):
-            self._map = None
-            self._moves += 1
-            self._pods_moved()
+            self._zone_map_cache = None
+            self._node_changes += 1
+            self._placement_changed()
 
     def _pod_changed(self, _key: str, old: GroupPod | None, new: GroupPod | None) -> None:
-        if old is None or new is None or _account_of(old) != _account_of(new):
-            self._pods_moved()
+        if old is None or new is None or _placement_key(old) != _placement_key(new):
+            self._placement_changed()
 
-    def _pods_moved(self) -> None:
+    def _placement_changed(self) -> None:
         self._allocated = None
-        self._pod_moves += 1
+        self._placement_changes += 1
         self._enqueue(ALL)
 
     def _result_changed(self, name: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
@@ -109,8 +111,9 @@ class TopologyController:
                 self._enqueue(key)
 
     async def run(self) -> None:
-        """Reconcile topologies and the plan until cancelled; keeps only the age of costs from an earlier leadership."""
-        self._earlier |= self._states
+        """Reconcile topologies and the probe plan until cancelled."""
+        # Another replica may have led since: only the age of costs is taken from earlier states.
+        self._earlier_states |= self._states
         self._states.clear()
         self._unwritten_change.clear()
         self._metrics.clear()
@@ -138,9 +141,14 @@ class TopologyController:
         if self.planner.expected_keys is None:
             return PLAN_RETRY_S
         snapshot = await self._read(topology)
-        # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
+        # In a thread: a decision for 100 zones takes long, and the leader must renew its lease.
         decision, operations = await asyncio.to_thread(
-            self._evaluate, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
+            self._evaluate,
+            snapshot,
+            self._states.get(key),
+            earlier=self._earlier_states.get(key),
+            now_s=self._clock(),
+            wall_s=self._wall(),
         )
         self._states[key] = decision.state
         try:
@@ -150,10 +158,15 @@ class TopologyController:
         return min(RESYNC_S, self.planner.interval_s / 4)  # Measurements age without any event.
 
     def _evaluate(
-        self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
+        self,
+        snapshot: TopologySnapshot,
+        state: CostState | None,
+        *,
+        earlier: CostState | None,
+        now_s: float,
+        wall_s: float,
     ) -> tuple[TopologyDecision, list[Operation] | None]:
         """Decide, and the patch of the object, if any. Reads nothing but its arguments and the configuration."""
-        earlier = self._earlier.get(key)
         decision = decide(snapshot, state, self._defaults, now_s=now_s, wall_s=wall_s, earlier=earlier)
         weight = build_weight(decision.table, decision.bandwidths)
         return decision, patch_topology(snapshot.topology, weight, decision.latencies)
@@ -163,13 +176,13 @@ class TopologyController:
 
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)
-        self._earlier.pop(key, None)
+        self._earlier_states.pop(key, None)
         self._status_at.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
 
     async def _results(self, name: ObjectName) -> Mapping[str, str] | None:
-        """The data of a ConfigMap. One of another namespace is in no store; None if it is missing or may not be read."""
+        """The data of a ConfigMap, None if it cannot be read. Only those of netaware's namespace are in a store."""
         if name.namespace == self._caches.home:
             found = self._caches.results.get(str(name))
             return None if found is None else found.data or {}
@@ -180,19 +193,19 @@ class TopologyController:
 
     async def _zone_map(self) -> ZoneMap:
         """Zones and locations; recomputed in a thread when nodes change."""
-        if self._map is not None:
-            return self._map
-        moves = self._moves
+        if self._zone_map_cache is not None:
+            return self._zone_map_cache
+        changes = self._node_changes
         zone_map = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
-        if moves == self._moves:
-            self._map = zone_map
+        if changes == self._node_changes:
+            self._zone_map_cache = zone_map
         return zone_map
 
     async def _count_allocated(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
         """Sum minBandwidth of placed pods per path, in a thread, when pods moved."""
         if self._allocated is not None:
             return self._allocated
-        moves, maybe_yield = self._pod_moves, CooperativeYield()
+        changes, maybe_yield = self._placement_changes, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # Cached before copying.
@@ -201,7 +214,7 @@ class TopologyController:
         allocated = await asyncio.to_thread(
             lambda: bandwidth.allocated_bps(groups, bandwidth.placed_by_zone(pods, places))
         )
-        if moves == self._pod_moves:
+        if changes == self._placement_changes:
             self._allocated = allocated
         return allocated
 
@@ -253,8 +266,8 @@ class TopologyController:
             weights_changed=key in self._unwritten_change,
             now=self._wall(),
         )
-        last_s = self._clock() - self._status_at.get(key, float("-inf"))
-        if not status.is_worth_a_write(before, wanted, last_s=last_s):
+        since_last_write_s = self._clock() - self._status_at.get(key, float("-inf"))
+        if not status.is_worth_a_write(before, wanted, last_s=since_last_write_s):
             self._unwritten_change.discard(key)
             return
         written = await write_status(self._client, NETWORK_TOPOLOGIES, topology, wanted, count_field="nodeCount")
@@ -268,5 +281,5 @@ class TopologyController:
         )
 
 
-def _account_of(pod: GroupPod) -> tuple[object, ...]:
+def _placement_key(pod: GroupPod) -> tuple[object, ...]:
     return pod.bound, pod.spec.node_name, pod.metadata.labels

@@ -15,7 +15,7 @@ from controller.cluster.zones import SHOWN_NODES, ZoneMap
 from kubekit.conditions import condition, merge
 from kubekit.text import listed
 from kubekit.wire import Condition, format_time
-from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
+from netperf.costs import MISSED_ROUNDS, ZoneCosts
 from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 
@@ -51,20 +51,8 @@ class InputFaults(msgspec.Struct, frozen=True):
     zone_map: ZoneMap = ZoneMap({}, {})
 
 
-class PairsByBasis(msgspec.Struct, frozen=True):
-    """Directed zone pairs by the basis of their cost, worst first."""
-
-    measured: tuple[ZonePair, ...]
-    stale: tuple[ZonePair, ...]
-    inferred: tuple[ZonePair, ...]
-    absent: tuple[ZonePair, ...]
-    unreachable: tuple[ZonePair, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """All pairs."""
-        lists = (self.measured, self.stale, self.inferred, self.absent, self.unreachable)
-        return sum(map(len, lists))
+PairsByBasis = Mapping[str, Sequence[ZonePair]]
+"""Basis of a cost, with ``absent`` and without ``mirrored`` -> directed zone pairs, worst first."""
 
 
 def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairsByBasis:
@@ -72,20 +60,20 @@ def group_pairs(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> Pair
     misses a round.
     """
     limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
-
-    def is_old(entry: ZoneCost) -> bool:
-        return entry.basis == "stale" and entry.age_s > limit_s
-
-    measured = [p for p, e in table.zones.items() if e.basis not in {"inferred", "unreachable"} and not is_old(e)]
-    stale = [p for p, e in table.zones.items() if is_old(e)]
-    inferred = [p for p, e in table.zones.items() if e.basis == "inferred"]
-    return PairsByBasis(
-        measured=tuple(sorted(measured, key=lambda p: (-table.zones[p].cost, p))),
-        stale=tuple(sorted(stale, key=lambda p: (-table.zones[p].age_s, p))),
-        inferred=tuple(sorted(inferred, key=lambda p: (-table.zones[p].cost, p))),
-        absent=tuple(sorted(table.absent)),
-        unreachable=tuple(sorted(p for p, e in table.zones.items() if e.basis == "unreachable")),
-    )
+    found: dict[str, list[ZonePair]] = {
+        "measured": [],
+        "stale": [],
+        "inferred": [],
+        "absent": [*table.absent],
+        "unreachable": [],
+    }
+    for pair, entry in table.zones.items():
+        is_measured = entry.basis == "mirrored" or (entry.basis == "stale" and entry.age_s <= limit_s)
+        found["measured" if is_measured else entry.basis].append(pair)
+    found["stale"].sort(key=lambda p: (-table.zones[p].age_s, p))
+    for basis in ("measured", "inferred"):
+        found[basis].sort(key=lambda p: (-table.zones[p].cost, p))
+    return found | {basis: sorted(found[basis]) for basis in ("absent", "unreachable")}
 
 
 _Statement = tuple[bool | None, str, str]
@@ -107,33 +95,34 @@ def conditions_of(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, g
 
 
 def _measured(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
-    if counts.total == 0:
+    total = sum(map(len, counts.values()))
+    if total == 0:
         return True, "NoPairs", f"{len(faults.zone_map.zones)} zones: there is no pair of zones to measure"
-    head = f"{len(counts.measured)} of {counts.total} zone pairs measured"
-    if counts.unreachable:
-        head += f", {len(counts.unreachable)} unreachable"
+    head = f"{len(counts['measured'])} of {total} zone pairs measured"
+    if counts["unreachable"]:
+        head += f", {len(counts['unreachable'])} unreachable"
     problems = [
         (reason, f"{len(pairs)} {what}: {_worst(pairs)}")
         for reason, pairs, what in (
-            ("PairsAbsent", counts.absent, "without a cost"),
-            ("PairsInferred", counts.inferred, "inferred from paths over other zones"),
-            ("MeasurementsOld", counts.stale, "keep their last good value, oldest"),
+            ("PairsAbsent", counts["absent"], "without a cost"),
+            ("PairsInferred", counts["inferred"], "inferred from paths over other zones"),
+            ("MeasurementsOld", counts["stale"], "keep their last good value, oldest"),
         )
         if pairs
     ]
-    costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
+    costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts["measured"][:SHOWN_PAIRS])
     holds, reason, message = _joined(problems, "AllPairsMeasured", f"highest costs: {costs}", bad=False)
     return holds, reason, f"{head}; {message}"
 
 
 def _unreachable(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults) -> _Statement:
-    dead = counts.unreachable
+    dead = counts["unreachable"]
     if not dead:
         return False, "AllReachable", "no path is known to be dead"
     names = {faults.failing[p] for p in dead if p in faults.failing}
     how = f" ({', '.join(sorted(names))})" if names else ""
     message = (
-        f"{len(dead)} of {counts.total} zone pairs cannot be reached by any pair of nodes{how} and cost "
+        f"{len(dead)} of {sum(map(len, counts.values()))} zone pairs cannot be reached by any pair of nodes{how} and cost "
         f"{table.zones[dead[0]].cost}: {_worst(dead)}"
     )
     return True, "PathsDead", message
@@ -242,15 +231,9 @@ def is_bad(reported: Condition) -> bool:
 
 def count_bases(counts: PairsByBasis, table: ZoneCosts) -> dict[str, int]:
     """Pairs by basis, for metrics; ``mirrored`` ones apart from those measured themselves."""
-    mirrored = sum(table.zones[p].basis == "mirrored" for p in counts.measured)
-    return {
-        "measured": len(counts.measured) - mirrored,
-        "mirrored": mirrored,
-        "stale": len(counts.stale),
-        "inferred": len(counts.inferred),
-        "absent": len(counts.absent),
-        "unreachable": len(counts.unreachable),
-    }
+    mirrored = sum(table.zones[p].basis == "mirrored" for p in counts["measured"])
+    found = {basis: len(pairs) for basis, pairs in counts.items()}
+    return found | {"measured": found["measured"] - mirrored, "mirrored": mirrored}
 
 
 def _arrow(pair: ZonePair) -> str:

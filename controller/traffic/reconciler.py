@@ -1,6 +1,6 @@
-"""Reads traffic on the leader, and keeps drift, measured weights and prices of AppGroups.
+"""Reads traffic on the leader, and writes drift, measured weights and costs of AppGroups.
 
-Weights are written rarely: a plan compares them with each other, so only shares count, and a cluster's shares wander all day.
+Weights are written only after a large change: plans use only their ratios, which fluctuate during the day.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log = logs.get("controller.traffic")
 
 AS_DESCRIBED = "AsDescribed"
 """Condition of an AppGroup: whether real traffic is what it says."""
-SHOWN = 3
+SHOWN_DRIFTS = 3
 MOVED_SHARE = 0.1
-"""Weights are written again when this share of the traffic goes another way than they say."""
+"""Weights are written again if at least this share of the traffic moved between dependencies."""
 MOVED_FACTOR = 2.0
-"""Or when there is so many times more or less of it in all."""
-MOST_FAILURES = 3
-"""Failed readings after which the conditions become Unknown."""
+"""Or if the whole traffic changed by this factor."""
+MAX_FAILURES = 3
+"""Failed readings in a row after which the conditions become Unknown."""
 KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
@@ -72,14 +72,13 @@ def compare(
     calls: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
         calls[d.client.key].append(d)
-    of = {}
-    for group in groups:
-        near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
-        of[group.metadata.key] = group, TrafficGraph(near)
+    graphs = {
+        g.metadata.key: TrafficGraph(tuple(d for key in members_of(g) for d in calls.get(key, ()))) for g in groups
+    }
     return Comparison(
         bill_of(graph, workloads, prices, groups_of_workloads(membership)),
-        {key: drift_of(*both) for key, both in of.items()},
-        {key: measured_weights(*both) for key, both in of.items()},
+        {g.metadata.key: drift_of(g, graphs[g.metadata.key]) for g in groups},
+        {g.metadata.key: measured_weights(g, graphs[g.metadata.key]) for g in groups},
     )
 
 
@@ -110,14 +109,14 @@ class TrafficController:
         self._comparison: Comparison | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
-        # Whether missing results mean that traffic is unknown, and not that it was not read yet.
-        self._is_settled, self._failures = False, 0
+        # Until traffic was read, or failed to be read several times, a condition stays as it is.
+        self._has_result, self._failures = False, 0
         registry.register(self)
 
     async def run(self) -> None:
         """Read and compare until cancelled."""
         if not self._config.prometheus_url:
-            self._is_settled = True
+            self._has_result = True
             await asyncio.Event().wait()
         async with PrometheusClient(self._config.prometheus_url, field="traffic.prometheusUrl") as prometheus:
             try:
@@ -126,24 +125,24 @@ class TrafficController:
                     await asyncio.sleep(self._config.interval_s)
             finally:
                 # From now on another leader reports.
-                self._comparison, self._conditions, self._is_settled = None, {}, False
+                self._comparison, self._conditions, self._has_result, self._failures = None, {}, False, 0
 
     def conditions(self, key: str) -> list[Condition]:
         """Conditions of a group: none before traffic was first known, Unknown after it was lost."""
-        group, said = self._caches.app_groups.get(key), self._conditions.get(key)
+        group, reported = self._caches.app_groups.get(key), self._conditions.get(key)
         if group is None:
             return []
         generation = group.metadata.generation
-        if said is not None:
-            reason, message = said
+        if reported is not None:
+            reason, message = reported
             return [
                 condition(
                     AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
                 )
             ]
-        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._is_settled:
+        if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._has_result:
             return []
-        message = "no source of traffic says anything of this group any more"
+        message = "traffic of this group is not measured any more"
         return [condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
 
     async def _update(self, prometheus: PrometheusClient) -> None:
@@ -151,13 +150,13 @@ class TrafficController:
             reading = await read_flows(prometheus, self._config.source, self._config.window_s)
             locations = locations_of(self._caches.nodes)
             pods = list(self._caches.pods)
-            # In threads, because at 10,000 workloads this takes seconds, while the leader must renew its lease.
+            # In a thread: at 10,000 workloads this takes seconds, and the leader must renew its lease.
             workloads = await asyncio.to_thread(Workloads.from_objects, pods, locations)
         except (PrometheusError, NoTrafficError) as error:
             log.change("prometheus", str(error), "traffic is not known", error=error)
             self._note_failure()
             return
-        self._is_settled, self._failures = True, 0
+        self._has_result, self._failures = True, 0
         log.change("prometheus", "", "traffic is known again", source=reading.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
         self._comparison = seen = await asyncio.to_thread(
@@ -171,10 +170,10 @@ class TrafficController:
                 await self._write_weights(group, seen.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
-        """Count a failed reading; after some in a row the conditions become Unknown. A restart of Prometheus changes nothing."""
+        """Count a failed reading. After three in a row, so not for a restart of Prometheus, the conditions become Unknown."""
         self._failures += 1
-        if self._failures == MOST_FAILURES:
-            self._is_settled, self._comparison = True, None
+        if self._failures == MAX_FAILURES:
+            self._has_result, self._comparison = True, None
             self._set_conditions({})
 
     def _set_conditions(self, conditions: dict[str, tuple[str, str]]) -> None:
@@ -193,9 +192,9 @@ class TrafficController:
             await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
         except KubekitError as error:
             fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.forbidden else ""
-            log.change(f"weights/{key}", str(error), "cannot keep measured weights", group=key, error=error, fix=fix)
+            log.change(f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix)
         else:
-            log.change(f"weights/{key}", "", "measured weights are kept again", group=key)
+            log.change(f"weights/{key}", "", "measured weights are written again", group=key)
             log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
 
     def collect(self) -> Iterator[Metric]:
@@ -254,24 +253,25 @@ class TrafficController:
 def describe(drift: Sequence[Drift]) -> tuple[str, str]:
     """Reason and message of the condition; without rates, which would change the status all the time."""
     if not drift:
-        return "AsDescribed", "calls are those that the AppGroup declares"
+        return AS_DESCRIBED, "calls are those that the AppGroup declares"
     words = {
         "new": "is not declared",
         "gone": "is declared, and no calls were seen",
         "grown": "moves ten times its minBandwidth",
     }
-    shown = "; ".join(f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift[:SHOWN])
-    more = f"; and {len(drift) - SHOWN} more" if len(drift) > SHOWN else ""
+    shown = "; ".join(
+        f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift[:SHOWN_DRIFTS]
+    )
+    more = f"; and {len(drift) - SHOWN_DRIFTS} more" if len(drift) > SHOWN_DRIFTS else ""
     return "Drift", f"{shown}{more}: see kubectl netaware propose"
 
 
 def is_worth_writing(old: Edges, now: Weights) -> bool:
-    """Whether weights differ enough: in their distribution, or in the total. No measurement is no difference."""
+    """Whether weights differ enough, in their ratios or in the total. False if nothing was measured."""
     new = by_edge(now)
-    was, is_ = sum(old.values()), sum(new.values())
-    if is_ <= 0:
-        return False
-    if was <= 0:
-        return True
-    moved = sum(abs(old.get(edge, 0.0) / was - new.get(edge, 0.0) / is_) for edge in old.keys() | new.keys()) / 2
-    return moved >= MOVED_SHARE or not 1 / MOVED_FACTOR < is_ / was < MOVED_FACTOR
+    old_total, new_total = sum(old.values()), sum(new.values())
+    if new_total <= 0 or old_total <= 0:
+        return new_total > 0
+    shares = ((old.get(edge, 0.0) / old_total, new.get(edge, 0.0) / new_total) for edge in old.keys() | new.keys())
+    moved = sum(abs(before - after) for before, after in shares) / 2
+    return moved >= MOVED_SHARE or not 1 / MOVED_FACTOR < new_total / old_total < MOVED_FACTOR

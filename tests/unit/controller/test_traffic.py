@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
+from controller.cluster.caches import Caches
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.graph import build_graph
+from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodReader
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, Series
@@ -21,13 +27,15 @@ from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
-from controller.traffic.reconciler import compare, describe, is_worth_writing
+from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compare, describe, is_worth_writing
 from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
+from kubekit.client import Client
+from kubekit.conditions import condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
-from tests.unit.controller.objects import AppGroup, GroupPod, WeightInfo
+from tests.unit.controller.objects import AppGroup, AppGroupStatus, GroupPod, WeightInfo, appgroup
 
 A, B = Location("r1", "z1"), Location("r1", "z2")
 COSTS = CostTable(msgspec.convert(weight_body({("z1", "z2"): 7}), WeightInfo))
@@ -475,6 +483,35 @@ def test_a_drift_is_reported_without_rates_and_not_at_any_length() -> None:
     assert describe([])[0] == "AsDescribed"
 
 
+@pytest.mark.looptime
+async def test_in_every_leadership_a_condition_becomes_unknown_when_traffic_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise PrometheusError("no answer")
+
+    monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
+    before = condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
+    known = {"shop/g": appgroup({}, status=AppGroupStatus(conditions=[before]))}
+    config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
+    controller = TrafficController(
+        cast("Client", None),
+        cast("Caches", SimpleNamespace(app_groups=known)),
+        config,
+        CollectorRegistry(),
+        membership=Membership(NetworkOverheadArgs()),
+        notify=lambda _: None,
+    )
+    for _ in range(2):
+        leading = asyncio.create_task(controller.run())
+        await asyncio.sleep(5)
+        assert controller.conditions("shop/g") == []
+        await asyncio.sleep(20)
+        assert [found.status for found in controller.conditions("shop/g")] == ["Unknown"]
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+
+
 def test_settings_of_traffic_name_what_is_wrong_and_presets_where_they_come_from() -> None:
     TrafficConfig().validate()
     assert TrafficConfig().prices.table() is None
@@ -482,8 +519,10 @@ def test_settings_of_traffic_name_what_is_wrong_and_presets_where_they_come_from
         table = PriceTable(preset=preset).table()
         assert table is not None
         assert "2026" in table.source
-    with pytest.raises(ConfigError, match="prometheusUrl"):
-        TrafficConfig(prometheus_url="prometheus:9090").validate()
+    for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
+        with pytest.raises(ConfigError, match="prometheusUrl") as refused:
+            TrafficConfig(prometheus_url=url).validate()
+        assert "secret" not in str(refused.value)
     for prices in (PriceTable(between_zones=-1.0), PriceTable(between_zones=999.5)):
         with pytest.raises(ConfigError, match=r"prices\.betweenZones"):
             TrafficConfig(prices=prices).validate()
