@@ -82,7 +82,6 @@ class ControlPlane:
         state_dir: Path,
         components: Iterable[str] = ("controller-manager",),
         address: str = LOOPBACK,
-        hosts: Iterable[str] = (),
         binaries: Binaries | None = None,
         programs: Programs | None = None,
         api_server_flags: Iterable[str] = (),
@@ -94,7 +93,6 @@ class ControlPlane:
             state_dir: an empty or absent directory of its own.
             components: of ``controller-manager``, ``scheduler`` (both profiles, no extender) and ``kwok``.
             address: where the API server listens; every process that needs it must reach this address.
-            hosts: further names and addresses for its certificate.
             binaries: what to run, found or built when not given.
             programs: where to keep its processes; a lab passes its own, so that one place watches them all.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
@@ -110,7 +108,7 @@ class ControlPlane:
         flags, token = tuple(api_server_flags), secrets.token_hex(16)
         plane = cls(state_dir, address, binaries.version, binaries, owned, authority, token, api_server_flags=flags)
         try:
-            await plane._boot(tuple(hosts))
+            await plane._boot()
             starters: dict[str, Callable[[], Awaitable[Program]]] = {
                 "controller-manager": plane.start_controller_manager,
                 "scheduler": plane.start_scheduler,
@@ -166,24 +164,9 @@ class ControlPlane:
             flags: further ones, which override ours.
         """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
-        argv: list[str | Path] = [
-            self.binaries["kube-controller-manager"],
-            f"--kubeconfig={kubeconfig}",
-            f"--authentication-kubeconfig={kubeconfig}",
-            f"--authorization-kubeconfig={kubeconfig}",
-            f"--root-ca-file={self.ca_file}",
-            f"--service-account-private-key-file={self.authority.folder / 'sa.key'}",
-            "--use-service-account-credentials=true",
-            "--leader-elect=false",
-            "--secure-port=0",
-            # A lab node should lose its not-ready taint, and a dead one get it, in seconds rather than in half a minute.
-            "--node-monitor-period=1s",
-            "--kube-api-qps=200",
-            "--kube-api-burst=400",
-            *self._feature_gates,
-            *flags,
-        ]
-        program = self.programs.start("kube-controller-manager", argv)
+        binary = self.binaries["kube-controller-manager"]
+        command = controlplane_commands.controller_manager_command(binary, kubeconfig, self.authority)
+        program = self.programs.start("kube-controller-manager", [*command, *self._feature_gates, *flags])
         async with Client(self.client_config) as client:
             account = SERVICE_ACCOUNTS.path("default", "default")
             await self._until(lambda: _answers(client, account), "the default service account")
@@ -191,7 +174,7 @@ class ControlPlane:
 
     async def start_scheduler(
         self,
-        config: Path | Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         *,
         name: str = "kube-scheduler",
         extender_url: str | None = None,
@@ -200,23 +183,21 @@ class ControlPlane:
         """Start kube-scheduler and wait until it is ready.
 
         Args:
-            config: a KubeSchedulerConfiguration, as a file or as plain data; by default the two profiles of
-                ``lab.scheduling`` with ``extender_url`` as the extender. The data's kubeconfig is filled in when absent.
+            config: a KubeSchedulerConfiguration without credentials; by default the two profiles of ``lab.scheduling`` with
+                ``extender_url`` as the extender.
             name: of its process in this control plane.
             extender_url: base URL of an extender; only used without ``config``.
             profiles: names by which pods choose it; only used without ``config``.
         """
         port = free_ports(1)[0]
         kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
-        if not isinstance(config, Path):
-            given = config or build_config(kubeconfig, extender_url=extender_url, profiles=profiles)
-            connection = {"kubeconfig": str(kubeconfig), **given.get("clientConnection", {})}
-            data = {**given, "clientConnection": connection, "leaderElection": {"leaderElect": False}}
-            config = self.state_dir / f"{name}.yaml"
-            config.write_text(yaml.safe_dump(data))
+        data = {**(config or build_config(extender_url=extender_url, profiles=profiles))}
+        data["clientConnection"] = {**data.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
+        config_file = self.state_dir / f"{name}.yaml"
+        config_file.write_text(yaml.safe_dump(data))
         argv: list[str | Path] = [
             self.binaries["kube-scheduler"],
-            f"--config={config}",
+            f"--config={config_file}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",
             f"--bind-address={LOOPBACK}",
@@ -286,10 +267,10 @@ class ControlPlane:
         save_credentials(credentials_of(path), cluster["server"], self.ca_file, credentials, namespace)
         return path
 
-    async def _boot(self, hosts: tuple[str, ...]) -> None:
+    async def _boot(self) -> None:
         names = (LOOPBACK, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", SERVICE_ADDRESS)
-        serving = tuple(dict.fromkeys((self.address, *names, *hosts)))
-        self._serving = self.authority.issue("serving", "kube-apiserver", hosts=serving)
+        hosts = tuple(dict.fromkeys((self.address, *names)))
+        self._serving = self.authority.issue("serving", "kube-apiserver", hosts=hosts)
         generate_signing_key(self.authority.folder / "sa.key")
         tokens = self.state_dir / "tokens.csv"
         tokens.touch(mode=0o600)

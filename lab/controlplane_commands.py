@@ -1,4 +1,4 @@
-"""Command lines of etcd and kube-apiserver."""
+"""Command lines of etcd, kube-apiserver and kube-controller-manager."""
 
 from __future__ import annotations
 
@@ -97,4 +97,23 @@ def api_server_command(
         f"--service-account-signing-key-file={pki / 'sa.key'}",
         "--allow-privileged=true",
         "--profiling=false",
+    ]
+
+
+def controller_manager_command(binary: Path, kubeconfig: Path, authority: CertificateAuthority) -> list[str | Path]:
+    """kube-controller-manager with these credentials, which signs tokens of service accounts with the authority's key."""
+    return [
+        binary,
+        f"--kubeconfig={kubeconfig}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        f"--root-ca-file={authority.certificate}",
+        f"--service-account-private-key-file={authority.folder / 'sa.key'}",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--secure-port=0",
+        # A lab node should lose its not-ready taint, and a dead one get it, in seconds rather than in half a minute.
+        "--node-monitor-period=1s",
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
     ]

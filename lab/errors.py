@@ -21,7 +21,7 @@ class UnsupportedError(LabError):
     """The machine lacks something the lab needs; the text says what is missing and what still works."""
 
 
-class NoRoomError(UnsupportedError):
+class InsufficientCapacityError(UnsupportedError):
     """The machine has what the lab needs, but others use it at the moment; the text says what and how much."""
 
 

@@ -7,7 +7,6 @@ profiles' pods are sent; our extender answers neutrally for pods that belong to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from controller.cluster.pods import OUR_SCHEDULER
@@ -16,7 +15,6 @@ DEFAULT_PROFILE = "default-scheduler"
 
 
 def build_config(
-    kubeconfig: Path,
     *,
     extender_url: str | None = None,
     extender_timeout_s: float = 5.0,
@@ -26,7 +24,6 @@ def build_config(
     """A KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 
     Args:
-        kubeconfig: credentials of the scheduler.
         extender_url: base of the extender's ``/filter`` and ``/prioritize``; ``None`` for no extender.
         extender_timeout_s: deadline of one request to it, seconds.
         percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose
@@ -36,7 +33,7 @@ def build_config(
     config: dict[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 200, "burst": 400},
+        "clientConnection": {"qps": 200, "burst": 400},
         "leaderElection": {"leaderElect": False},
         "percentageOfNodesToScore": percentage_of_nodes_to_score,
         "profiles": [{"schedulerName": name} for name in profiles],

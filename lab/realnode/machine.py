@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.errors import NoRoomError, UnsupportedError
+from lab.errors import InsufficientCapacityError, UnsupportedError
 from lab.network import missing_privileges
 from lab.realnode import cgroups
 
@@ -38,7 +38,7 @@ def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes
 
     Raises:
         UnsupportedError: names everything that is missing.
-        NoRoomError: nothing is, but other programs of this user hold too much of it.
+        InsufficientCapacityError: nothing is, but other programs of this user hold too much of it.
     """
     missing = missing_privileges()
     missing += [f"the command {tool} (util-linux)" for tool in _TOOLS if _which(tool) is None]
@@ -47,7 +47,7 @@ def require(environment: Mapping[str, str], nft: Path, state_dir: Path, *, nodes
     room = [] if missing else _missing_inotify(nodes)
     if missing or room:
         needed = f"real nodes need {'; '.join(missing + room)}. Nodes without a kubelet need none of this: --nodes kwok"
-        raise UnsupportedError(needed) if missing else NoRoomError(needed)
+        raise UnsupportedError(needed) if missing else InsufficientCapacityError(needed)
     return "overlayfs" if _has_overlay(state_dir) else "native"
 
 

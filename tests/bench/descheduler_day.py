@@ -387,8 +387,7 @@ async def run(seeds: list[int]) -> list[Figures]:
             plane = await stack.enter_async_context(start)
             client = await stack.enter_async_context(Client(plane.client_config))
             nodes = await make_nodes(client)
-            config = build_config(Path("unused"))
-            config["clientConnection"] = {"qps": 500, "burst": 1000}
+            config = build_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
             await plane.start_scheduler(config)
             for seed in seeds:
                 for ratio in (2.0, 0.5):

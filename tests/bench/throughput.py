@@ -170,7 +170,7 @@ async def run_mode(
         url = None
         if mode == "extender":
             url = await stack.enter_async_context(program(plane, "extender", "extender"))
-        data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
+        data = build_config(extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started = time.monotonic()

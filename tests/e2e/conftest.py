@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.errors import NoRoomError, UnsupportedError
+from lab.errors import InsufficientCapacityError, UnsupportedError
 from lab.network import require_privileges
 from lab.realnode.machine import require
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
@@ -102,7 +102,7 @@ def await_room(programs: NodePrograms, folder: Path) -> None:
     while True:
         try:
             require(programs.debian.environment(), nft, folder, nodes=5)
-        except NoRoomError as error:
+        except InsufficientCapacityError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))
             time.sleep(3)

@@ -14,9 +14,8 @@ import pytest_asyncio
 import yaml
 
 from kubekit.client import Client
-from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, is_there
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -68,7 +67,7 @@ async def namespace(client: Client) -> AsyncIterator[str]:
     """A fresh namespace whose default service account exists, so that pods can be created at once."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
-    await eventually(lambda: _exists(client, name))
+    await eventually(lambda: is_there(client, SERVICE_ACCOUNTS, "default", name))
     yield name
     await client.delete(NAMESPACES, name)
 
@@ -106,11 +105,11 @@ async def remove_definitions(client: Client) -> None:
 async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
     """``await scheduler(config=None, extender_url=None)`` runs kube-scheduler for the rest of the test.
 
-    ``config`` is a KubeSchedulerConfiguration as plain data or a file; by default both profiles, with the extender.
+    ``config`` is a KubeSchedulerConfiguration as plain data; by default both profiles, with the extender.
     """
     started: list[Program] = []
 
-    async def start(config: Mapping[str, Any] | Path | None = None, *, extender_url: str | None = None) -> Program:
+    async def start(config: Mapping[str, Any] | None = None, *, extender_url: str | None = None) -> Program:
         name = f"kube-scheduler-{uuid.uuid4().hex[:6]}"
         started.append(await control_plane.start_scheduler(config, name=name, extender_url=extender_url))
         return started[-1]
@@ -168,16 +167,6 @@ async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = D
 
 def _object(api_version: str, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
-
-
-async def _exists(client: Client, namespace: str) -> bool:
-    try:
-        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-        return False
-    return True
 
 
 async def _is_established(client: Client, name: str) -> bool:

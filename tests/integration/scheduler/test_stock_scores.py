@@ -144,8 +144,7 @@ async def test_every_pod_lands_where_the_model_of_kube_scheduler_says() -> None:
             start = ControlPlane.start("stock", state_dir=Path(folder) / "state", components=())
             plane = await stack.enter_async_context(start)
             client = await stack.enter_async_context(Client(plane.client_config))
-            config = build_config(Path("unused"))
-            config["clientConnection"] = {"qps": 500, "burst": 1000}
+            config = build_config() | {"clientConnection": {"qps": 500, "burst": 1000}}
             await plane.start_scheduler(config)
             found = [landed for seed in SEEDS for landed in await play(client, seed)]
     assert len(found) > 50

@@ -77,7 +77,7 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
     assert named > 100
 
 
-class Watched:
+class OnePodStore:
     """In the place of a store that shows the group's one pod as the test says."""
 
     pod: GroupPod | None = None
@@ -92,7 +92,7 @@ def pod(label: str = "shop", version: str = "1") -> GroupPod:
 
 
 def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
-    store = Watched()
+    store = OnePodStore()
     pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
     for old, new in ((None, pod("shop")), (pod("shop"), pod("bank"))):
         store.pod = new
@@ -103,7 +103,7 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
 
 
 def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one() -> None:
-    store, now = Watched(), [0.0]
+    store, now = OnePodStore(), [0.0]
     pods = GroupPods(cast("Store[GroupPod]", store), State(SchedulerConfig(), "netaware-system"), lambda: now[0])
     first, second, third, fourth = (pod(version=version) for version in "1234")
 

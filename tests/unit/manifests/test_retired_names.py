@@ -1,4 +1,4 @@
-"""No retired name comes back: in identifiers, and as a whole word in manifests, dashboards, scripts and documents."""
+"""No retired name comes back: in identifiers and names of classes, and as a whole word in manifests, dashboards and documents."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ IDENTIFIERS = frozenset(
         """,
     )
 )
+PARTS_OF_OTHER_MEANING = {"LeaderElector", "RolloutRoom", "WriteGuard"}
 TEXTS = re.compile(
     r"\b(settleS|mostPods\w*|absentWaitS|dependantsWeigh|acceptDoubts|judge[ds]?S|lostS|movedPodRestS|trustWindowS|judgedMoves|least\w+Percent|netaware_mirror\w*|netaware_plans?_\w+"
     r"|netaware_probe_doubts\w*|netaware_\w+_sample_age_seconds|netaware_node_network_\w+_bytes_per_second)\b"
@@ -37,7 +38,17 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def identifiers(path: Path) -> Iterator[str]:
+    """Names of a file, and the words that the names of its classes are made of."""
+    for name in names(path):
+        yield name
+        yield from re.findall("[A-Z][a-z]+", name) if name not in PARTS_OF_OTHER_MEANING else ()
+
+
+def names(path: Path) -> Iterator[str]:
     yield path.stem
+    if path.suffix != ".py":
+        yield from re.findall(r"[A-Za-z]\w*", path.read_text())
+        return
     for node in ast.walk(ast.parse(path.read_text())):
         for field in ("name", "id", "attr", "arg", "asname"):
             if isinstance(name := getattr(node, field, None), str):
@@ -45,7 +56,7 @@ def identifiers(path: Path) -> Iterator[str]:
 
 
 def test_no_identifier_has_a_retired_name() -> None:
-    modules = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] in PACKAGES]
+    modules = [path for path in tracked("*.py", "*.c", "*.h", "*.js") if path.relative_to(ROOT).parts[0] in PACKAGES]
     assert len(modules) > 500
     assert [(path.name, name) for path in modules for name in IDENTIFIERS.intersection(identifiers(path))] == []
 
