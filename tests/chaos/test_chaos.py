@@ -18,18 +18,8 @@ SEED = 4713
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_no_invariant_is_broken_and_every_pair_of_zones_is_priced_again() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.chaos",
-        "--name",
-        "chaos-test",
-        "--minutes",
-        "1",
-        "--seed",
-        str(SEED),
-        "--json",
-    ]
+    options = f"--name chaos-test --minutes 1 --seed {SEED} --json"
+    command = [sys.executable, "-m", "tests.chaos", *options.split()]
     root = Path(__file__).parents[2]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=880, check=False)
     assert run.stdout, run.stderr[-4000:]

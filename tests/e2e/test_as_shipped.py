@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lab.image_build import AGENT, CONTROLLER
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
+from tests.e2e.lines import Terminal
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, start_shipped_lab, wait_until
 from tests.integration.manifests.kubectl import on_top_of
 from tests.support.documents import blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
+from tests.support.webhook_program import printed
 
 pytestmark = pytest.mark.real_nodes
 
@@ -107,7 +107,7 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
         cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity=1G")
     for definition in find_or_fetch_operator_definitions():
         cluster.run("apply", "--server-side", "-f", str(definition))
-    certificate = webhook_certificate()
+    certificate = yaml.safe_dump_all(printed())  # as docs/install.md has a person print it
     cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
     cluster.run("apply", "--server-side", "-f", "-", text=certificate)
     cluster.apply(MANIFESTS / "overlays" / "observe-only")
@@ -132,12 +132,6 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
         lambda: cluster.node_objects() == nodes, "nodes as before", lambda: f"{cluster.node_objects()} was {nodes}"
     )
     assert cluster.traffic_control() == discipline
-
-
-def webhook_certificate() -> str:
-    """As docs/install.md has a person print it."""
-    argv = [sys.executable, "-m", "controller", "webhook-certificate"]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def gates_by_webhook(cluster: Cluster) -> None:
@@ -243,16 +237,9 @@ def uninstall_as_documented(cluster: Cluster) -> None:
 
 
 def shell(cluster: Cluster, script: str) -> None:
-    path = f"{Path(cluster.lab['kubectl']).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "PATH": path, "KUBECONFIG": cluster.lab["kubeconfig"]},
-    )
-    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}{cluster.unready()}"
+    terminal = Terminal(Path(cluster.lab["kubectl"]), Path(cluster.lab["kubeconfig"]))
+    code, said = terminal.paste(f"set -eu\n{script}", timeout_s=PATIENCE_S)
+    assert code == 0, f"{script}\n{said}{cluster.unready()}"
 
 
 def gates(cluster: Cluster) -> list[str]:

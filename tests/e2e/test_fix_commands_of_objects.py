@@ -128,11 +128,7 @@ ANTI_AFFINITY: Json = {
 
 def patch_template(name: str, **spec: Any) -> str:
     """A command that changes a Deployment's template."""
-    return patch_command(name, {"spec": {"template": {"spec": spec}}})
-
-
-def patch_command(name: str, body: Json, kind: str = "deployment") -> str:
-    return f"kubectl -n NS patch {kind} {name} -p '{json.dumps(body)}'"
+    return f"kubectl -n NS patch deployment {name} -p '{json.dumps({'spec': {'template': {'spec': spec}}})}'"
 
 
 def patch_requests(amount: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -38,20 +38,11 @@ BOUTIQUE = "boutique"
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(1500, func_only=True)]
 
 
-class Release:
-    """Kubernetes' programs behind links, so that a restart runs those of another release."""
-
-    def __init__(self, folder: Path, binaries: Binaries) -> None:
-        folder.mkdir()
-        self._links = {name: folder / name for name in binaries.paths}
-        self.binaries = Binaries(binaries.version, self._links)
-        self.use(binaries)
-
-    def use(self, binaries: Binaries) -> None:
-        """Link to these programs."""
-        for name, link in self._links.items():
-            link.unlink(missing_ok=True)
-            link.symlink_to(binaries[name])
+def link(folder: Path, binaries: Mapping[str, Path]) -> None:
+    """Link to these programs, so that a restart runs those of another release."""
+    for name, path in binaries.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(path)
 
 
 def minor_of(binaries: Binaries) -> str:
@@ -70,7 +61,9 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
     tmp_path: Path, record_property: Callable[[str, object], None], oldest: Binaries, placement: Placement
 ) -> None:
     newest = find_or_build()
-    release = Release(tmp_path / "bin", Binaries(oldest.version, {**newest.paths, **oldest.paths}))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    link(programs, {**newest.paths, **oldest.paths})
     began = time.monotonic()
 
     def overlay(minor: str) -> Path:
@@ -82,14 +75,16 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         record_property(what, round(time.monotonic() - began, 1))
         began = time.monotonic()
 
-    async with Lab.start(
+    binaries = Binaries(oldest.version, {name: programs / name for name in newest.paths})
+    started = Lab.start(
         load("four-zones"),
         name=f"e2e-oldest-{placement}",
         components=COMPONENTS,
         folder=tmp_path / "labs",
-        binaries=release.binaries,
-    ) as lab:
-        steps = Steps(lab, placement)
+        binaries=binaries,
+    )
+    async with started as lab, Client(lab.client_config) as client:
+        steps = Steps(lab, client, placement)
         config = {"scheduler": {"placement": placement}}
         await install(lab, controller_config=config, overlay=overlay(minor_of(oldest)))
         keys = tmp_path / "keys"
@@ -104,7 +99,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
         passed(f"{minor_of(oldest)} places")
         await steps.drain()
         passed(f"{minor_of(oldest)} drains")
-        release.use(newest)
+        link(programs, newest.paths)
         for program in [program for program in lab.programs if program.name.startswith("kube-")]:
             await lab.programs.restart(program)
             await until(lambda: steps.serves(newest.version), "the newest API server")
@@ -120,8 +115,8 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
 class Steps:
     """What an operator does in a lab, and what has to come of it."""
 
-    def __init__(self, lab: Lab, placement: Placement) -> None:
-        self._lab, self._placement = lab, placement
+    def __init__(self, lab: Lab, client: Client, placement: Placement) -> None:
+        self._lab, self._client, self._placement = lab, client, placement
         # In affinity mode the cluster's own scheduler places, and a label is all that a user writes.
         scheduler = "network-aware-scheduler" if placement == "extender" else "default-scheduler"
         self._application = boutique.load(scheduler=scheduler, cpu="10m")
@@ -140,9 +135,8 @@ class Steps:
         await self.kubectl("create", "namespace", BOUTIQUE)
         if self._placement == "affinity":
             await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
-        async with Client(self._lab.client_config) as client:
-            account = partial(is_there, client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
-            await until(account, "the namespace's service account")
+        account = partial(is_there, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
+        await until(account, "the namespace's service account")
         await until(self.are_gated, "pods of a group to be gated")
 
     async def place(self) -> None:
@@ -176,15 +170,13 @@ class Steps:
         await self.kubectl("uncordon", node)
 
     async def _pods(self) -> list[Pod]:
-        async with Client(self._lab.client_config) as client:
-            return [pod for pod in await client.list(PODS, Pod, namespace=BOUTIQUE) if pod.spec.node_name]
+        return [pod for pod in await self._client.list(PODS, Pod, namespace=BOUTIQUE) if pod.spec.node_name]
 
     async def _are_placed(self) -> bool:
         """Eleven pods, each on its planned node, or in its zone where the scheduler decides."""
-        async with Client(self._lab.client_config) as client:
-            pods = await client.list(PODS, Pod, namespace=BOUTIQUE)
-            zones = {n.metadata.name: n.metadata.label(ZONE_LABEL) for n in await client.list(NODES, Object)}
-            groups = await client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
+        pods = await self._client.list(PODS, Pod, namespace=BOUTIQUE)
+        zones = {n.metadata.name: n.metadata.label(ZONE_LABEL) for n in await self._client.list(NODES, Object)}
+        groups = await self._client.list(APPGROUPS, AppGroup, namespace=BOUTIQUE)
         targets = [json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}") for pod in pods]
         where = [(pod.spec.node_name, zones.get(pod.spec.node_name, "")) for pod in pods]
         planned = [(target.get("node"), target.get("zone")) for target in targets]
@@ -194,8 +186,8 @@ class Steps:
         return len(pods) == 11 and all(node for node, _ in where) and as_planned and len(groups) == 1
 
     async def _is_measured(self) -> bool:
-        async with Client(self._lab.client_config) as client:
-            topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
+        name, namespace = "nt-default", HOME_NAMESPACE
+        topology = await self._client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=namespace)
         measured = conditions.find_condition(topology.status.conditions, "Measured")
         return measured is not None and measured.status == "True"
 
@@ -203,8 +195,7 @@ class Steps:
         """Whether admission gates a pod, by one that is not made."""
         pod = next(iter(self._application.deployments.values()))["spec"]["template"]
         body = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": "tried"}}
-        async with Client(self._lab.client_config) as client:
-            made = await client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
+        made = await self._client.request("POST", f"{PODS.path(BOUTIQUE)}?dryRun=All", body=body)
         return bool(json.loads(made)["spec"].get("schedulingGates"))
 
 

@@ -133,29 +133,34 @@ async def make_node(client: Client) -> AsyncIterator[MakeNode]:
     """
     made: list[str] = []
 
-    async def make(
-        name: str,
-        *,
-        zone: str = "",
-        region: str = "",
-        capacity: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        address: str = "",
-    ) -> Node:
-        places = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-        all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
-        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
-        body = _object("v1", "Node", name)
-        body["metadata"] |= {"labels": all_labels, "annotations": dict([PLAYED_BY_KWOK])}
-        body["status"] = {"capacity": amounts, "allocatable": amounts}
-        if address:
-            body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    async def make(name: str, **options: Any) -> Node:
         made.append(name)
-        return await client.create(NODES, body, Node)
+        return await client.create(NODES, node_body(name, **options), Node)
 
     yield make
     for name in made:
         await client.delete(NODES, name)
+
+
+def node_body(
+    name: str,
+    *,
+    zone: str = "",
+    region: str = "",
+    capacity: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    address: str = "",
+) -> dict[str, Any]:
+    """A node whose kubelet kwok plays."""
+    places = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
+    all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
+    body = _object("v1", "Node", name)
+    body["metadata"] |= {"labels": all_labels, "annotations": dict([PLAYED_BY_KWOK])}
+    body["status"] = {"capacity": amounts, "allocatable": amounts}
+    if address:
+        body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    return body
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:

@@ -56,10 +56,6 @@ class Tab:
             await asyncio.sleep(_POLL_S)
         return found
 
-    async def press(self, key: str) -> None:
-        """Press and release a key: a name such as ``ArrowRight``, or a character."""
-        await self.page.keyboard.press(key)
-
     async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """Size of the viewport in CSS pixels; ``scale`` is the device's pixels per CSS pixel."""
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
-import aiohttp
-
+from kubekit.waiting import poll_until
 from lab.controlplane import ControlPlane, credentials_of, free_ports
-from lab.programs import Program
+from lab.programs import Program, is_ready
 
 
 @asynccontextmanager
@@ -22,17 +21,7 @@ async def controller_program(plane: ControlPlane, verb: str, *flags: str) -> Asy
     started = plane.programs.start(f"{verb}-{uuid.uuid4().hex[:6]}", [*argv, f"--listen=127.0.0.1:{port}"])
     url = f"http://127.0.0.1:{port}"
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(150):
-            while not await _is_ready(session, url):
-                await asyncio.sleep(0.1)
+        await poll_until(partial(is_ready, f"{url}/readyz"), f"{verb} to be ready", 150, every_s=0.1)
         yield started, url
     finally:
         await plane.programs.stop(started)
-
-
-async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/readyz") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False

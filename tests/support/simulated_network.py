@@ -29,7 +29,6 @@ class SimulatedNetwork:
     Args:
         rtt_us: round trip by unordered pair of zones.
         nodes_per_zone: how many nodes each zone has.
-        seed: of everything random.
         spike_ratio: share of runs that read two to six times as much.
         noise: standard deviation of what a run reads, relative.
         only: zones that have another number of nodes.
@@ -41,16 +40,13 @@ class SimulatedNetwork:
         rtt_us: Mapping[frozenset[str], float],
         nodes_per_zone: int = 3,
         *,
-        seed: int = 1,
         spike_ratio: float = 0.0,
         noise: float = 0.005,
-        round_s: float = 60.0,
-        options: PlanOptions | None = None,
         only: Mapping[str, int] | None = None,
         staggered: bool = False,
     ) -> None:
-        self.rtt_us, self._rng = dict(rtt_us), random.Random(seed)
-        self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, round_s
+        self.rtt_us, self._rng = dict(rtt_us), random.Random(1)
+        self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, 60.0
         self.zones = sorted({zone for pair in rtt_us for zone in pair})
         self.facts = [
             ProbeNode(name=f"{zone}-n{i}", address=f"10.{z}.0.{i + 1}", zone=zone, region=f"region-of-{zone}")
@@ -59,7 +55,7 @@ class SimulatedNetwork:
         ]
         self.places = {f.name: Place(f.name, f.zone, f.region) for f in self.facts}
         self._staggered, self.told_disputed = staggered, False
-        self.policy, self._options = CostPolicy(), options or PlanOptions(interval_s=round_s)
+        self.policy, self._options = CostPolicy(), PlanOptions(interval_s=self.round_s)
         self.offset_us: dict[str, float] = {}
         self.cut: set[frozenset[str]] = set()
         self.mute: set[str] = set()

@@ -1,9 +1,8 @@
-"""An HTTP proxy in front of a real API server that can also do what networks do: cut, refuse, freeze, be slow."""
+"""An HTTP proxy in front of a real API server that can also cut, freeze and slow connections."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -15,20 +14,16 @@ class Tunnels:
 
     Attributes:
         asked: the targets of every CONNECT.
-        asked_at: when, monotonic seconds.
         credentials: of these that had any.
         bytes_down: what came from the server.
-        refusing: new connections are closed at once.
         bytes_per_s: how fast each tunnel brings what the server says; None for as fast as it can.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.asked: list[str] = []
-        self.asked_at: list[float] = []
         self.credentials: list[str] = []
         self.bytes_down = 0
-        self.refusing = False
         self.bytes_per_s: float | None = None
         self._carried: list[asyncio.StreamWriter] = []
         self._flows: set[asyncio.Event] = set()
@@ -73,10 +68,8 @@ class Tunnels:
             method, target, _ = head[0].split()
             assert method == "CONNECT", head[0]
             self.asked.append(target)
-            self.asked_at.append(time.monotonic())
             self.credentials += [line.split(" ", 1)[1] for line in head if line.lower().startswith("proxy-auth")]
-            if not self.refusing:
-                await self._carry(reader, writer)
+            await self._carry(reader, writer)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()

@@ -6,18 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
-from pyroute2 import IPRoute
 
+from tests.integration.agent.pods_on_node import NodePod, node_pod
 from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
-DEVICE = "nawcap0"
 # Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off, and starts
 # a program without rights, as it starts netserver.
 SCRIPT = """
@@ -65,42 +62,22 @@ def capabilities() -> list[str]:
 
 
 @pytest.fixture
-def pod() -> Iterator[int]:
-    """The pid of a process in a network namespace of its own, joined to ours by a veth pair."""
+def pod() -> Iterator[NodePod]:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
-    try:
-        ours = Path("/proc/self/ns/net").readlink()
-        deadline = time.monotonic() + 5
-        while Path(f"/proc/{process.pid}/ns/net").readlink() == ours and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with IPRoute() as netlink:
-            peer = {"ifname": "eth0", "net_ns_pid": process.pid}
-            netlink.link("add", ifname=DEVICE, kind="veth", peer=peer)
-            netlink.link("set", index=netlink.link_lookup(ifname=DEVICE)[0], state="up")
-        inside = ["nsenter", "--net", f"--target={process.pid}", sys.executable, "-c"]
-        up = "from pyroute2 import IPRoute as I; n = I(); n.link('set', index=n.link_lookup(ifname='eth0')[0], state='up')"
-        subprocess.run([*inside, up], check=True, timeout=20)
-        yield process.pid
-    finally:
-        # First the devices: with the process its namespace goes, and sooner or later the kernel takes the pair with it.
-        with IPRoute() as netlink:
-            for name in (DEVICE, "nawcapifb0"):
-                for index in netlink.link_lookup(ifname=name):
-                    netlink.link("del", index=index)
-        process.kill()
-        process.wait()
+    with node_pod(240) as made:
+        yield made
+    subprocess.run(["ip", "link", "del", "nawcapifb0"], check=False, capture_output=True)
 
 
-def run_with(names: list[str], pid: int) -> subprocess.CompletedProcess[str]:
+def run_with(names: list[str], pod: NodePod) -> subprocess.CompletedProcess[str]:
     bounding = ",".join(["-all", *(f"+{name}" for name in names)])
     drop = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
-    command = [*drop, sys.executable, "-c", SCRIPT, str(pid), DEVICE]
+    command = [*drop, sys.executable, "-c", SCRIPT, str(pod.pid), pod.host_device]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
 
-def test_granted_capabilities_suffice_to_read_limit_and_unlimit(pod: int) -> None:
+def test_granted_capabilities_suffice_to_read_limit_and_unlimit(pod: NodePod) -> None:
     done = run_with(capabilities(), pod)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == dict.fromkeys(
@@ -108,7 +85,7 @@ def test_granted_capabilities_suffice_to_read_limit_and_unlimit(pod: int) -> Non
     )
 
 
-def test_each_granted_capability_is_needed(pod: int) -> None:
+def test_each_granted_capability_is_needed(pod: NodePod) -> None:
     for name in capabilities():
         done = run_with([other for other in capabilities() if other != name], pod)
         assert done.returncode != 0, f"{name} is granted in vain"

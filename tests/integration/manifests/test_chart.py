@@ -123,6 +123,7 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
     assert container["image"] == f"registry.example/agent@sha256:{'0' * 64}"
     assert container["args"][-2:] == ["--bandwidth=off", "--log-format=json"]
     assert (container["securityContext"]["capabilities"]["add"], pod["hostPID"]) == (["SETGID", "SETUID"], False)
+    assert [volume for volume in pod["volumes"] if "hostPath" in volume] == []
     assert (container["volumeMounts"][-1]["name"], pod["volumes"][-1]["name"]) == ("more", "more")
     assert (pod["imagePullSecrets"], pod["priorityClassName"]) == ([{"name": "pull"}], "ours")
     assert pod["affinity"] == {"nodeAffinity": {"x": "y"}}

@@ -124,16 +124,6 @@ async def test_privileges_are_those_that_are_explained(kustomize: Kubectl) -> No
             assert ports == {(9850, "TCP"), (12865, "TCP"), (12866, "TCP"), (12867, "UDP")}
 
 
-async def test_the_agent_of_least_privilege_measures_and_publishes_only(kustomize: Kubectl, tmp_path: Path) -> None:
-    documents = await kustomize.build(on_top_of("any-scheduler", "least-privilege", folder=tmp_path))
-    spec = pod_templates(documents)["DaemonSet/netaware-agent"]["spec"]
-    assert arguments(documents, "DaemonSet/netaware-agent")[-1] == "--bandwidth=off"
-    # netserver gets a user of its own.
-    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SETGID", "SETUID"]}
-    assert "hostPID" not in spec
-    assert [volume for volume in spec["volumes"] if "hostPath" in volume] == []
-
-
 async def test_network_policies_open_metrics_to_prometheus_alone(kustomize: Kubectl) -> None:
     for documents in (await overlays(kustomize)).values():
         for policy in (d["spec"] for d in documents if d["kind"] == "NetworkPolicy"):

@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -24,9 +23,10 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.installation import bound_kubeconfig, spawn_central
 from lab.programs import Program, run_to_end
+from tests.integration.conftest import node_body
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, end_pods, installed
 from tests.support.audit_log import audit_events
 
@@ -100,7 +100,9 @@ async def running(
     await plane.start_scheduler()
     async with installed(plane, "descheduler") as (kubectl, admin):
         for name, (zone, address) in NODE_PLACES.items():
-            await admin.create(NODES, _node(name, zone, address), Node)
+            node = node_body(name, zone=zone, region="r", address=address, labels={"kubernetes.io/os": "linux"})
+            node["metadata"]["annotations"]["netaware.io/bandwidth-capacity"] = "10G"
+            await admin.create(NODES, node, Node)
         found = Running(plane, kubectl, admin, audit_log, before)
         await _start(found, tmp_path_factory.mktemp("rights"))
         yield found
@@ -109,24 +111,6 @@ async def running(
         await kubectl("delete", "--ignore-not-found", "--wait=false", "namespace/boutique")
         await end_pods(kubectl, "boutique")
     await kubectl("delete", "node", *NODE_PLACES)
-
-
-def _node(name: str, zone: str, address: str) -> dict[str, Any]:
-    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-    labels = {
-        "kubernetes.io/hostname": name,
-        "kubernetes.io/os": "linux",
-        "topology.kubernetes.io/zone": zone,
-        "topology.kubernetes.io/region": "r",
-    }
-    notes = dict([PLAYED_BY_KWOK]) | {"netaware.io/bandwidth-capacity": "10G"}
-    addresses = [{"type": "InternalIP", "address": address}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": notes},
-        "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
-    }
 
 
 async def _start(running: Running, folder: Path) -> None:
@@ -154,15 +138,11 @@ async def _start(running: Running, folder: Path) -> None:
 
 async def _agent(running: Running, node: str) -> list[str]:
     """The command of a node's agent."""
-    kubeconfig = await _agents_kubeconfig(running, node)
-    run = [sys.executable, "-m", "agent", "run"]
-    return [*run, f"--node-name={node}", f"--credentials={credentials_of(kubeconfig)}"]
-
-
-async def _agents_kubeconfig(running: Running, node: str) -> Path:
-    return await bound_kubeconfig(
+    kubeconfig = await bound_kubeconfig(
         running.admin, running.plane, "netaware-agent", f"agent-{node}", lambda pod: pod.spec.node_name == node
     )
+    run = [sys.executable, "-m", "agent", "run"]
+    return [*run, f"--node-name={node}", f"--credentials={credentials_of(kubeconfig)}"]
 
 
 def _start_scheduler(running: Running, folder: Path, extender_port: int, port: int) -> None:

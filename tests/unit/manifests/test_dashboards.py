@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import yaml
@@ -115,12 +113,6 @@ def test_panels_have_their_own_number_and_do_not_overlap() -> None:
             beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
             below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
             assert beside or below, (name, one, other)
-
-
-def test_files_are_what_the_generator_writes() -> None:
-    command = [sys.executable, str(FOLDER / "generate.py"), "--check"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_dashboard_is_provisioned_with_the_label_of_grafanas_sidecar() -> None:

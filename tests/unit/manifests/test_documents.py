@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
 from agent.config import read_capacities
@@ -25,8 +26,17 @@ DOCS = ROOT / "docs"
 TEXTS = {path.name: path.read_text() for path in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
 
 
-def test_references_are_current() -> None:
-    command = [sys.executable, "docs/generate.py", "--check"]
+@pytest.mark.parametrize(
+    "generator",
+    [
+        "docs/generate.py",
+        ".ci/bill.py licences",
+        "manifests/grafana/generate.py",
+        "manifests/prometheus/operator/generate.py",
+    ],
+)
+def test_generated_files_are_current(generator: str) -> None:
+    command = [sys.executable, *generator.split(), "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
 
