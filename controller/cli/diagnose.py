@@ -13,7 +13,7 @@ from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, read_facts_of
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
-from controller.diagnosis.findings import STOPS_ALL, Finding
+from controller.diagnosis.findings import CLUSTER_WIDE, Finding
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.rules import diagnose
 
@@ -55,7 +55,7 @@ class DiagnoseCommand(Command):
         if pod is None:
             return Diagnosis(facts.now, found)
         key, diagnosis = pod.metadata.key, pod_diagnosis(pod, facts, found)
-        mine = tuple(finding for finding in found if finding.code in STOPS_ALL or key in finding.affects)
+        mine = tuple(finding for finding in found if finding.code in CLUSTER_WIDE or key in finding.affects)
         return Diagnosis(facts.now, mine, diagnosis)
 
     def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002

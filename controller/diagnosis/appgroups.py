@@ -5,63 +5,61 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-import msgspec
-
 from controller.appgroups.order import order
 from controller.appgroups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command, spec_problems
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding
+from controller.diagnosis.findings import Finding, Severity
 from controller.diagnosis.reading import seconds
 from kubekit.conditions import find_condition
 from kubekit.text import command
 from kubekit.wire import Condition
 
-PATIENCE_S = 300.0
-"""A Deployment may take so long to create the pods that a group counts on."""
+CREATION_TIMEOUT_S = 300.0
+"""A Deployment may take this long to create its pods."""
 
 
-def find_groups(facts: Facts, unreachable: Collection[str]) -> Iterator[Finding]:
+def find_group_findings(facts: Facts, unreachable: Collection[str]) -> Iterator[Finding]:
     """Findings of all groups.
 
     Args:
-        facts: the moment.
+        facts: the cluster's.
         unreachable: zones that another finding names; violated dependencies there are its consequence.
     """
     members: Counter[str] = Counter()
-    waiting: Counter[str] = Counter()
+    pending: Counter[str] = Counter()
     for pod in facts.pods:
         if pod.is_active:
             members[pod.group_key] += 1
-            waiting[pod.group_key] += pod.is_pending
+            pending[pod.group_key] += pod.is_pending
     for group in facts.groups:
         key = group.metadata.key
-        yield from _spec(group)
-        yield from _members(group, members[key], waiting[key], facts.now)
-        yield from _conditions(group, unreachable)
+        yield from _spec_findings(group)
+        yield from _missing_members(group, members[key], pending[key], facts.now)
+        yield from _condition_findings(group, unreachable)
 
 
-def _spec(group: AppGroup) -> Iterator[Finding]:
+def _spec_findings(group: AppGroup) -> Iterator[Finding]:
     key, graph = group.metadata.key, build_graph(group.spec)
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
     for reason, detail in spec_problems(group, graph, ordered):
         code, alert = ("dependency-cycle", "NetawareAppGroupCycle") if reason == "Cycle" else (f"spec-{reason}", "")
-        summary, fix = f"AppGroup {key}: {detail}", (_edit(group),)
+        summary, fix = f"AppGroup {key}: {detail}", (_edit_command(group),)
         yield Finding(code, "warning", summary, affects=(key,), fix=fix, alert=alert)
 
 
-def _edit(group: AppGroup) -> str:
+def _edit_command(group: AppGroup) -> str:
     return command("kubectl -n {} edit appgroup {}", group.metadata.namespace, group.metadata.name)
 
 
-def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[Finding]:
-    meta, wanted = group.metadata, group.spec.num_members
-    found = find_condition(group.status.conditions, COMPLETE)
-    since = seconds(found.last_transition_time) if found is not None and found.status == "False" else None
-    if since is None or not 0 < count < wanted or waiting or now - since < PATIENCE_S:
+def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> Iterator[Finding]:
+    meta, required = group.metadata, group.spec.num_members
+    complete = find_condition(group.status.conditions, COMPLETE)
+    since = seconds(complete.last_transition_time) if complete is not None and complete.status == "False" else None
+    if since is None or not 0 < count < required or pending or now - since < CREATION_TIMEOUT_S:
         return
-    summary = f"AppGroup {meta.key}: {wanted - count} of {wanted} pods were never created"
+    summary = f"AppGroup {meta.key}: {required - count} of {required} pods were never created"
     cause = ("a Deployment is missing or scaled down, a ResourceQuota is used up, or a webhook refuses the pods",)
     fix = (
         command("kubectl -n {} get events --field-selector reason=FailedCreate", meta.namespace),
@@ -71,49 +69,33 @@ def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[
     yield Finding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
 
 
-def _admissions(group: AppGroup, refused: Condition) -> tuple[str, ...]:
-    """Commands that admit the group to those namespaces of its spec that its condition names."""
-    home, said = group.metadata.namespace, set(refused.message.replace(",", " ").split())
-    named = {item.workload.namespace for item in group.spec.workloads or ()} - {"", home}
-    found = tuple(consent_command(namespace, home) for namespace in sorted(named & said))
-    return found or (command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
+def _consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ...]:
+    """Commands by which the namespaces that the condition names admit the group."""
+    home, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
+    namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", home}
+    commands = tuple(consent_command(namespace, home) for namespace in sorted(namespaces & words))
+    return commands or (command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
 
 
-def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:
-    """Findings from conditions of the group's status."""
+def _condition_findings(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:
+    """Findings from conditions of the group's status that are False."""
     meta = group.metadata
+    show_graph = command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
+    false = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
 
-    def finding(found: Condition, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
-        since = seconds(found.last_transition_time)
-        return Finding(
-            code, "warning", f"AppGroup {meta.key}: {summary}", (found.message,), since, (meta.key,), fix, alert
-        )
+    def finding(type_: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:
+        since, cause = seconds(false[type_].last_transition_time), (false[type_].message,)
+        severity: Severity = "info" if type_ == BALANCED else "warning"
+        return Finding(code, severity, f"AppGroup {meta.key}: {summary}", cause, since, (meta.key,), fix, alert)
 
-    refused = find_condition(group.status.conditions, ADMITTED)
-    if refused is not None and refused.status == "False":
-        yield finding(
-            refused,
-            "namespace-not-admitted",
-            "other namespaces do not admit it to their pods",
-            _admissions(group, refused),
-        )
-    costs = find_condition(group.status.conditions, COSTS_MET)
-    if costs is not None and costs.status == "False" and not any(zone in costs.message for zone in unreachable):
-        fix = (
-            command("kubectl netaware graph {} -n {}", meta.name, meta.namespace),
-            f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_edit(group)}",
-        )
-        yield finding(
-            costs,
-            "costs-violated",
-            "dependencies cost more than their maxNetworkCost",
-            fix,
-            "NetawareDependenciesViolated",
-        )
-    balanced = find_condition(group.status.conditions, BALANCED)
-    if balanced is not None and balanced.status == "False":
-        graph = command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
-        fix = (graph, "let the descheduler move its pods, or restart its Deployments")
+    if ADMITTED in false:
+        summary = "other namespaces do not admit it to their pods"
+        yield finding(ADMITTED, "namespace-not-admitted", summary, _consent_commands(group, false[ADMITTED]))
+    if COSTS_MET in false and not any(zone in false[COSTS_MET].message for zone in unreachable):
+        summary = "dependencies cost more than their maxNetworkCost"
+        move = f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_edit_command(group)}"
+        yield finding(COSTS_MET, "costs-violated", summary, (show_graph, move), "NetawareDependenciesViolated")
+    if BALANCED in false:
         summary = "its replicas are not balanced over zones or under load"
-        found = finding(balanced, "not-balanced", summary, fix)
-        yield msgspec.structs.replace(found, severity="info")
+        fix = (show_graph, "let the descheduler move its pods, or restart its Deployments")
+        yield finding(BALANCED, "not-balanced", summary, fix)

@@ -1,7 +1,6 @@
 """Bandwidth requested, allocated and enforced, per node and per pod, and findings about it.
 
-Requests and allocations are in the API's objects. Verdicts come from the agents by way of Prometheus; without it these fields stay
-empty.
+Requests and allocations come from the API's objects, agents' verdicts from Prometheus; without it verdicts are empty.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from netperf.limits import UnreasonableLimitError, read_limit
 
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
-    """Every node, and every unfinished pod that requests bandwidth or carries a limit."""
+    """All nodes, and all unfinished pods that request bandwidth or have a limit."""
     pods = [pod for pod in snapshot.bandwidth_pods if not pod.is_finished and has_bandwidth_spec(pod)]
     views = sorted((_pod(pod, snapshot.verdicts.get(pod.key, {})) for pod in pods), key=lambda p: (p.namespace, p.name))
     requested: dict[str, list[int]] = defaultdict(list)
@@ -36,12 +35,12 @@ def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     )
 
 
-def find_bandwidth_problems(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
-    """Findings about bandwidth: more allocated than there is, and limits that agents report as not enforced."""
+def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
+    """Findings about overcommitted bandwidth, and about limits that agents report as not enforced."""
     overcommitted = [node.node for node in bandwidth.nodes if node.overcommitted]
     overcommitted += [f"{p.origin} to {p.destination}" for p in network.pairs if p.overcommitted]
     if overcommitted:
-        summary = "pods have requested more bandwidth than there is"
+        summary = "pods request more bandwidth than there is"
         fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
         alert = "NetawareBandwidthOvercommitted"
         yield Finding(
@@ -61,7 +60,7 @@ def find_bandwidth_problems(network: NetworkView, bandwidth: BandwidthView) -> I
 
 
 def has_bandwidth_spec(pod: PodInfo) -> bool:
-    """Whether a pod requests the resource or carries one of the annotations."""
+    """Whether a pod requests bandwidth or has an annotation with a limit."""
     return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH, 0) > 0
 
 
@@ -83,18 +82,19 @@ def _pod(pod: PodInfo, verdicts: Mapping[str, str]) -> PodBandwidthView:
     )
 
 
-def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -> str:
-    for direction, text in asked.items():
+def _problem(requested: int, limits: dict[str, str | None], host_network: bool) -> str:
+    """The first inconsistency of a pod's request and limits; empty without one."""
+    for direction, text in limits.items():
         try:
             if text is not None:
                 read_limit(text)
         except UnreasonableLimitError as error:
             return f"{direction} {text} is unreasonably {error.size}"
         except QuantityError:
-            return f"{direction} {text!r} is no quantity"
-    if host_network and any(asked.values()):
+            return f"{direction} {text!r} is not a quantity"
+    if host_network and any(limits.values()):
         return "limits do not apply to hostNetwork pods"
-    egress_bps = rate_of(asked["egress"])
+    egress_bps = rate_of(limits["egress"])
     if requested and egress_bps and requested != egress_bps:
         return f"requests {requested / 1e6:g} Mbit/s but is limited to {egress_bps / 1e6:g} Mbit/s"
     return ""

@@ -1,4 +1,4 @@
-"""Events for findings, by the leader: each finding once on the objects that it is about, so that ``kubectl describe`` shows it."""
+"""Writes findings as events on the objects that they are about, so that ``kubectl describe`` shows them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kubekit.wire import NODES, PODS, Object, ObjectMeta, Resource
 log = logs.get("controller.events")
 
 INTERVAL_S = 10.0
-REST = 20.0
-"""Rest after a diagnosis, as a multiple of its time: half a second of a processor at 10,000 nodes and 30,000 pods."""
-MAX_AT_ONCE = 20
-"""At most this many events are written after one diagnosis, the worst first; the others follow after the next."""
-_SAID_BY_CONDITIONS = ("topology-", "spec-", "pairs-stale", "dependency-cycle", "namespace-not-", "costs-violated")
-"""A condition of the object says the same and has an event of its own when it changes (controller.cluster.status_writing)."""
-_OF_PODS = (
+PAUSE_RATIO = 20.0
+"""Pause after a diagnosis, as a multiple of its time, because it takes much processor time in large clusters."""
+MAX_EVENTS_AT_ONCE = 20
+"""At most this many events are written after one diagnosis, worst findings first; the others follow after the next."""
+_CONDITION_PREFIXES = ("topology-", "spec-", "pairs-stale", "dependency-cycle", "namespace-not-", "costs-violated")
+"""Prefixes of codes of findings that a condition reports, whose changes have events (controller.cluster.status_writing)."""
+_POD_PREFIXES = (
     "unknown-workload",
     "other-scheduler",
     "no-scheduler",
@@ -36,112 +36,114 @@ _OF_PODS = (
     "no-node-",
     "limits-not-enforced",
 )
+"""Prefixes of codes of findings about pods."""
 _SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-agent")
-"""Several such findings are about one object; each has its own event."""
-_SHORTEST_NOTE = 200
+"""Codes of which one object can have several findings, each with its own event."""
+_MIN_NOTE_BYTES = 200
 
 ObjectReference = tuple[Resource, str]
-"""A kind, and the key of an object: ``namespace/name``, or a node's name."""
+"""A kind, and an object's ``namespace/name`` or a node's name."""
+FindingKey = tuple[str, ObjectReference, tuple[str, ...]]
+"""Code, object, and what else tells several findings of one code and object apart."""
 
 
 class FindingEvent(NamedTuple):
-    """An event to write: ``reason`` in one word, ``note`` in a sentence with what fixes it."""
+    """An event to write about an object."""
 
     about: ObjectReference
     reason: str
     note: str
 
 
-class ReportedFindings:
-    """Remembers the findings of the last diagnosis, and which of them have had their event.
+class FindingEventFilter:
+    """Selects the findings that need an event: those of two consecutive diagnoses that have none yet.
 
-    A finding may be over by the next diagnosis, as for everything that is starting; it gets its event when it is found twice. One
-    that is over is forgotten, and gets another event when it comes back.
+    Many findings vanish during a start, before the second diagnosis. A finding that vanishes and returns gets another event.
     """
 
     def __init__(self) -> None:
-        self._reported: dict[tuple[str, ObjectReference, tuple[str, ...]], bool] = {}
+        self._has_event: dict[FindingKey, bool] = {}
 
     def update(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
         """The events that are due now.
 
         Args:
-            findings: of one moment, the worst first.
-            facts: of the same moment.
+            findings: of one diagnosis, worst first.
+            facts: of the same diagnosis.
         """
         events: list[FindingEvent] = []
-        reported: dict[tuple[str, ObjectReference, tuple[str, ...]], bool] = {}
-        for finding in filter(has_event, findings):
+        has_event: dict[FindingKey, bool] = {}
+        for finding in filter(is_event, findings):
             for about in objects_of(finding, facts):
                 key = (finding.code, about, finding.affects if finding.code in _SEVERAL_PER_OBJECT else ())
-                known = self._reported.get(key)
-                due = known is False and not reported.get(key) and len(events) < MAX_AT_ONCE
-                if due:
+                before = self._has_event.get(key)
+                is_due = before is False and not has_event.get(key) and len(events) < MAX_EVENTS_AT_ONCE
+                if is_due:
                     events.append(FindingEvent(about, event_reason(finding.code), _note(finding)))
-                reported[key] = due or known is True or reported.get(key, False)
-        self._reported = reported
+                has_event[key] = is_due or before is True or has_event.get(key, False)
+        self._has_event = has_event
         return events
 
 
 class EventReporter:
-    """``run`` while leading.
+    """Writes an event for each new finding, on the objects that it is about, while this replica leads.
 
     Args:
-        look: reads a snapshot of now.
+        read_snapshot: returns the current snapshot.
         recorder: of the leader.
-        clock: a clock that does not jump, seconds.
+        clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[ClusterSnapshot]],
+        read_snapshot: Callable[[], Awaitable[ClusterSnapshot]],
         recorder: EventRecorder,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look, self._recorder, self._clock = look, recorder, clock
-        self._reported = ReportedFindings()
+        self._read_snapshot, self._recorder, self._clock = read_snapshot, recorder, clock
+        self._filter = FindingEventFilter()
 
     async def run(self) -> None:
         """Diagnose and write events until cancelled."""
-        self._reported = ReportedFindings()
+        self._filter = FindingEventFilter()
         while True:
-            began = self._clock()
-            # An object that a diagnosis cannot handle must not end the leader.
-            broken, recovered = "findings cannot be reported as events", "findings are reported as events again"
-            await run_best_effort(self.report(), log, "report", broken=broken, recovered=recovered)
-            await asyncio.sleep(max(INTERVAL_S, REST * (self._clock() - began)))
+            started = self._clock()
+            # An object that a diagnosis cannot handle must not stop the leader's other tasks.
+            failing, working = "findings cannot be reported as events", "findings are reported as events again"
+            await run_best_effort(self.report(), log, "report", broken=failing, recovered=working)
+            await asyncio.sleep(max(INTERVAL_S, PAUSE_RATIO * (self._clock() - started)))
 
     async def report(self) -> None:
         """Diagnose once, and write the events that are due."""
-        snapshot = await self._look()
-        for event, known in await asyncio.to_thread(events_of, snapshot, self._reported):
-            self._recorder.warning(reference(event.about[0], known), event.reason, event.note, action="Diagnosing")
+        snapshot = await self._read_snapshot()
+        for event, metadata in await asyncio.to_thread(events_of, snapshot, self._filter):
+            self._recorder.warning(reference(event.about[0], metadata), event.reason, event.note, action="Diagnose")
 
 
-def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tuple[FindingEvent, ObjectMeta]]:
-    """Events that are due, each with the metadata of its object. Takes long: run it in a thread."""
+def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> list[tuple[FindingEvent, ObjectMeta]]:
+    """Events that are due, each with the metadata of its object. Slow; for a thread."""
     facts = read_facts(snapshot)
-    events = reported.update(diagnose(facts), facts)
+    events = event_filter.update(diagnose(facts), facts)
     objects: dict[Resource, Iterable[Object]] = {
         PODS: snapshot.pods,
         APPGROUPS: snapshot.groups,
         NODES: snapshot.nodes,
         NETWORK_TOPOLOGIES: snapshot.topologies,
     }
-    known = {(kind, each.metadata.key): each.metadata for kind, found in objects.items() for each in found}
-    return [(event, known[event.about]) for event in events if event.about in known]
+    metadata = {(kind, item.metadata.key): item.metadata for kind, items in objects.items() for item in items}
+    return [(event, metadata[event.about]) for event in events if event.about in metadata]
 
 
-def has_event(finding: Finding) -> bool:
-    """Whether it gets an event of its own."""
-    return finding.severity != "info" and not finding.code.startswith(_SAID_BY_CONDITIONS)
+def is_event(finding: Finding) -> bool:
+    """Whether a finding is reported as an event."""
+    return finding.severity != "info" and not finding.code.startswith(_CONDITION_PREFIXES)
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
-    """The objects that a finding is about; the NetworkTopology if it is about the whole cluster."""
+    """The objects that a finding is about; a NetworkTopology, if there is one, for the whole cluster."""
     code = finding.code
-    if code.startswith(_OF_PODS):
+    if code.startswith(_POD_PREFIXES):
         return [(PODS, key) for key in finding.affects]
     if code == "members-missing":
         return [(APPGROUPS, key) for key in finding.affects]
@@ -151,13 +153,13 @@ def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
 
 
 def event_reason(code: str) -> str:
-    """A finding's code as the reason of an event: ``no-node-capacity`` is ``NoNodeCapacity``."""
+    """The reason of a finding's event: ``NoNodeCapacity`` for the code ``no-node-capacity``."""
     return "".join(part[:1].upper() + part[1:] for part in code.split("-"))
 
 
 def _note(finding: Finding) -> str:
-    """The event's note, cut to its limit; a command is whole or omitted."""
+    """The event's note, cut to its limit; a command that does not fit is omitted."""
     cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
     text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
-    room = NOTE_LIMIT - len(fix.encode())
-    return cut(text, room) + fix if room >= _SHORTEST_NOTE else cut(text, NOTE_LIMIT)
+    left = NOTE_LIMIT - len(fix.encode())
+    return cut(text, left) + fix if left >= _MIN_NOTE_BYTES else cut(text, NOTE_LIMIT)

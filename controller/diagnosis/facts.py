@@ -1,4 +1,4 @@
-"""The facts that a diagnosis reads, as plain data."""
+"""The input of a diagnosis, as plain data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from netperf.contract import HOME_NAMESPACE
 
 
 class PodFact(msgspec.Struct, frozen=True, gc=False):
-    """A pod that waits, or that belongs to an AppGroup.
+    """A pod that is pending, or that belongs to an AppGroup.
 
     Attributes:
         group: the AppGroup that its label names.
         group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
         gates: names of its scheduling gates.
         scheduled: its condition PodScheduled, None before any scheduler tried it.
-        target: the node that the plan wants it on, empty without a plan.
-        spec: what may limit its nodes.
+        target: the plan's node; empty without a plan.
+        spec: constraints on its nodes.
         terminating: being deleted.
         created: unix seconds.
-        has_placement: the pod itself carries its place (node affinity), so that its scheduler need not ask us.
-        owner: kind and name of what made it, a Deployment rather than its ReplicaSet; None for a bare pod.
+        has_placement: whether node affinity on the pod places it, so that its scheduler need not call our extender.
+        owner: kind and name of its controller, a Deployment rather than its ReplicaSet; None for a bare pod.
     """
 
     namespace: str
@@ -54,27 +54,27 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def scheduler_name(self) -> str:
-        """Name of the scheduler that is to place it."""
+        """Name of the scheduler that places it."""
         return self.scheduler or DEFAULT_SCHEDULER
 
     @property
     def is_active(self) -> bool:
-        """Neither finished nor being deleted."""
+        """Whether it is neither finished nor being deleted."""
         return not self.terminating and self.phase not in FINISHED
 
     @property
     def is_pending(self) -> bool:
-        """Not bound, and active."""
+        """Whether it is active and has no node."""
         return not self.node and self.is_active
 
     @property
     def found_no_node(self) -> bool:
-        """The scheduler tried it and found no node."""
+        """Whether its scheduler tried it and found no node."""
         return self.is_pending and not self.gates and found_no_node(self.scheduled)
 
 
 class NodeFact(msgspec.Struct, frozen=True, gc=False):
-    """A node as far as pods may go there: its labels, and the taints that keep pods away (a cordon is one)."""
+    """A node, with the taints that keep pods away; a cordon counts as one."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
@@ -82,15 +82,15 @@ class NodeFact(msgspec.Struct, frozen=True, gc=False):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """One moment.
+    """The cluster at one time.
 
     Attributes:
         now: unix seconds.
         network: zones and pairs of the NetworkTopology that the scheduler uses.
         topologies: the conditions of each NetworkTopology, by ``namespace/name``.
-        unreachable: (origin, destination) zones that the leader has published as unreachable.
-        max_wait_s: a gate is opened after this time in any case.
-        our_schedulers: names of schedulers that ask us; empty for all.
+        unreachable: pairs of zones (origin, destination) that the leader has published as unreachable.
+        max_wait_s: longest time that a pod stays gated, seconds.
+        our_schedulers: names of schedulers that call our extender; empty for all.
     """
 
     now: float

@@ -10,35 +10,35 @@ import msgspec
 from kubekit.text import cut, printable
 
 Severity = Literal["critical", "warning", "info"]
-LEADERLESS = frozenset({"controller-down", "no-leader"})
-"""Findings that say that no controller leads."""
-_CENTRAL = LEADERLESS | {"scheduler-down", "extender-down"}
-STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
-"""Findings that concern every pod, group, zone and node."""
+NO_LEADER_CODES = frozenset({"controller-down", "no-leader"})
+"""Codes of findings that mean that no controller leads."""
+_CENTRAL = NO_LEADER_CODES | {"scheduler-down", "extender-down"}
+CLUSTER_WIDE = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
+"""Codes of findings that affect all pods, groups, zones and nodes."""
 APPLY_AGAIN = (
     "let Helm do it instead, if Helm installed netaware: helm upgrade netaware dist/netaware -n netaware-system --reset-then-reuse-values",
     "kubectl apply --server-side --force-conflicts -k dist/overlay",
 )
-"""Applies what was installed; `manifests/overlays` alone would replace its images by names without registry and tag."""
+"""Not `manifests/overlays`, which would replace the images by names without registry and tag."""
 MAX_AFFECTED = 20
 """At most this many affected objects are named."""
-LONGEST = 1024
-"""Bytes of a summary, cause or name."""
-RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
+MAX_TEXT_BYTES = 1024
+"""Of a summary, cause or name."""
+SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that is wrong.
+    """A problem of the cluster.
 
     Attributes:
-        code: short and stable, for programs and tests.
-        severity: critical (the product does not do its work), warning (the product works less well), info.
-        summary: what is wrong, in one sentence.
-        cause: the chain of causes, the nearest first; the last one is the root cause.
+        code: short and stable, for programs.
+        severity: critical (netaware does not work), warning (netaware works less well), info.
+        summary: the problem in one sentence.
+        cause: the chain of causes, root cause last.
         since: unix seconds; None if unknown.
-        affects: what is affected, as ``namespace/name`` or names of nodes and zones.
-        fix: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
-        alert: the alert of the same state, and the section of the runbook; empty without one.
+        affects: affected objects, as ``namespace/name`` or names of nodes and zones.
+        fix: commands or instructions: first those that inspect, last the one that fixes it. Words in capitals (``ZONE``) are placeholders.
+        alert: the alert of the same state, which is also a section of the runbook; empty without one.
     """
 
     code: str
@@ -51,25 +51,25 @@ class Finding(msgspec.Struct, frozen=True):
     alert: str = ""
 
 
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Worst first; of equal severity first our own central programs, then the findings that affect most objects."""
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sorted by severity, worst first; then those of our central programs, then those that affect most objects."""
     return tuple(
         sorted(
-            map(_plain, findings),
-            key=lambda f: (RANK[f.severity], f.code not in _CENTRAL, -len(f.affects), f.code, f.summary),
+            map(_sanitized, findings),
+            key=lambda f: (SEVERITY_ORDER[f.severity], f.code not in _CENTRAL, -len(f.affects), f.code, f.summary),
         )
     )
 
 
 def has_leader(findings: Iterable[Finding]) -> bool:
-    """Whether some controller leads, as far as the findings of `rules.diagnose` tell."""
-    return not any(finding.code in LEADERLESS for finding in findings)
+    """Whether a controller leads, by the findings of `rules.diagnose`."""
+    return not any(finding.code in NO_LEADER_CODES for finding in findings)
 
 
-def _plain(finding: Finding) -> Finding:
-    """The finding with masked control characters; commands are whole or omitted."""
+def _sanitized(finding: Finding) -> Finding:
+    """The finding with masked control characters and cut texts; commands are not cut."""
     cause, affects = (
-        tuple(cut(printable(text), LONGEST) for text in texts) for texts in (finding.cause, finding.affects)
+        tuple(cut(printable(text), MAX_TEXT_BYTES) for text in texts) for texts in (finding.cause, finding.affects)
     )
-    summary, fix = cut(printable(finding.summary), LONGEST), tuple(map(printable, finding.fix))
+    summary, fix = cut(printable(finding.summary), MAX_TEXT_BYTES), tuple(map(printable, finding.fix))
     return msgspec.structs.replace(finding, summary=summary, cause=cause, fix=fix, affects=affects)

@@ -10,13 +10,14 @@ from typing import Literal
 import msgspec
 
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
-"""What a cost rests on: `netperf.costs` words, ``given`` for a weight that the user wrote, ``absent`` for no cost."""
+"""Source of a cost: see `netperf.costs`; ``given`` in a weight that the user wrote, ``absent`` without a cost."""
+AgentState = Literal["up", "down", "away"]
 ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
-"""Verdicts of the agent that need no repair; each other one means a limit that does not limit."""
+"""Verdicts of the agent on limits that have effect; all others mean a limit without effect."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of everything that is shown: camelCase on the wire, all fields written."""
+    """Base of views: camelCase on the wire, all fields written."""
 
 
 class ZoneView(View, frozen=True):
@@ -33,10 +34,10 @@ class PairView(View, frozen=True):
     """One directed pair of zones.
 
     Attributes:
-        cost: as the weight in use has it, null where it has none.
-        p50_us: round trip, from the pair's representative sample, as are the next fields.
+        cost: in the weight in use; null if it has none.
+        p50_us: round trip of the pair's representative sample, like the next fields.
         measured_at: unix seconds, by our clock.
-        quality_flags: why the newest sample is not trusted; empty when it is.
+        quality_flags: why the newest sample is not trusted; empty if it is.
         prober: ``netperf``, ``datagrams`` or ``external``.
     """
 
@@ -59,7 +60,7 @@ class PairView(View, frozen=True):
 
     @property
     def overcommitted(self) -> bool:
-        """Dependencies have allocated more than there is, as far as that is known."""
+        """Whether dependencies have allocated more than the capacity; False if it is unknown."""
         return (
             self.bandwidth_capacity_bps is not None
             and (self.bandwidth_allocated_bps or 0) > self.bandwidth_capacity_bps
@@ -82,7 +83,7 @@ class NetworkView(View, frozen=True):
         zones: sorted by region and name; pairs follow this order, every ordered pair once.
         interval_s: length of a probing round, null without a plan.
         measured_at: unix seconds of the newest sample.
-        unused: the scheduler does not go by these costs; they are shown for want of others.
+        unused: whether the scheduler ignores these costs.
     """
 
     topology: str | None = None
@@ -100,15 +101,16 @@ class AgentView(View, frozen=True):
     """A node and its agent.
 
     Attributes:
-        state: ``up``; ``down``, the node is Ready but has no agent or its pod is not Ready; ``away``, the node is not
-            Ready or cordoned, so that its agent need not work.
-        probes: links that this node measures, as origin.
-        newest_at: unix seconds of the newest sample it took part in.
+        state: ``up``; ``down`` if the node should be measured but its agent does not work; ``away`` if the node is not measured,
+            because it is not Ready, cordoned or without a zone.
+        reason: why it is not up; or the problem that an agent reports.
+        probes: number of pairs that it measures as origin.
+        newest_at: unix seconds of the newest sample with this node.
     """
 
     node: str
     zone: str
-    state: Literal["up", "down", "away"] = "up"
+    state: AgentState = "up"
     reason: str = ""
     version: str = ""
     prober: str = ""
@@ -121,7 +123,7 @@ class PodBandwidthView(View, frozen=True):
 
     Attributes:
         requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
-        ingress_asked, egress_asked: the annotation's text, null without one; ``_bps`` its meaning, null if it has none.
+        ingress_asked, egress_asked: text of the annotation, null without one; ``_bps`` its value, null if it is invalid.
         ingress_verdict, egress_verdict: the agent's verdict on the limit; null if unknown.
         problem: an inconsistency; empty without one.
     """
@@ -140,9 +142,9 @@ class PodBandwidthView(View, frozen=True):
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """Verdicts by direction, as far as they are known."""
-        found = {"ingress": self.ingress_verdict, "egress": self.egress_verdict}
-        return {direction: verdict for direction, verdict in found.items() if verdict is not None}
+        """Known verdicts by direction."""
+        verdicts = {"ingress": self.ingress_verdict, "egress": self.egress_verdict}
+        return {direction: verdict for direction, verdict in verdicts.items() if verdict is not None}
 
     @property
     def unenforced(self) -> dict[str, str]:
@@ -162,7 +164,7 @@ class NodeBandwidthView(View, frozen=True):
 
     @property
     def overcommitted(self) -> bool:
-        """Pods have requested more than there is, as far as that is known."""
+        """Whether pods have requested more than is allocatable; False if that is unknown."""
         return self.allocatable_bps is not None and self.allocated_bps > self.allocatable_bps
 
 

@@ -1,4 +1,4 @@
-"""Findings about the measurement: silent agents, unreachable zones, costs without a recent measurement."""
+"""Findings about measurements: agents without samples, unreachable zones, costs without a recent measurement."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 from netperf.results import refresh_s
 
 WRITE_DELAY_S = 10.0
-"""An agent writes its samples within this time after a run."""
+"""An agent writes its samples within this time after a probe."""
 MISSED_ROUNDS = 2.0
-"""The round in which an agent repeats what did not change, and one more, which a busy node may miss."""
+"""One round in which an agent repeats unchanged samples, and one that a busy node may miss."""
 OUTLIER_ROUNDS = 8.0
-"""An outlier ends when its pair is probed again, at the latest after six rounds. Younger conditions are not reported."""
+"""Rounds before an outlier is reported: its pair is probed again after at most six."""
 _PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
-_NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+_DELETE_AGENT_POD = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 MAX_SINGLE_RESTARTS = 3
-"""Up to this many agents get a command each; more are restarted with the DaemonSet."""
-_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
-# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects; other reasons show only the
-# message.
+"""Up to this many agents are restarted by one command each, more with the DaemonSet."""
+_DESCRIBE_TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
+# Reason of a condition -> severity, summary, fix, alert.
 _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",
         "its costPolicy is invalid",
-        (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
+        (_DESCRIBE_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
         "",
     ),
     "NodesWithoutZone": (
@@ -57,7 +56,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "UnplannedResults": (
         "warning",
         "there are results that no probe plan asks for",
-        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _NEW_AGENT),
+        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _DELETE_AGENT_POD),
         "NetawareResultsRefused",
     ),
     "NodesContradicted": (
@@ -76,24 +75,24 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _RELATED_FIELDS = {"expireAfterS": ("expireAfterS", "staleAfterS")}
-"""Either of two fields that contradict each other may be wrong."""
+"""Fields to remove together, because either may be the wrong one."""
 _FAILED_CONDITIONS = {("InputValid", "False"), ("OutlierNodes", "True")}
 
 
 def find_agent_findings(facts: Facts) -> Iterator[Finding]:
-    """Agents that do not work, a zone at a time; one finding when none works anywhere."""
-    silent: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    """Findings about agents that do not work, by zone; a single one if none works at all."""
+    failed: dict[str, list[tuple[str, str]]] = defaultdict(list)
     working: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
-        reason = _why_silent(agent, facts)
+        reason = _failure(agent, facts)
         if reason:
-            silent[agent.zone].append((agent.node, reason))
+            failed[agent.zone].append((agent.node, reason))
         elif agent.state != "away":
             working[agent.zone] += 1
-    if silent and not working:
-        yield _no_agents(facts, silent)
+    if failed and not working:
+        yield _no_agents(facts, failed)
         return
-    for zone, nodes in sorted(silent.items()):
+    for zone, nodes in sorted(failed.items()):
         cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
         names = tuple(node for node, _ in nodes)
         fix = _restart_agents(facts, names)
@@ -114,32 +113,33 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
 
 
-def _why_silent(agent: AgentView, facts: Facts) -> str:
-    """Why an agent that should work does not; empty for one that works, or need not."""
-    silent_s = refresh_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
+def _failure(agent: AgentView, facts: Facts) -> str:
+    """Why an agent that should work does not; empty if it works, or need not."""
+    max_age_s = refresh_s(facts.interval_s) + WRITE_DELAY_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
         return agent.reason
     # Samples name only nodes of the probe plan.
-    if agent.state == "up" and agent.probes and agent.newest_at is not None and facts.now - agent.newest_at > silent_s:
-        return f"no sample has named it for {facts.now - agent.newest_at:.0f} s"
+    if agent.state == "up" and agent.probes and agent.newest_at is not None and facts.now - agent.newest_at > max_age_s:
+        return f"its newest sample is {facts.now - agent.newest_at:.0f} s old"
     return ""
 
 
 def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
-    of_node = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
-    lines = (f"{of_node} -o wide", f"kubectl -n {{home}} logs --tail=50 $({of_node} -o name)")
+    """Commands that inspect the first agent and restart all of these."""
+    get_pod = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+    lines = (f"{get_pod} -o wide", f"kubectl -n {{home}} logs --tail=50 $({get_pod} -o name)")
     inspect_commands = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
     if len(nodes) > MAX_SINGLE_RESTARTS:
         return *inspect_commands, _restart_all_agents(facts)
-    return *inspect_commands, *(command(_NEW_AGENT, home=facts.home, node=node) for node in nodes)
+    return *inspect_commands, *(command(_DELETE_AGENT_POD, home=facts.home, node=node) for node in nodes)
 
 
 def _restart_all_agents(facts: Facts) -> str:
     return command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
 
 
-def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Finding:
-    nodes = [entry for zone in sorted(silent) for entry in silent[zone]]
+def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Finding:
+    nodes = [entry for zone in sorted(failed) for entry in failed[zone]]
     cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
     summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     fix = (
@@ -147,7 +147,7 @@ def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Findin
         command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
         _restart_all_agents(facts),
     )
-    zones = tuple(sorted(silent))
+    zones = tuple(sorted(failed))
     return Finding("no-agents", "critical", summary, cause, None, zones[:MAX_AFFECTED], fix, "NetawareAgentDown")
 
 
@@ -155,8 +155,8 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     """Findings about paths and costs.
 
     Args:
-        facts: the moment.
-        silent_zones: zones without a working agent; consequences of that are not reported again.
+        facts: the cluster's.
+        silent_zones: zones without a working agent; consequences of that are not reported.
     """
     if not facts.topologies and facts.control_plane.topologies_known:
         summary = "there is no NetworkTopology, so no costs can be written"
@@ -169,16 +169,18 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     reported_unreachable = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(
         facts.unreachable
     )
-    dead = sorted({(min(pair), max(pair)) for pair in reported_unreachable if not set(silent_zones).intersection(pair)})
-    yield from (_unreachable(*pair) for pair in dead)
+    dead_pairs = sorted(
+        {(min(pair), max(pair)) for pair in reported_unreachable if not set(silent_zones).intersection(pair)}
+    )
+    yield from (_unreachable(*pair) for pair in dead_pairs)
     working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(silent_zones)
     if facts.network.interval_s is None and len(working) > 1:
         yield _no_plan(facts, tuple(sorted(working)))
         return
-    yield from _conditions(facts)
-    yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead])
-    # Costs between other zones are inferred over these paths, so they are old with them.
-    if not silent_zones and not dead:
+    yield from _condition_findings(facts)
+    yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead_pairs])
+    # Costs of other pairs may be inferred over these paths, and are then old too.
+    if not silent_zones and not dead_pairs:
         yield from _stale_costs(facts, pairs)
 
 
@@ -186,17 +188,18 @@ def _zones(pair: PairView) -> tuple[str, str]:
     return pair.origin, pair.destination
 
 
-def _named(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
+def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
+    """Names of the pairs whose cost has one of these sources."""
     return tuple(sorted({f"{p.origin} to {p.destination}" for p in pairs if p.basis in bases}))
 
 
-def _unreachable(one: str, other: str) -> Finding:
-    summary = f"zones {one} and {other} cannot reach each other"
+def _unreachable(zone: str, other: str) -> Finding:
+    summary = f"zones {zone} and {other} cannot reach each other"
     cause = ("probes between them fail from more than one node",)
-    see = command("kubectl netaware latency {} {}", one, other)
-    fix = (see, f"{_PORTS} between their nodes, or correct the path")
+    show_latency = command("kubectl netaware latency {} {}", zone, other)
+    fix = (show_latency, f"{_PORTS} between their nodes, or correct the path")
     return Finding(
-        "zones-unreachable", "critical", summary, cause, None, (one, other), fix, "NetawareZonePairUnreachable"
+        "zones-unreachable", "critical", summary, cause, None, (zone, other), fix, "NetawareZonePairUnreachable"
     )
 
 
@@ -210,18 +213,20 @@ def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
 
 
 def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
-    names = _named(pairs, "absent", "inferred")
+    names = _pair_names(pairs, "absent", "inferred")
     if names:
         summary = f"some zones have no measurement between them ({counted(len(names), 'pair')})"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
-        alert = "NetawareCostsMissing" if _named(pairs, "absent") else "NetawareZonePairUnmeasured"
+        alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
         yield Finding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
 
 
 def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
-    """Costs that rest on old measurements: by the leader's condition, and by the samples where it has none yet."""
-    conditions = [c for _, found in sorted(facts.topologies.items()) for c in found if c.reason == "MeasurementsOld"]
-    names = _named(pairs, "stale")
+    """A finding about costs from old measurements, by the leader's condition or by the samples."""
+    conditions = [
+        c for _, of_topology in sorted(facts.topologies.items()) for c in of_topology if c.reason == "MeasurementsOld"
+    ]
+    names = _pair_names(pairs, "stale")
     if names or conditions:
         summary = "costs between some zones rest on old measurements"
         cause = tuple(c.message for c in conditions)
@@ -232,40 +237,32 @@ def _stale_costs(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
 
 
 def _defaults(message: str) -> dict[str, object]:
-    """A merge patch that removes the field of costPolicy that a message names, or all of them if it names none."""
-    named = _POLICY_FIELD.search(message)
-    fields = dict.fromkeys(_RELATED_FIELDS.get(named[1], (named[1],))) if named else None
+    """A merge patch that removes the field of costPolicy that a message names; all fields if it names none."""
+    match = _POLICY_FIELD.search(message)
+    fields = dict.fromkeys(_RELATED_FIELDS.get(match[1], (match[1],))) if match else None
     return {"spec": {"costPolicy": fields}}
 
 
-def _conditions(facts: Facts) -> Iterator[Finding]:
-    """Conditions of NetworkTopologies that say that something is wrong."""
+def _condition_findings(facts: Facts) -> Iterator[Finding]:
+    """Findings from conditions of NetworkTopologies."""
     for key, conditions in sorted(facts.topologies.items()):
         namespace, name = split_key(key)
-        for found in conditions:
-            if (found.type, found.status) not in _FAILED_CONDITIONS:
+        for condition in conditions:
+            if (condition.type, condition.status) not in _FAILED_CONDITIONS:
                 continue
-            other: Severity = "info" if found.type == "OutlierNodes" else "warning"
-            severity, summary, fix, alert = _REASONS.get(found.reason, (other, found.reason, (_TOPOLOGY,), ""))
-            since = seconds(found.last_transition_time)
-            if found.type == "OutlierNodes" and severity == "info" and _may_end_soon(since, facts):
+            reason, message = condition.reason, condition.message
+            default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
+            severity, summary, fix, alert = _REASONS.get(reason, (default, reason, (_DESCRIBE_TOPOLOGY,), ""))
+            since = seconds(condition.last_transition_time)
+            if condition.type == "OutlierNodes" and severity == "info" and _may_end_soon(since, facts):
                 continue
-            # A message without names, as another writer's may be, leaves the choice to the reader.
-            named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
-            words = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
-            lines = tuple(command(line, node=named[0], nodes=named, **words) for line in fix)
-            yield Finding(
-                f"topology-{found.reason}",
-                severity,
-                f"NetworkTopology {key}: {summary}",
-                (found.message,),
-                since,
-                (key,),
-                lines,
-                alert,
-            )
+            nodes = [word for word in _WORDS.findall(message) if word in facts.nodes] or ["NODE"]
+            names = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(message)}
+            commands = tuple(command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
+            summary = f"NetworkTopology {key}: {summary}"
+            yield Finding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)
 
 
 def _may_end_soon(since: float | None, facts: Facts) -> bool:
-    """Whether it may end by itself when each pair is measured again."""
+    """Whether an outlier may end when its pair is measured again."""
     return since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s

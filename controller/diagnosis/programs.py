@@ -1,4 +1,4 @@
-"""Findings about our own programs: whether one leads, whether they are ready, and what they report about themselves."""
+"""Findings about netaware's own programs: readiness, leadership, and what they report about themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netperf.contract import CONTROLLER, SCHEDULER
 LEASE_SLACK_S = 5.0
 _STARTING = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a container that has not started yet."""
-# `rollout undo` without a revision goes back one; pasted twice it would bring the broken one back.
+# `rollout undo` without a revision would return to the broken one when pasted twice.
 _LATEST_REVISION = (
     "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
@@ -27,22 +27,22 @@ _EFFECTS: dict[Program, str] = {
 }
 
 
-def find_programs(facts: Facts) -> Iterator[Finding]:
+def find_program_findings(facts: Facts) -> Iterator[Finding]:
     """Findings about controller, scheduler and extender."""
     gated = tuple(p.key for p in facts.pods if GATE in p.gates)
-    asks_us = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
-    waiting = tuple(p.key for p in asks_us if p.is_pending and not p.gates)
+    ours = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
+    waiting = tuple(p.key for p in ours if p.is_pending and not p.gates)
     status = facts.control_plane
-    down = {program: _down(facts, program) for program in ("controller", "extender", "scheduler")}
-    if down["controller"] is not None:
-        yield _program_down(facts, "controller", down["controller"], gated, "NetawareNoLeader")
+    not_ready = {program: _unready_pods(facts, program) for program in ("controller", "extender", "scheduler")}
+    if not_ready["controller"] is not None:
+        yield _program_down(facts, "controller", not_ready["controller"], gated, "NetawareNoLeader")
     elif status.lease_known and has_expired(status.lease, facts.now):
         yield _no_leader(facts, gated)
-    # Some overlays have no scheduler on purpose; there no pod names it.
-    if down["scheduler"] or (down["scheduler"] is not None and waiting):
-        yield _program_down(facts, "scheduler", down["scheduler"], waiting, "NetawareSchedulerDown")
-    elif down["extender"]:
-        yield _program_down(facts, "extender", down["extender"], waiting, "NetawareExtenderDown")
+    # Some overlays have no scheduler; then it is missing only if a pod names it.
+    if not_ready["scheduler"] or (not_ready["scheduler"] is not None and waiting):
+        yield _program_down(facts, "scheduler", not_ready["scheduler"], waiting, "NetawareSchedulerDown")
+    elif not_ready["extender"]:
+        yield _program_down(facts, "extender", not_ready["extender"], waiting, "NetawareExtenderDown")
     if status.complaints:
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
@@ -60,7 +60,7 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     if since is None:
         cause = f"no controller has ever held the Lease {CONTROLLER}"
     else:
-        cause = f"the Lease {CONTROLLER} was last renewed {facts.now - since:.0f} s ago by {holder or 'nobody'}"
+        cause = f"the Lease {CONTROLLER} was last renewed {facts.now - since:.0f} s ago by {holder or 'no one'}"
     fix = (
         command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
         command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
@@ -70,14 +70,14 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
 
 
 def has_expired(lease: LeaseFact | None, now: float) -> bool:
-    """Whether no replica leads by this Lease."""
+    """Whether no replica holds this Lease."""
     if lease is None or lease.renewed is None or not lease.holder:
         return True
     return now - lease.renewed > lease.duration_s + LEASE_SLACK_S
 
 
-def _down(facts: Facts, program: Program) -> list[ProgramPod] | None:
-    """Pods of a program if none is ready; None if one is, or if that is unknown."""
+def _unready_pods(facts: Facts, program: Program) -> list[ProgramPod] | None:
+    """Pods of a program of which none is ready; None if one is ready, or if that is unknown."""
     if facts.control_plane.programs is None:
         return None
     pods = [pod for pod in facts.control_plane.programs if pod.program == program]
@@ -94,14 +94,14 @@ def _program_down(
     name = CONTROLLER if program == "controller" else SCHEDULER
     fix: tuple[str, ...]
     if pods:
-        # A pod that is only being started explains nothing beside one that reports a reason.
+        # A pod that reports a failure explains more than one that starts.
         worst = min(pods, key=lambda pod: pod.reason in _STARTING)
         templates = sorted(
             {pod.template for pod in pods if pod.template and pod.reason and pod.reason not in _STARTING}
         )
         fix = (
             command("kubectl -n {} describe pod {}", facts.home, worst.name),
-            *_commands_for(facts, worst, name, templates),
+            *_fix_pod(facts, worst, name, templates),
         )
     else:
         fix = (
@@ -113,14 +113,14 @@ def _program_down(
     return Finding(f"{program}-down", "critical", summary, cause, since, affects[:MAX_AFFECTED], fix, alert)
 
 
-def _commands_for(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
-    """Commands that end it, by what the pod reports; a pod that never ran has no logs.
+def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
+    """Commands that fix a pod, by the reason that it reports.
 
     Args:
-        facts: the moment.
+        facts: the cluster's.
         pod: of the program.
         name: of its Deployment.
-        templates: hashes of those whose pods do not run.
+        templates: hashes of the pod templates whose pods fail.
     """
     if not pod.node:
         return unschedulable_reason(

@@ -1,4 +1,4 @@
-"""Turns a snapshot into facts, and reads the state of our own programs."""
+"""Turns a snapshot into facts, and reads the state of netaware's own programs."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ class _Spec(Wire, frozen=True):
 
 
 class ProgramPodObject(Object, frozen=True):
-    """A pod of our own programs, with the states of its containers."""
+    """A pod of netaware's own programs, with the states of its containers."""
 
     spec: _Spec = _Spec()
     status: _Status = _Status()
 
 
 def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
-    """The current facts; ``pod`` is the pod in question, which the snapshot may lack."""
+    """The facts of a snapshot, and of one more pod."""
     status, membership = snapshot.control_plane or ControlPlaneStatus(), snapshot.membership
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
     placements, default = snapshot.placements, snapshot.scheduler.placement
     agents = build_agents(snapshot)
     zones = {agent.node: agent.zone for agent in agents}
-    more = () if pod is None or any(pod.metadata.key == known.metadata.key for known in snapshot.pods) else (pod,)
+    added = () if pod is None or any(pod.metadata.key == p.metadata.key for p in snapshot.pods) else (pod,)
     return Facts(
         now=snapshot.now_s,
         control_plane=status,
@@ -85,15 +85,14 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
         bandwidth=build_bandwidth(snapshot),
         groups=snapshot.groups,
         pods=tuple(
-            read_pod(each, membership, placements.get(each.metadata.namespace, default))
-            for each in (*snapshot.pods, *more)
+            read_pod(p, membership, placements.get(p.metadata.namespace, default)) for p in (*snapshot.pods, *added)
         ),
         nodes={
             node.metadata.name: NodeFact(node.metadata.labels or {}, blocking_taints(node), zones[node.metadata.name])
             for node in snapshot.nodes
         },
         topologies={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
-        unreachable=tuple(sorted({pair for found in latencies for pair in found.unreachable})),
+        unreachable=tuple(sorted({pair for published in latencies for pair in published.unreachable})),
         max_wait_s=snapshot.scheduler.gates.max_wait_s,
         our_schedulers=snapshot.scheduler.scheduler_names,
         home=snapshot.home,
@@ -103,18 +102,18 @@ def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
 async def read_control_plane(
     client: Client, home: str, *, installed: bool, topologies_known: bool = True, complaints: Iterable[str] = ()
 ) -> ControlPlaneStatus:
-    """The state of our own programs in namespace ``home``; what cannot be read is unknown."""
-    lease, known, programs = None, False, None
+    """The state of netaware's programs in namespace ``home``; what cannot be read is unknown."""
+    lease, programs = None, None
     try:
         lease = read_lease(await client.get(LEASES, CONTROLLER, Lease, namespace=home))
-        known = True
+        is_lease_known = True
     except KubekitError as error:
-        known = isinstance(error, ApiError) and error.not_found
+        is_lease_known = isinstance(error, ApiError) and error.not_found
     with contextlib.suppress(KubekitError):
         programs = read_programs(
             await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)
         )
-    return ControlPlaneStatus(installed, topologies_known, programs, lease, known, tuple(complaints))
+    return ControlPlaneStatus(installed, topologies_known, programs, lease, is_lease_known, tuple(complaints))
 
 
 def read_lease(lease: Lease | None) -> LeaseFact | None:
@@ -126,27 +125,29 @@ def read_lease(lease: Lease | None) -> LeaseFact | None:
 
 
 def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
-    """Pods of controller and scheduler; None if there are none at all, since our programs need not run as pods."""
-    found = []
+    """Pods of controller and scheduler; None without any, because the programs need not run as pods."""
+    program_pods = []
     for pod in pods:
         for program in PROGRAMS.get(pod.metadata.label(NAME_LABEL), ()):
-            mine = [c for c in pod.status.container_statuses or () if program in c.name]
-            containers = mine or pod.status.container_statuses or []
+            named = [c for c in pod.status.container_statuses or () if program in c.name]
+            containers = named or pod.status.container_statuses or []
             ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
             states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
             reason = next((state.reason for state in states), "")
-            scheduled, turned = (find_condition(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready"))
+            scheduled, ready_condition = (
+                find_condition(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready")
+            )
             if not reason and not pod.spec.node_name and scheduled is not None:
                 reason = scheduled.message
-            since = seconds(turned.last_transition_time) if turned is not None else None
-            made_from = pod.metadata.label(HASH_LABEL)
+            since = seconds(ready_condition.last_transition_time) if ready_condition is not None else None
+            template = pod.metadata.label(HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
-            found.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, made_from))
-    return tuple(found) or None
+            program_pods.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, template))
+    return tuple(program_pods) or None
 
 
 def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
-    """A pod of an AppGroup, or the pod in question; ``placement`` is the default without a label."""
+    """The facts of a pod; ``placement`` is its default without a label."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
@@ -156,7 +157,7 @@ def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "exte
         workload=pod.workload,
         node=spec.node_name,
         phase=pod.status.phase,
-        # The API server accepts any text here, and people paste it into a shell.
+        # The API server accepts any text here, and it becomes part of commands.
         scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name),
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         scheduled=pod.condition("PodScheduled"),

@@ -1,4 +1,4 @@
-"""A snapshot of all objects that views and findings are computed from."""
+"""The snapshot of all objects that views and findings are computed from."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class ProgramPod(msgspec.Struct, frozen=True):
     """A pod of one of our programs.
 
     Attributes:
-        reason: state of containers that do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's message
-            if it has no node; empty otherwise.
+        reason: why a container does not run, such as ``ImagePullBackOff`` or ``Error``; the scheduler's message for a pod without a
+            node; empty otherwise.
+        since: time of the last change of its readiness, unix seconds.
         template: hash of its pod template; empty if unknown.
     """
 
@@ -44,7 +45,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
 
 
 class LeaseFact(msgspec.Struct, frozen=True):
-    """The leader's Lease. ``renewed`` is unix seconds; None when it was never renewed."""
+    """The leader's Lease. ``renewed`` is unix seconds; None if it was never renewed."""
 
     holder: str = ""
     renewed: float | None = None
@@ -52,14 +53,15 @@ class LeaseFact(msgspec.Struct, frozen=True):
 
 
 class ControlPlaneStatus(msgspec.Struct, frozen=True):
-    """The state of our own programs, as far as the reader may see it.
+    """The state of netaware's own programs.
 
     Attributes:
-        installed: whether the cluster knows our definitions.
+        installed: whether the cluster has netaware's CustomResourceDefinitions.
         topologies_known: whether NetworkTopologies could be listed.
-        programs: pods of our programs; None when they may not be listed, so that nothing is concluded from their absence.
-        lease: None without one; ``lease_known`` if it could be read.
-        complaints: what the controller's replicas report from /readyz, a line each.
+        programs: pods of the programs; None if they cannot be listed.
+        lease: None without one.
+        lease_known: whether the Lease could be read.
+        complaints: failed checks of /readyz of the controller's replicas, a line each.
     """
 
     installed: bool = True
@@ -71,25 +73,24 @@ class ControlPlaneStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of one moment, read by a command or taken from a program's stores.
+    """The objects of one time, read by a command or copied from a program's stores.
 
     Attributes:
         now_s: wall clock, unix seconds.
-        home: the namespace that netaware lives in.
-        groups: of all namespaces, because membership of pods depends on all groups of one name.
-        namespaces: with the labels by which they consent to AppGroups elsewhere.
+        home: netaware's namespace.
+        groups: of all namespaces, because membership of pods depends on all groups with one name.
+        namespaces: with the labels by which they admit AppGroups of other namespaces.
         pods: at least those of AppGroups; others are ignored.
-        bandwidth_pods: those that may ask for bandwidth; others are ignored.
+        bandwidth_pods: at least those that request bandwidth or have a limit; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
         plans: the probe plan, one per origin zone.
-        services: those of the groups' pods at least; they say which replica answers a call.
+        services: at least those of the groups' pods; they decide which replica answers a call.
         policy: the controller's default cost policy.
-        scheduler: the scheduler's configuration: the costs that count, the gates' limits, and the schedulers' names (empty for
-            all).
-        verdicts: pod (namespace/name) -> direction -> its agent's verdict, from Prometheus; empty without it.
+        scheduler: the scheduler's configuration.
+        verdicts: pod (namespace/name) -> direction -> verdict of its agent, from Prometheus; empty without it.
         prices: of bytes between zones; None if not configured.
-        control_plane: the state of our own programs; None if it was not read, and then nothing is diagnosed.
+        control_plane: the state of netaware's programs; None if it was not read.
     """
 
     now_s: float
@@ -117,7 +118,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def one_zone(self) -> bool:
-        """Whether costs take all nodes for one zone, see `is_one_zone`."""
+        """Whether costs treat all nodes as one zone, see `is_one_zone`."""
         return self.scheduler.by_answer and is_one_zone(map(location_of, self.nodes))
 
     def costs(self) -> CostIndex:

@@ -1,4 +1,4 @@
-"""Parses a scheduler's FailedScheduling message: the reason that excludes most nodes, and its fix. Pure."""
+"""Parses a scheduler's message about an unschedulable pod: the reason that excludes most nodes, and its fix. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kubekit.text import command
 from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
-NAMED_NODES = 5
-ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
+MAX_NODES_NAMED = 5
+ROLLOUT_KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
 """Kinds that replace their pods when their template changes."""
-_BY_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+_KUBERNETES_PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Prefixes of taints that Kubernetes sets for the state of a node."""
 
 
@@ -28,9 +28,10 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
 
     Attributes:
         code: short and stable.
-        pattern: of what the scheduler says of a node.
+        pattern: regular expression for the scheduler's message.
         meaning: completes "finds no node: ...".
-        fix: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
+        fix: commands and instructions, with placeholders ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (the
+            group's namespace) and ``{cordoned}`` (nodes).
     """
 
     code: str
@@ -39,7 +40,7 @@ class UnschedulableReason(msgspec.Struct, frozen=True):
     fix: tuple[str, ...]
 
 
-_OF_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
+_GET_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
 _EXPLAIN = "kubectl netaware explain pod {pod} -n {namespace}"
 _ALLOCATED = "kubectl describe nodes | grep -A 9 'Allocated resources'"
 _BANDWIDTH = "kubectl netaware bandwidth"
@@ -88,7 +89,7 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         "nodes do not match its node selector or affinity",
         ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
     ),
-    # The second is the message of Kubernetes 1.36.
+    # The second pattern is for Kubernetes 1.36.
     UnschedulableReason(
         "volume",
         r"volume node affinity conflict|match PersistentVolume's node affinity",
@@ -113,29 +114,29 @@ _TABLE: tuple[UnschedulableReason, ...] = (
         "spread",
         r"anti-affinity|topology spread constraints|pod affinity rules",
         "its rules about other pods exclude the nodes",
-        (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
+        (_GET_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
     ),
     UnschedulableReason(
         "ports",
         r"free ports for the requested pod ports",
         "its host ports are taken on the nodes",
-        (_OF_POD, "add nodes, or lower its replicas to one for each node"),
+        (_GET_POD, "add nodes, or lower its replicas to one for each node"),
     ),
 )
-_BY_CHOICE = next(place for place, reason in enumerate(_TABLE) if reason.code == "selector")
+_SELECTOR_INDEX = next(index for index, reason in enumerate(_TABLE) if reason.code == "selector")
 _UNKNOWN = UnschedulableReason(
     "unschedulable", "", "its message names no known reason", ("kubectl -n {namespace} describe pod {pod}",)
 )
 
 
 class NodeSurvey(msgspec.Struct, frozen=True):
-    """The nodes that a pod's own spec allows.
+    """The nodes that a pod's selector and affinity allow.
 
     Attributes:
-        zones: of each node that its selector and affinity allow, empty for none.
-        tolerated: how many of these have no taint that it does not tolerate.
-        cordoned: names of those that are cordoned, sorted.
-        taint: the most frequent taint of the others that it does not tolerate; None without one.
+        zones: the zone of each; empty for a node without one.
+        tolerated: number of those whose taints the pod tolerates.
+        cordoned: sorted names of those that are cordoned.
+        taint: the most frequent taint of the others that the pod does not tolerate; None without one.
     """
 
     zones: tuple[str, ...] = ()
@@ -145,41 +146,43 @@ class NodeSurvey(msgspec.Struct, frozen=True):
 
 
 class NodeSurveys:
-    """The survey of every spec, each made once: pods of one template share it, and there may be 10,000 nodes."""
+    """Surveys of specs; pods of one template share theirs, because there may be 10,000 nodes."""
 
     def __init__(self, nodes: Mapping[str, NodeFact]) -> None:
         self._nodes = nodes
-        self._known: dict[bytes, NodeSurvey] = {}
+        self._surveys: dict[bytes, NodeSurvey] = {}
 
     def of(self, spec: GroupPodSpec) -> NodeSurvey:
         """The survey of one spec."""
         key = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
-        if key not in self._known:
-            self._known[key] = self._survey(spec)
-        return self._known[key]
+        if key not in self._surveys:
+            self._surveys[key] = self._survey(spec)
+        return self._surveys[key]
 
     def _survey(self, spec: GroupPodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
-        fits = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
-        closed = {
-            name: t for name, node in fits.items() if (t := first_untolerated_taint(node.taints, spec.tolerations))
+        allowed = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
+        untolerated = {
+            name: taint
+            for name, node in allowed.items()
+            if (taint := first_untolerated_taint(node.taints, spec.tolerations))
         }
-        kinds = Counter(taint for taint in closed.values() if taint.key != UNSCHEDULABLE.key)
+        taints = Counter(taint for taint in untolerated.values() if taint.key != UNSCHEDULABLE.key)
         return NodeSurvey(
-            tuple(node.zone for node in fits.values()),
-            len(fits) - len(closed),
-            tuple(sorted(name for name, taint in closed.items() if taint.key == UNSCHEDULABLE.key)),
-            kinds.most_common(1)[0][0] if kinds else None,
+            tuple(node.zone for node in allowed.values()),
+            len(allowed) - len(untolerated),
+            tuple(sorted(name for name, taint in untolerated.items() if taint.key == UNSCHEDULABLE.key)),
+            taints.most_common(1)[0][0] if taints else None,
         )
 
 
 def reason_of(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
-    """The reason that excludes most nodes, by the condition PodScheduled of a pod that found none."""
+    """The reason that excludes most nodes, of a pod without a node."""
     survey = surveys.of(pod.spec)
-    found = unschedulable_reason(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
-    if found.code == "taint" and survey.taint is not None:
-        return msgspec.structs.replace(found, fix=(*found.fix[:-1], *_toleration_for(survey.taint, pod)))
-    return found
+    reason = unschedulable_reason(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
+    if reason.code == "taint" and survey.taint is not None:
+        return msgspec.structs.replace(reason, fix=(*reason.fix[:-1], *_toleration_for(survey.taint, pod)))
+    return reason
 
 
 def message_of(pod: PodFact) -> str:
@@ -188,40 +191,40 @@ def message_of(pod: PodFact) -> str:
 
 
 def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
-    """The fix for a taint: a toleration, or for Kubernetes' own taints the end of their cause."""
-    if taint.key.startswith(_BY_KUBERNETES):
+    """The fix for a taint: a toleration; for a taint of Kubernetes, to correct its cause."""
+    if taint.key.startswith(_KUBERNETES_PREFIXES):
         return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
-    if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
+    if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
         return (f"add a toleration of {taint.key} to its template",)
-    wanted = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
-    # The patch replaces the whole list; Kubernetes adds its own tolerations again.
-    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_BY_KUBERNETES)]
-    body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, wanted]}]
+    toleration = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
+    # The patch replaces the list; Kubernetes adds its own tolerations to each pod.
+    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_KUBERNETES_PREFIXES)]
+    body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, toleration]}]
     kind, name = pod.owner
     return (command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
 
 
 @lru_cache(maxsize=1024)
 def classify(message: str) -> UnschedulableReason:
-    """The reason that excludes most nodes in the scheduler's message; its commands have placeholders."""
+    """The reason that excludes most nodes by the scheduler's message; its commands have placeholders."""
     counts: Counter[int] = Counter()
     # The part about preemption repeats the reasons.
     for part in message.partition("preemption:")[0].split(", "):
         number = re.search(r"(?:^|: )([0-9]{1,9}) ", part)
-        for place, reason in enumerate(_TABLE):
+        for index, reason in enumerate(_TABLE):
             if re.search(reason.pattern, part):
-                counts[place] += int(number[1]) if number else 1
+                counts[index] += int(number[1]) if number else 1
                 break
     if len(counts) > 1:
-        # Its own selector excludes nodes on purpose; the other reasons are why it waits.
-        counts.pop(_BY_CHOICE, None)
-    return _TABLE[min(counts, key=lambda place: (-counts[place], place))] if counts else _UNKNOWN
+        # The pod's own selector excludes nodes on purpose.
+        counts.pop(_SELECTOR_INDEX, None)
+    return _TABLE[min(counts, key=lambda index: (-counts[index], index))] if counts else _UNKNOWN
 
 
 def unschedulable_reason(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
     """The reason by the scheduler's message; ``group`` is the key of the pod's AppGroup, empty for none."""
     home, name = split_key(group)
-    found = classify(message)
-    named = survey.cordoned[:NAMED_NODES] or "NODE"
-    words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": named}
-    return msgspec.structs.replace(found, fix=tuple(command(line, **words) for line in found.fix))
+    reason = classify(message)
+    cordoned = survey.cordoned[:MAX_NODES_NAMED] or "NODE"
+    words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
+    return msgspec.structs.replace(reason, fix=tuple(command(line, **words) for line in reason.fix))

@@ -1,4 +1,4 @@
-"""Zones and pairs of zones: cost, its basis, and latencies."""
+"""Zones and pairs of zones: their costs, what these rest on, and latencies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
 def _topology(snapshot: ClusterSnapshot) -> NetworkTopology | None:
-    """The NetworkTopology to show: the scheduler's, else one of its name, else any."""
+    """The NetworkTopology to show: the scheduler's, else one of the same name, else any."""
     name = snapshot.rules.network_topology_name
     others = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != name, t.metadata.key))
-    return _counting(snapshot) or next(iter(others), None)
+    return _topology_in_use(snapshot) or next(iter(others), None)
 
 
-def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
+def _topology_in_use(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
     """The NetworkTopology that the scheduler uses for groups of a namespace."""
     by_key = {t.metadata.key: t for t in snapshot.topologies}
     return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
@@ -44,18 +44,18 @@ def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology
 def _results_for(
     topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap
 ) -> dict[str, Mapping[str, str]]:
-    """The results for the costs of a topology: those of our agents, then those in the ConfigMaps that it names."""
+    """The results for a topology: those of agents, then those in the ConfigMaps that it names."""
     topologies = () if topology is None else (topology,)
     names = results_of(topologies, snapshot.plans, snapshot.home, len(zone_map.zones))
     return {str(name): snapshot.results.get(str(name), {}) for name in names}
 
 
-def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
-    """The decision of a controller that starts now: the same rules, with no memory but the costs written last.
+def decide_costs(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
+    """The costs that a controller would decide on that starts now, with no memory but the costs written last.
 
-    The samples' ages are those that their writers claim, since we have not watched them arrive.
+    Ages of samples are those that their writers claim.
     """
-    read = topology_rules.TopologySnapshot(
+    topology_snapshot = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
         zone_map=zone_map,
         results=_results_for(topology, snapshot, zone_map),
@@ -63,15 +63,15 @@ def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone
         allocated={},
         interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),
     )
-    return decide(read, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
+    return decide(topology_snapshot, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
 def build_network(snapshot: ClusterSnapshot) -> NetworkView:
-    """All zones and every ordered pair of them, with the costs that the scheduler uses, else any others."""
+    """All zones and all ordered pairs of them, with the costs that the scheduler uses, else any others."""
     topology = _topology(snapshot)
-    counting = topology is not None and topology in (
-        _counting(snapshot),
-        _counting(snapshot, topology.metadata.namespace),
+    is_in_use = topology is not None and topology in (
+        _topology_in_use(snapshot),
+        _topology_in_use(snapshot, topology.metadata.namespace),
     )
     used = weight_for(topology, snapshot.rules)
     others = topology.spec.weights or () if topology is not None else ()
@@ -79,7 +79,7 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
     weights = weight.name if weight is not None else None
     zone_map = build_zone_map(snapshot.nodes)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
-    decision = decide_now(topology, snapshot, zone_map)
+    decision = decide_costs(topology, snapshot, zone_map)
     pairs = _pairs(
         decision,
         entries_of(weight, ZONE_LABEL),
@@ -98,12 +98,12 @@ def build_network(snapshot: ClusterSnapshot) -> NetworkView:
         pairs=pairs,
         interval_s=interval_s,
         measured_at=max(newest, default=None),
-        unused=topology is not None and (not counting or used is None),
+        unused=topology is not None and (not is_in_use or used is None),
     )
 
 
-def _in_order(zones: Mapping[str, str]) -> list[str]:
-    """Zones by region and name; those without a region last."""
+def _sorted_zones(zones: Mapping[str, str]) -> list[str]:
+    """Zones sorted by region and name; those without a region last."""
     return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
 
 
@@ -115,7 +115,7 @@ def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]
     agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)
     return tuple(
         ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
-        for zone in _in_order(zone_map.zones)
+        for zone in _sorted_zones(zone_map.zones)
     )
 
 
@@ -128,31 +128,31 @@ def _pairs(
     round_s: float,
     now_s: float,
 ) -> tuple[PairView, ...]:
-    """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
-    old = set(group_pairs(decision.table, decision.policy, round_s)["stale"])
+    """All ordered pairs of zones. What a cost rests on follows from the samples; the object does not have it."""
+    stale = set(group_pairs(decision.table, decision.policy, round_s)["stale"])
     chosen = _representatives(decision.results.samples.values(), decision.state)
-    names = _in_order(zone_map.zones)
+    names = _sorted_zones(zone_map.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)
-        basis = _basis(entry is not None, weights, pair in old, decision.table.zones.get(pair))
+        basis = _basis(entry is not None, weights, pair in stale, decision.table.zones.get(pair))
         pairs.append(_pair(pair, entry, basis, chosen.get(pair) or chosen.get((pair[1], pair[0])), now_s))
     return tuple(pairs)
 
 
-def _basis(written: bool, weights: str | None, is_old: bool, entry: ZoneCost | None) -> PairBasis:
-    """The basis of a written cost. A last good value counts as measured until it is old, as in the status."""
-    if not written:
+def _basis(is_written: bool, weights: str | None, is_stale: bool, entry: ZoneCost | None) -> PairBasis:
+    """What a written cost rests on. A last good value counts as measured until it is stale, as in the status."""
+    if not is_written:
         return "absent"
     if weights != NETPERF_COSTS:
         return "given"
-    if entry is None or is_old:
+    if entry is None or is_stale:
         return "stale"
     return "measured" if entry.basis == "stale" else entry.basis
 
 
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
-    """The sample to show for each pair: that of the stream the cost comes from, else the newest there is."""
+    """The sample to show for each pair: of the node pair that its cost comes from, else the newest."""
     best = {pair: representative_node_pair(entry.node_pairs) for pair, entry in state.items()}
     wanted = {
         pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)

@@ -16,7 +16,7 @@ from agent.probing.results import GATHER_S
 from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, GroupPodSpec, Placement, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts, NodeFact
-from controller.diagnosis.findings import LEADERLESS, has_leader
+from controller.diagnosis.findings import NO_LEADER_CODES, has_leader
 from controller.diagnosis.model import AgentView
 from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.reading import ProgramPodObject, read_facts, read_programs
@@ -163,7 +163,7 @@ def test_every_leaderless_finding_says_that_nobody_leads() -> None:
         for situation in SITUATIONS
         if situation.facts.control_plane.installed and not has_leader(diagnose(situation.facts))
     }
-    assert codes == LEADERLESS
+    assert codes == NO_LEADER_CODES
 
 
 GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
@@ -202,7 +202,7 @@ REFUSED = unscheduled(
         ),
         ({"scheduled": UNSCHEDULABLE}, "unschedulable", "nodes are full (0/4 nodes are available"),
         ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
-        ({"scheduler": "default-scheduler"}, "other-scheduler", "does not ask us"),
+        ({"scheduler": "default-scheduler"}, "other-scheduler", "does not call netaware's extender"),
         ({"scheduler": "default-scheduler", "has_placement": True}, "waiting", "has not answered yet"),
         ({}, "waiting", "has not answered yet"),
         ({"scheduled": GATED}, "waiting", "has not answered yet"),

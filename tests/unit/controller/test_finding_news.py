@@ -7,7 +7,7 @@ import re
 import pytest
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
-from controller.diagnosis.events import MAX_AT_ONCE, FindingEvent, ReportedFindings
+from controller.diagnosis.events import MAX_EVENTS_AT_ONCE, FindingEvent, FindingEventFilter
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
@@ -20,7 +20,7 @@ STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
 
 
 def reported_news(*moments: Facts) -> list[list[FindingEvent]]:
-    news = ReportedFindings()
+    news = FindingEventFilter()
     return [news.update(diagnose(moment), moment) for moment in moments]
 
 
@@ -44,9 +44,9 @@ def test_of_many_findings_about_one_object_each_has_its_turn_and_hides_no_other(
         paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
         return [*paths, Finding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    now, news = facts(topologies={"netaware-system/nt-default": ()}), ReportedFindings()
+    now, news = facts(topologies={"netaware-system/nt-default": ()}), FindingEventFilter()
     looks = [news.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
-    assert [len(found) for found in looks] == [0, MAX_AT_ONCE, 11, 0, 0, 1]
+    assert [len(found) for found in looks] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
     assert looks[2][-1].reason == "UnknownWorkload"
 
 
@@ -55,7 +55,7 @@ def test_a_command_is_in_the_event_as_a_whole_or_not_at_all() -> None:
     now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
     for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
         finding = Finding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
-        news = ReportedFindings()
+        news = FindingEventFilter()
         news.update([finding], now)
         (told_now,) = news.update([finding], now)
         assert len(told_now.note.encode()) <= NOTE_LIMIT

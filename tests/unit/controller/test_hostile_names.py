@@ -26,7 +26,7 @@ from controller.cli.session import Session
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location, locations_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.diagnosis.events import ReportedFindings
+from controller.diagnosis.events import FindingEventFilter
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import diagnose_pod
 from controller.diagnosis.reading import read_facts
@@ -355,7 +355,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
     snapshot = cluster.snapshot
     check(gzip.decompress(_compute(snapshot).body).decode())
-    reported, facts_ = ReportedFindings(), read_facts(snapshot)
+    reported, facts_ = FindingEventFilter(), read_facts(snapshot)
     found_ = diagnose(facts_)
     reported.update(found_, facts_)
     notes = [event.note for event in reported.update(found_, facts_)]

@@ -149,7 +149,7 @@ def test_bandwidth_shows_limits_requests_and_their_problems() -> None:
     view = build(snapshot).bandwidth
     assert {p.name: p.problem for p in view.pods} == {
         "a": "",
-        "b": "ingress 'ten' is no quantity",
+        "b": "ingress 'ten' is not a quantity",
         "c": "egress 998500m is unreasonably small",
         "d": "requests 1 Mbit/s but is limited to 10 Mbit/s",
         "g": "",
