@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -145,19 +146,6 @@ async def test_the_reservations_of_a_deleted_group_end_while_its_pods_wait() -> 
     world.state.on_group_change("d/g1", world.state.groups["d/g1"], None)
     world.plans.get_or_request("d/g1", world.of("d/g1"))
     assert world.plans.reservations.reserved_by_others("d/g2") == {}
-
-
-async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
-    world = World(1, 4)
-    world.add_group("d/g1", 1)
-    world.add_group("d/g2", 1)
-    world.add_pod("d/g2", "b", "P1", 3)
-    await world.plans.make("d/g2")
-    refused = world.add_pod("d/g1", "a", "P1", 2)
-    world.plans.reservations.refuse(refused, "n00")
-    world.bind("d/b", "n00")
-    world.seat("d/b")
-    assert world.plans.reservations.refused([refused]) == {"d/a": frozenset({"n00"})}
 
 
 async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come_up_whole() -> None:
@@ -308,40 +296,49 @@ async def test_what_pods_of_less_priority_hold_is_room_of_last_resort() -> None:
     assert found.plan.unplaced == ("d/p1", "d/p2")
 
 
-async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound() -> None:
-    world = World(3, 4)
-    world.add_group("d/g1", 1)
-    world.add_pod("d/g1", "a", "P1", 1)
-    world.change("d/a", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
-    await world.plans.make("d/g1")
-    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+def bind_volume(world: World, _: str) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
-    world.volumes.on_volume_change(
-        "pv", None, msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
-    )
+    volume = msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
+    world.volumes.on_volume_change("pv", None, volume)
     body = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv"}}
     world.volumes.on_claim_change("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
-    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
-    await world.plans.make("d/g1")
-    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
-    assert plan_state.plan is not None
-    assert plan_state.plan.targets["d/a"].zone == "z2"
 
 
-async def test_a_pod_is_planned_for_when_the_gate_of_another_opens() -> None:
+def heat_target(world: World, target: str) -> None:
+    world.node_cache.set_hot_nodes(frozenset({target}))
+
+
+def open_other_gate(world: World, _: str) -> None:
+    world.change("d/b", spec={"schedulingGates": [{"name": GATE}]})
+
+
+@pytest.mark.parametrize(
+    ("change", "hosts"),
+    [
+        (bind_volume, lambda target: {"d/a": {"n02"}}),
+        (heat_target, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
+        (open_other_gate, lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}}),
+    ],
+    ids=["a volume is bound", "its host is hot", "another gate opens"],
+)
+async def test_a_group_is_planned_anew_when_what_its_plan_rests_on_changes(change: Any, hosts: Any) -> None:
     world = World(3, 4)
     world.add_group("d/g1", 2)
     for name in ("a", "b"):
         world.add_pod("d/g1", name, "P1", 1)
-    world.change("d/a", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
+    world.change("d/a", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    world.change("d/b", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
     await world.plans.make("d/g1")
-    plan_state = world.plans.get_or_request("d/g1", world.of("d/g1"))
-    assert plan_state.plan is not None
-    assert not plan_state.pending
-    assert set(plan_state.plan.targets) == {"d/b"}
-    world.change("d/a", spec={"schedulingGates": [{"name": GATE}]})
+    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+    assert set(world.plan_of("d/g1").targets) == {"d/a"}
+    target = world.plan_of("d/g1").targets["d/a"].node
+    change(world, target)
     assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
+    await world.plans.make("d/g1")
+    found = world.plan_of("d/g1").targets
+    assert found.keys() == hosts(target).keys()
+    assert all(found[key].node in nodes for key, nodes in hosts(target).items())
 
 
 async def test_a_bound_pod_is_placed_anew_as_if_it_were_gone_and_hot_hosts_are_left_out() -> None:
@@ -411,19 +408,6 @@ async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups
     world.plans.drop("d/g2", world.of("d/g2"))
     world.now += 61
     assert await other_goes_to() == wanted, "nobody waits for it any more"
-
-
-async def test_other_hot_hosts_make_a_new_plan_for_pods_that_wait() -> None:
-    world = World(3, 4)
-    world.add_group("d/g1", 1)
-    world.add_pod("d/g1", "a", "P1", 1)
-    await world.plans.make("d/g1")
-    assert not world.plans.get_or_request("d/g1", world.of("d/g1")).pending
-    target = world.plan_of("d/g1").targets["d/a"].node
-    world.node_cache.set_hot_nodes(frozenset({target}))
-    assert world.plans.get_or_request("d/g1", world.of("d/g1")).pending
-    await world.plans.make("d/g1")
-    assert world.plan_of("d/g1").targets["d/a"].node != target
 
 
 @pytest.mark.parametrize(
