@@ -296,7 +296,7 @@ async def main() -> None:
     cases, best = [], []
     for number in range(args.cases):
         case = groups.random_case(rng)
-        plan = plan_group(groups.snapshot_of(case))
+        plan = plan_group(groups.snapshot(case))
         cases.append(case)
         best.append(groups.optimum(case, (plan.violations, plan.cost)))
         print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import build_graph
-from controller.cluster.hosts import Host, host_of
+from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
@@ -130,11 +130,6 @@ def optimum(case: Case, known: tuple[int, int] | None = None) -> tuple[int, int]
     return divmod(best[0], penalty)
 
 
-def node_of(zone: int, slots: int) -> Node:
-    """A zone's one node: room for that many pods."""
-    return node(f"n{zone}", f"z{zone}", str(slots))
-
-
 def node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
     """A node of the region r."""
     known = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
@@ -188,29 +183,11 @@ def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> GroupP
     return msgspec.convert(body, GroupPod)
 
 
-def bound_pod(name: str, workload: str, host: str) -> GroupPod:
+def bound_pod(name: str, workload: str, host: str, cpu: str = "1") -> GroupPod:
     """A pod that runs."""
-    pod = waiting_pod(name, workload)
+    pod = waiting_pod(name, workload, cpu)
     spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=name), spec=spec)
-
-
-def hosts_of(*nodes: Node) -> dict[str, Host]:
-    """Hosts by name."""
-    return {node.metadata.name: host_of(node) for node in nodes}
-
-
-def snapshot_of(case: Case) -> GroupSnapshot:
-    """The case with all pods waiting."""
-    return GroupSnapshot(
-        graph=build_graph(group_of(case).spec),
-        pods=pods_of(case),
-        replicas={},
-        costs=CostTable(weight_of(case)),
-        hosts=hosts_of(*(node_of(z, slots) for z, slots in enumerate(case.slots))),
-        used={},
-        group=group_of(case, spread="none", objective="parity"),
-    )
 
 
 def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
@@ -222,17 +199,25 @@ def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) ->
     }
     group: AppGroup = changes.pop("group", group_of(case))
     noted = msgspec.structs.replace(group.metadata, annotations=wishes | (group.metadata.annotations or {}))
-    changes["group"] = msgspec.structs.replace(group, metadata=noted)
-    hosts = {} if nodes is None else {"hosts": hosts_of(*nodes)}
+    pods = changes.pop("pods", pods_of(case))
     state = State(SchedulerConfig(), "netaware-system")
     for each in changes.pop("services", ()):
         state.on_service_change(each.metadata.key, None, each)
-    found = msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
-    counted = {pod.metadata.key: pod.spec.node_name for pod in found.pods if pod.bound}
-    return msgspec.structs.replace(
-        found,
-        routings=state.routings_of(found.pods),
-        assigned_nodes=changes.get("assigned_nodes", counted),
+    if nodes is None:
+        nodes = [node(f"n{zone}", f"z{zone}", str(slots)) for zone, slots in enumerate(case.slots)]
+    defaults: dict[str, Any] = {
+        "replicas": {},
+        "costs": CostTable(weight_of(case)),
+        "hosts": {each.metadata.name: host_of(each) for each in nodes},
+        "used": {},
+        "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.bound},
+    }
+    return GroupSnapshot(
+        graph=build_graph(group.spec),
+        pods=pods,
+        group=msgspec.structs.replace(group, metadata=noted),
+        routings=state.routings_of(pods),
+        **(defaults | changes),
     )
 
 

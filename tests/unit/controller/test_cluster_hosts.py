@@ -52,7 +52,7 @@ def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
 
 def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> None:
     case = groups.Case((2, 1), ((0, 1, 9),), ((0,),), (9,))
-    start = groups.snapshot_of(case)
+    start = groups.snapshot(case)
     container = {"resources": {"requests": {"memory": "9E"}}}
     greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
     pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]

@@ -219,13 +219,13 @@ def test_a_limit_for_each_dependency_costs_a_plan_no_more_than_one_for_all(monke
     for limits in ([50] * len(pairs), range(50, 50 + len(pairs))):
         edges = tuple((i, j, limit) for (i, j), limit in zip(pairs, limits, strict=True))
         asked.clear()
-        plan_group(groups.snapshot_of(groups.Case((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
+        plan_group(groups.snapshot(groups.Case((1,) * workloads, edges, cost, (2,) * zones)), deadline_s=0.5)
         counts.append(len(asked))
     assert counts[1] < 2 * counts[0]
 
 
 def test_the_same_state_gives_the_same_plan_whatever_the_order_of_its_parts() -> None:
-    one = groups.snapshot_of(groups.random_case(random.Random(4)))
+    one = groups.snapshot(groups.random_case(random.Random(4)))
     other = msgspec.structs.replace(one, pods=list(reversed(one.pods)), hosts=dict(reversed(list(one.hosts.items()))))
     assert plan_group(one) == plan_group(other)
 

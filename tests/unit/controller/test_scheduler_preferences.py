@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.scheduler.placement.planner import Plan
 from controller.traffic.weights import annotated_weights
@@ -27,7 +26,7 @@ def plan_of(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
         groups.bound_pod("w1-0", "w1", "n1"),
         groups.bound_pod("w2-0", "w2", "n2"),
     ]
-    return groups.plan_of(CASE, graph=build_graph(group.spec), pods=pods, group=group, objective="time")
+    return groups.plan_of(CASE, pods=pods, group=group, objective="time")
 
 
 @pytest.mark.parametrize(

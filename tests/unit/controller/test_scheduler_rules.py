@@ -74,43 +74,56 @@ def test_the_published_worked_example(config: SchedulerConfig) -> None:
     assert {s["host"]: s["score"] for s in scores} == {"N1": 100, "N2": 80, "N3": 0, "N4": 0}
 
 
-def naive(
-    candidate: tuple[str, str, str],
-    placed: list[tuple[str, tuple[str, str, str]]],
-    dependencies: list[tuple[str, int]],
-    zones: dict[tuple[str, str], int],
-    regions: dict[tuple[str, str], int],
-) -> tuple[int, int, int]:
-    """The contract's table for one node, row by row, for every placed pod and every dependency."""
-    satisfied = violated = total = 0
-    name, region, zone = candidate
-    for selector, (pod_node, pod_region, pod_zone) in placed:
-        for wanted, most in dependencies:
-            if wanted != selector:
-                continue
-            if pod_node == name:
-                satisfied, total = satisfied + 1, total + 0
-            elif pod_region == "" and pod_zone == "":
-                violated, total = violated + 1, total + 100
-            elif region == pod_region and zone == pod_zone:
-                satisfied, total = satisfied + 1, total + 1
-            elif region == pod_region:
-                cost = zones.get((zone, pod_zone))
-                if cost is None:
-                    total += 100
-                elif cost <= most:
-                    satisfied, total = satisfied + 1, total + cost
-                else:
-                    violated, total = violated + 1, total + cost
-            else:
-                cost = regions.get((region, pod_region))
-                if cost is None:
-                    total += 100
-                elif cost <= most:
-                    satisfied, total = satisfied + 1, total + cost
-                else:
-                    violated, total = violated + 1, total + cost
-    return satisfied, violated, total
+class Costs(NamedTuple):
+    """The contract's table for two different nodes, row by row."""
+
+    zones: dict[tuple[str, str], int]
+    regions: dict[tuple[str, str], int]
+
+    def check(self, candidate: Location, peer: Location, most: int) -> tuple[str, int]:
+        if peer == Location():
+            return "violated", 100
+        if candidate == peer:
+            return "satisfied", 1
+        if candidate.region == peer.region:
+            cost = self.zones.get((candidate.zone, peer.zone))
+        else:
+            cost = self.regions.get((candidate.region, peer.region))
+        if cost is None:
+            return "unknown", 100
+        return ("satisfied" if cost <= most else "violated"), cost
+
+
+def expected_score(
+    name: str,
+    where: Mapping[str, Location],
+    dependencies: list[PeerWorkload],
+    dependants: list[PeerWorkload],
+    costs: Costs,
+) -> tuple[int, int, int, int]:
+    """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
+    satisfied = violated = total = unknown = 0
+    me = where[name]
+    for peer in dependencies:
+        replicas = [node for node, count in peer.pods.items() for _ in range(count)]
+        local = [node for node in replicas if node == name]
+        hinted = all(where[node].zone for node in replicas)
+        near = [node for node in replicas if hinted and where[node] == me]
+        if peer.routing is Routing.NODE and local:
+            satisfied += len(local)
+        elif peer.routing is not Routing.ANY and near:
+            satisfied += len(near)
+            total += len(replicas) - round(len(replicas) * len(local) / len(near))
+        else:
+            for node in replicas:
+                verdict, cost = ("satisfied", 0) if node == name else costs.check(me, where[node], peer.max_cost)
+                satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
+                total, unknown = total + cost, unknown + (verdict == "unknown")
+    for peer in dependants:
+        for node, count in peer.pods.items():
+            verdict, cost = ("satisfied", 0) if node == name else costs.check(where[node], me, peer.max_cost)
+            total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
+    return satisfied, violated, total, unknown
 
 
 def naive_scores(costs: list[int]) -> list[int]:
@@ -181,13 +194,16 @@ def check_against_the_table(case: Case) -> None:
     extender = extender_of(state, UPSTREAM)
     candidates = [nodes[i] for i in dict.fromkeys(i % len(nodes) for i in asked)]
     names = [name for name, _, _ in candidates]
-    tallies = {c[0]: naive(c, pods, list(dependencies.items()), zones, regions) for c in candidates}
+    held = {name: Counter(n for selector, (n, *_) in pods if selector == name) for name in dependencies}
+    peers = [PeerWorkload(name, most, held[name]) for name, most in dependencies.items()]
+    where = {name: Location(region, zone) for name, region, zone in nodes}
+    tallies = {c[0]: expected_score(c[0], where, peers, [], Costs(zones, regions)) for c in candidates}
     passing = [name for name in names if tallies[name][1] <= tallies[name][0]]
     answer = ask(extender, "filter", "A", names)
     assert sorted(answer["nodenames"]) == sorted(passing)
     assert set(answer["failedAndUnresolvableNodes"]) == set(names) - set(passing)
     for name, reason in answer["failedNodes"].items():
-        satisfied, violated, _ = tallies[name]
+        satisfied, violated, *_ = tallies[name]
         assert reason == (
             f"Node {name} does not meet several network requirements from Workload dependencies: "
             f"Satisfied: {satisfied} Violated: {violated}"
@@ -332,38 +348,6 @@ def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing(
 HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z3")]
 
 
-def expected_score(
-    name: str,
-    where: Mapping[str, Location],
-    dependencies: list[PeerWorkload],
-    dependants: list[PeerWorkload],
-    costs: CostTable,
-) -> tuple[int, int, int, int]:
-    """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
-    satisfied = violated = total = unknown = 0
-    me = where[name]
-    for peer in dependencies:
-        replicas = [node for node, count in peer.pods.items() for _ in range(count)]
-        local = [node for node in replicas if node == name]
-        hinted = all(where[node].zone for node in replicas)
-        near = [node for node in replicas if hinted and where[node] == me]
-        if peer.routing is Routing.NODE and local:
-            satisfied += len(local)
-        elif peer.routing is not Routing.ANY and near:
-            satisfied += len(near)
-            total += len(replicas) - round(len(replicas) * len(local) / len(near))
-        else:
-            for node in replicas:
-                verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(me, where[node], peer.max_cost)
-                satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
-                total, unknown = total + cost, unknown + (verdict == "unknown")
-    for peer in dependants:
-        for node, count in peer.pods.items():
-            verdict, cost = ("satisfied", 0) if node == name else costs.check_limit(where[node], me, peer.max_cost)
-            total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
-    return satisfied, violated, total, unknown
-
-
 @pytest.mark.parametrize(
     "seeds", [range(300), pytest.param(range(300, 3000), marks=pytest.mark.fuzz)], ids=["few", "many"]
 )
@@ -387,15 +371,7 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
         location_index = {name: HERE.index(place) for name, place in where.items()}
         found = score_locations(dependencies, dependants, HERE, location_index, costs)
         for name, index in location_index.items():
-            node_score = found.node_score(name, index)
-            wanted = expected_score(name, where, dependencies, dependants, costs)
-            # What a node that holds replicas knows of the unknown is its location's.
-            satisfied, violated, total, _ = wanted
-            assert (node_score.satisfied, node_score.violated, node_score.cost) == (satisfied, violated, total), (
-                seed,
-                name,
-            )
-            held = any(name in peer.pods for peer in (*dependencies, *dependants))
-            assert held or node_score.unknown == wanted[3], (seed, name)
+            wanted = expected_score(name, where, dependencies, dependants, Costs(zones, regions))
+            assert found.node_score(name, index) == wanted, (seed, name)
         assert set(found.by_node) <= {n for peer in (*dependencies, *dependants) for n in peer.pods}
         assert found.neutral == ""

@@ -14,16 +14,13 @@ import msgspec
 import pytest
 
 from controller.cluster.costs import CostTable
-from controller.cluster.graph import build_graph
-from controller.cluster.hosts import NodeCache, host_of
+from controller.cluster.hosts import NodeCache
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
+from controller.cluster.resources import WeightInfo
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import IN_ZONE_US
 from controller.scheduler.placement.worker import PlanningProcess
-from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.unit.controller import groups
 
@@ -51,42 +48,17 @@ class Cluster:
         self.node_cache, self.nodes, self.pods = NodeCache(), Store(), Store()
         self.node_cache.subscribe_to(self.nodes, self.pods)  # type: ignore[arg-type]
 
-    def add_nodes(self, count: int, cpu: int = 4) -> None:
+    def add_nodes(self, count: int) -> None:
         for i in range(count):
-            body = {
-                "metadata": {"name": f"n{i}", "labels": {"topology.kubernetes.io/zone": f"z{i % 3}"}},
-                "status": {"allocatable": {"cpu": str(cpu), "pods": "110"}},
-            }
-            self.nodes.put(f"n{i}", msgspec.convert(body, Node))
+            self.nodes.put(f"n{i}", groups.node(f"n{i}", f"z{i % 3}", "4"))
 
-    def bind(self, name: str, node: str, cpu: int) -> None:
-        containers = [{"resources": {"requests": {"cpu": str(cpu)}}}]
-        body = {"metadata": {"name": name}, "spec": {"nodeName": node, "containers": containers}}
-        self.pods.put(name, PodReader().read(msgspec.convert(body, GroupPod)))
+    def bind(self, name: str, node: str, cpu: str) -> None:
+        self.pods.put(name, PodReader().read(groups.bound_pod(name, "other", node, cpu)))
 
     def snapshot(self, pods: int) -> GroupSnapshot:
-        reference = {"kind": "Deployment", "name": "w", "selector": "w"}
-        spec = msgspec.convert({"numMembers": pods, "workloads": [{"workload": reference}]}, AppGroupSpec)
-        labels = {APPGROUP_LABEL: "g", WORKLOAD_LABEL: "w"}
-        container = {"resources": {"requests": {"cpu": "1"}}}
-        made = [
-            msgspec.convert(
-                {
-                    "metadata": {"name": f"p{i}", "namespace": "d", "labels": labels},
-                    "spec": {"containers": [container]},
-                },
-                GroupPod,
-            )
-            for i in range(pods)
-        ]
-        return GroupSnapshot(
-            graph=build_graph(spec),
-            pods=made,
-            replicas={},
-            costs=CostTable(),
-            hosts=self.node_cache.hosts,
-            used=self.node_cache.used,
-        )
+        """A group of pods that need a core each and call nothing."""
+        case = groups.Case((pods,), (), ((0,),), (1,))
+        return groups.snapshot(case, hosts=self.node_cache.hosts, used=self.node_cache.used)
 
 
 @asynccontextmanager
@@ -110,7 +82,7 @@ async def test_the_process_answers_as_the_planner_does_and_follows_the_cluster()
         many = cluster.snapshot(450)
         assert same(await planner.solve(many), plan_group(many))
         for i in range(599):
-            cluster.bind(f"b{i}", f"n{i}", 4)
+            cluster.bind(f"b{i}", f"n{i}", "4")
         cluster.nodes.put("n1", None)
         left = cluster.snapshot(6)
         plan = await planner.solve(left)
@@ -160,7 +132,7 @@ async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() ->
     cluster = Cluster()
     cluster.add_nodes(3)
     async with process(cluster) as planner:
-        broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w": "many"})
+        broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w0": "many"})
         with pytest.raises(PlanningError, match="the planner failed: TypeError"):
             await planner.solve(broken)
         assert planner._process is not None
@@ -192,18 +164,14 @@ def far_apart(rng: random.Random) -> CostTable:
 
 def test_a_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_them() -> None:
     """Ten pods that call each other fit many a zone; one long run left 5 of these 15 groups apart."""
-    rng, hosts = random.Random(1), {}
+    rng = random.Random(1)
     costs = far_apart(rng)
-    for number in range(400):
-        zone = number % 40
-        labels = {ZONE_LABEL: f"z{zone:02}", REGION_LABEL: f"r{zone % 4}"}
-        body = {"metadata": {"name": f"h{number:03}", "labels": labels}}
-        node = msgspec.convert({**body, "status": {"allocatable": {"cpu": "32", "pods": "110"}}}, Node)
-        hosts[node.metadata.name] = host_of(node)
+    places = [(f"h{number:03}", number % 40) for number in range(400)]
+    nodes = [groups.node(name, f"z{z:02}", "32", labels={REGION_LABEL: f"r{z % 4}"}) for name, z in places]
     apart = 0
     for _ in range(15):
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
-        plan = groups.plan_of(case, hosts=hosts, costs=costs, spread="soft", objective="time")
+        plan = groups.plan_of(case, nodes, costs=costs, spread="soft", objective="time")
         apart += plan.latency_us > IN_ZONE_US
     assert apart <= 1
