@@ -31,13 +31,13 @@ class Best(msgspec.Struct, frozen=True, order=True):
         unplaced: pods without a place.
         unspread_workloads: those wholly in one zone that should not be.
         violations: calls beyond their limit.
-        cost: what the group's objective counts, microseconds or networkCost.
+        cost: what the group's objective counts, in a unit of its own; 0 where replicas are to be spread.
     """
 
     unplaced: int
     unspread_workloads: int
     violations: int
-    cost: float
+    cost: int
 
 
 class BrokenRuleError(AssertionError):
@@ -282,16 +282,12 @@ class World:
         said = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
         return float(said) if said is not None else float(max(callers, 1))
 
-    def count(self, placements: Mapping[str, str]) -> list[list[int]]:
-        """[workload][host] replicas once this is placed, those that stay included."""
+    def bound_replicas(self) -> list[list[int]]:
+        """[workload][host] replicas that stay."""
         on = [[0] * len(self.nodes) for _ in self.workloads]
         for host, pod in self.standing:
             if (w := self.workload(pod)) >= 0:
                 on[w][host] += 1
-        for pod, keys in zip(self.classes, self.members, strict=True):
-            for key in keys:
-                if key in placements:
-                    on[self.workload(pod)][self.index[placements[key]]] += 1
         return on
 
     def sets_out(self, workload: int) -> bool:
@@ -318,34 +314,13 @@ class World:
         """
         found = _Model(self)
         found.fix(placements)
-        if found.solver(10.0).solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+        goals = found.goals()
+        # The goals' helper variables are bounded from one side alone.
+        found.model.minimize(sum(goals[:3]))
+        solver = found.solver(10.0)
+        if solver.solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
             raise BrokenRuleError(placements)
-        on = self.count(placements)
-        in_zone = [
-            [sum(n for h, n in enumerate(row) if self.zone_of[h] == z) for z in range(len(self.zones))] for row in on
-        ]
-        unplaced = len(self.waiting) - len(placements)
-        together = sum(
-            self.sets_out(w) and self.replicas(w) > 1 and max(in_zone[w]) == self.replicas(w) for w in range(len(on))
-        )
-        beyond, cost, traffic = 0, 0.0, 0.0
-        for edge in self.edges:
-            a, b = edge[:2]
-            for z, callers in enumerate(in_zone[a]):
-                if callers and (self.routing(b) == "" or not in_zone[b][z]):
-                    beyond += sum(callers * n for y, n in enumerate(in_zone[b]) if self.exceeds_limit(edge, z, y))
-            if not sum(on[a]) or not sum(on[b]):
-                continue
-            pairs = sum(
-                n * m * self.price(z, y) for z, n in enumerate(in_zone[a]) for y, m in enumerate(in_zone[b])
-            ) - sum(
-                n * m * (self.price(self.zone_of[h], self.zone_of[h]) - self.local)
-                for h, (n, m) in enumerate(zip(on[a], on[b], strict=True))
-            )
-            weight = self.weight(edge, sum(on[a]))
-            cost += pairs if self.parity else weight * pairs / (sum(on[a]) * sum(on[b]))
-            traffic += weight
-        return Best(unplaced, together, beyond, cost if self.parity or not traffic else cost / traffic)
+        return Best(*(solver.value(goal) for goal in goals))
 
     def best(self, placements: Mapping[str, str], seconds: float) -> tuple[Best, bool]:
         """The best placement that CP-SAT finds, begun with this one, and whether it is proven to be the best.
@@ -358,6 +333,8 @@ class World:
         model.hint(placements)
         proven, found = True, dict(placements)
         for goal in model.goals():
+            if isinstance(goal, int):
+                continue
             model.model.minimize(goal)
             solver = model.solver(seconds)
             status = solver.solve(model.model)
@@ -501,9 +478,10 @@ class _Model:
         return len(self.world.waiting) - sum(var for row in self.n for var in row)
 
     def goals(self) -> list[Any]:
+        """The fields of `Best`."""
         world, model = self.world, self.model
         hosts, zones = range(len(world.nodes)), range(len(world.zones))
-        fixed = world.count({})
+        fixed = world.bound_replicas()
         on = [
             [
                 fixed[w][h] + sum(self.n[k][h] for k, p in enumerate(world.classes) if world.workload(p) == w)
@@ -550,7 +528,7 @@ class _Model:
                     * self._product(on[a][h], on[b][h], totals[a] * totals[b])
                     for h in hosts
                 ]
-        return [goal for goal in (self.unplaced, sum(together), sum(beyond), sum(cost)) if not isinstance(goal, int)]
+        return [self.unplaced, sum(together), sum(beyond), sum(cost)]
 
     def _var(self, value: Any, most: int) -> Any:
         var = self.model.new_int_var(0, most, "")
