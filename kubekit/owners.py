@@ -38,7 +38,7 @@ def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
     by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
-        revision, controller = _revision_of(pod), controller_of(pod)
+        revision, controller = revision_of(pod), controller_of(pod)
         if not revision or controller is None:
             continue
         if controller.uid not in owners or not controller.uid:
@@ -56,5 +56,6 @@ def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
     return outdated
 
 
-def _revision_of(pod: ObjectMeta) -> str:
+def revision_of(pod: ObjectMeta) -> str:
+    """Hash of the template that a Deployment or StatefulSet made a pod from; empty without one."""
     return pod.label(HASH_LABEL) or pod.label(_REVISION_LABEL)

@@ -13,7 +13,7 @@ from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, templa
 from controller.cluster.pods import GroupPod
 from controller.scheduler.placement.pod_topology import Term, read_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
-from kubekit.owners import controller_of
+from kubekit.owners import controller_of, revision_of
 from kubekit.selectors import Selector
 
 
@@ -39,7 +39,7 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
         pods: of the group; those that are being deleted count as foreign.
     """
     own = [pod for pod in pods if pod.is_active]
-    models = list({_owner_uid(pod): pod for pod in own}.values())
+    models = list({_template_id(pod): pod for pod in own}.values())
     terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
     found = []
     own_by_template: dict[TemplateKey, Counter[str]] | None = None
@@ -54,9 +54,10 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
     return tuple(found)
 
 
-def _owner_uid(pod: GroupPod) -> str:
+def _template_id(pod: GroupPod) -> tuple[str, str, bool]:
+    """Equal for pods with the same constraints. A bound pod may be of an older template than a waiting one of its owner."""
     owner = controller_of(pod.metadata)
-    return owner.uid if owner is not None else pod.metadata.key
+    return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.waiting
 
 
 def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from controller.cluster.pods import GATE, Target, target_of
+from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.gating.group_plans import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -339,6 +340,22 @@ async def test_a_group_is_planned_anew_when_what_its_plan_rests_on_changes(chang
     found = world.plan_of("d/g1").targets
     assert found.keys() == hosts(target).keys()
     assert all(found[key].node in nodes for key, nodes in hosts(target).items())
+
+
+async def test_a_bound_pod_of_another_template_does_not_hide_what_the_waiting_one_demands() -> None:
+    world = World(2, 4)
+    world.add_group("d/g1", 2)
+    for group, name, cpu, node in (("d/g1", "new", 1, ""), ("d/g1", "old", 3, "n01"), ("d/other", "noisy", 1, "n00")):
+        world.add_pod(group, name, "P1", cpu)
+        if node:
+            world.bind(f"d/{name}", node)
+            world.seat(f"d/{name}")
+    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {APPGROUP_LABEL: "other"}}}
+    world.change(
+        "d/new", spec={"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    )
+    await world.plans.make("d/g1")
+    assert world.plan_of("d/g1").targets["d/new"].node == "n01"
 
 
 async def test_a_bound_pod_is_placed_anew_as_if_it_were_gone_and_hot_hosts_are_left_out() -> None:
