@@ -15,11 +15,11 @@ from agent.bandwidth.cni import ResultCache
 from agent.bandwidth.manager import network_of
 from agent.bandwidth.rules import Policy, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import BandwidthPlan, LimitStatus
+from agent.bandwidth.state import LimitStatus
 from agent.capacity.instances import firmware_type
 from agent.capacity.kernel import LinkReader
 from agent.capacity.links import Link, LinkSnapshot
-from agent.capacity.node_bandwidth import NodeBandwidth, choose_bandwidth
+from agent.capacity.node_bandwidth import choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
 from agent.node import OwnNode
@@ -41,10 +41,33 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
     node_bandwidth = choose_bandwidth(node, config, find_capacity(snapshot), None, firmware_type(snapshot.machine))
+    by_family, standby = pick_uplinks(snapshot)
+    uplinks = list(dict.fromkeys(index for indexes in by_family.values() for index in indexes))
+    names = {link.index: link.name for link in snapshot.links}
+    published = (node.status.capacity or {}).get(BANDWIDTH) if node is not None else None
     if as_json:
-        _print_json(_capacity_document(snapshot, node_bandwidth, node, problem))
-    else:
-        print(_capacity_text(snapshot, node_bandwidth, node, problem))
+        document = {
+            "node": node.metadata.name if node is not None else None,
+            "node_problem": problem,
+            "published": published,
+            "rate_bps": node_bandwidth.rate_bps,
+            "gross_bps": node_bandwidth.gross_bps,
+            "source": node_bandwidth.source,
+            "explanation": node_bandwidth.explanation,
+            "warnings": list(node_bandwidth.warnings),
+            "uplinks": [names.get(index, str(index)) for index in uplinks],
+            "standby": [names.get(index, str(index)) for index in standby],
+            "devices": list(node_bandwidth.devices),
+            "links": [msgspec.to_builtins(link) for link in snapshot.links],
+        }
+        _print_json(document)
+        return
+    print(_link_table(snapshot, uplinks, standby, node_bandwidth.devices), end="\n\n")
+    print(f"capacity   {_bits(node_bandwidth.rate_bps)}")
+    print(f"source     {node_bandwidth.source}: {node_bandwidth.explanation}")
+    for warning in node_bandwidth.warnings:
+        print(f"warning    {warning}")
+    print(f"node       not read: {problem}" if node is None else f"node says  {published or 'nothing'}")
 
 
 async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
@@ -62,9 +85,12 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     snapshot = await take_snapshot(config.proc, network_of(config), limits, cache=ResultCache())
     plan = plan_limits(snapshot, Policy())
     if as_json:
-        _print_json(bandwidth_document(plan))
-    else:
-        print(bandwidth_text(plan))
+        _print_json({"verdicts": [_verdict(status) for status in plan.statuses], "unlocated": plan.unlocated})
+        return
+    rows = [_bandwidth_row(status) for status in plan.statuses]
+    rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
+    header = ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
+    print(_table([header, *rows]) if rows else "no pod on this node has a bandwidth annotation")
 
 
 async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
@@ -78,61 +104,25 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
         return None, str(error)
 
 
-def _uplinks(snapshot: LinkSnapshot) -> tuple[list[int], list[int]]:
-    by_family, standby = pick_uplinks(snapshot)
-    return list(dict.fromkeys(index for indexes in by_family.values() for index in indexes)), standby
-
-
-def _capacity_document(
-    snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: OwnNode | None, problem: str
-) -> dict[str, Any]:
-    uplinks, standby = _uplinks(snapshot)
-    names = {link.index: link.name for link in snapshot.links}
-    return {
-        "node": node.metadata.name if node is not None else None,
-        "node_problem": problem,
-        "published": (node.status.capacity or {}).get(BANDWIDTH) if node is not None else None,
-        "rate_bps": node_bandwidth.rate_bps,
-        "gross_bps": node_bandwidth.gross_bps,
-        "source": node_bandwidth.source,
-        "explanation": node_bandwidth.explanation,
-        "warnings": list(node_bandwidth.warnings),
-        "uplinks": [names.get(index, str(index)) for index in uplinks],
-        "standby": [names.get(index, str(index)) for index in standby],
-        "devices": list(node_bandwidth.devices),
-        "links": [msgspec.to_builtins(link) for link in snapshot.links],
-    }
-
-
-def _capacity_text(snapshot: LinkSnapshot, node_bandwidth: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
-    uplinks, standby = _uplinks(snapshot)
+def _link_table(snapshot: LinkSnapshot, uplinks: list[int], standby: list[int], counted: Sequence[str]) -> str:
     names = {link.index: link.name for link in snapshot.links}
     rows = [("DEVICE", "KIND", "DRIVER", "STATE", "SPEED", "ON", "ROLE")]
     for link in snapshot.links:
         if link.loopback or (link.kind == "veth" and link.index not in uplinks):
             continue
         role = "uplink" if link.index in uplinks else "standby" if link.index in standby else ""
-        role = ", ".join(part for part in (role, "counted" if link.name in node_bandwidth.devices else "") if part)
         rows.append(
             (
                 link.name,
                 link.kind or ("hardware" if link.physical else "-"),
                 link.driver or "-",
                 "up" if link.up else "down",
-                _megabits(link.sysfs_mbps),
+                "-" if link.sysfs_mbps is None else str(link.sysfs_mbps),
                 _below(link, names),
-                role,
+                ", ".join(part for part in (role, "counted" if link.name in counted else "") if part),
             )
         )
-    lines = [_table(rows), ""]
-    lines.append(f"capacity   {_bits(node_bandwidth.rate_bps)}")
-    lines.append(f"source     {node_bandwidth.source}: {node_bandwidth.explanation}")
-    lines += [f"warning    {warning}" for warning in node_bandwidth.warnings]
-    if node is None:
-        lines.append(f"node       not read: {problem}")
-    else:
-        lines.append(f"node says  {(node.status.capacity or {}).get(BANDWIDTH, 'nothing')}")
-    return "\n".join(lines)
+    return _table(rows)
 
 
 def _below(link: Link, names: dict[int, str]) -> str:
@@ -143,36 +133,19 @@ def _below(link: Link, names: dict[int, str]) -> str:
     return "-"
 
 
-def bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
-    """The output of ``--json``."""
+def _verdict(status: LimitStatus) -> dict[str, Any]:
     return {
-        "verdicts": [
-            {
-                "namespace": status.pod.namespace,
-                "pod": status.pod.name,
-                "direction": status.direction,
-                "verdict": status.verdict,
-                "device": status.device,
-                "wanted_bps": status.wanted_bps,
-                "effective_bps": None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8,
-                "effective_burst_bytes": status.burst_bytes,
-                "worst_queue_s": status.queue_s,
-                "detail": status.detail,
-            }
-            for status in plan.statuses
-        ],
-        "unlocated": plan.unlocated,
+        "namespace": status.pod.namespace,
+        "pod": status.pod.name,
+        "direction": status.direction,
+        "verdict": status.verdict,
+        "device": status.device,
+        "wanted_bps": status.wanted_bps,
+        "effective_bps": None if status.rate_bytes_per_s is None else status.rate_bytes_per_s * 8,
+        "effective_burst_bytes": status.burst_bytes,
+        "worst_queue_s": status.queue_s,
+        "detail": status.detail,
     }
-
-
-def bandwidth_text(plan: BandwidthPlan) -> str:
-    """The table: a row for each limit."""
-    rows: list[tuple[str, ...]] = [
-        ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
-    ]
-    rows += [_bandwidth_row(status) for status in plan.statuses]
-    rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
-    return _table(rows) if len(rows) > 1 else "no pod on this node has a bandwidth annotation"
 
 
 def _bandwidth_row(status: LimitStatus) -> tuple[str, ...]:
@@ -196,10 +169,6 @@ def _bits(rate_bps: int | None, none: str = "unknown") -> str:
         if rate_bps >= size:
             return f"{rate_bps / size:g} {unit}bit/s"
     return f"{rate_bps} bit/s"
-
-
-def _megabits(mbps: int | None) -> str:
-    return "-" if mbps is None else str(mbps)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

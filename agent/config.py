@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -93,37 +93,21 @@ class _File(Section, frozen=True):
 def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
     """Declare the flags of ``run``. Values stay strings: `read_config` checks them, and names the flag in errors."""
 
-    def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", metavar: str = "") -> None:
+    def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", **options: Any) -> None:
         variable = variable or ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
         shown = "" if default is None else f"; default {default.replace('%', '%%')}"
-        parser.add_argument(
-            f"--{name}",
-            default=environ.get(variable, default),
-            metavar=metavar or None,
-            help=f"{help_} (${variable}{shown})",
-        )
+        default = environ.get(variable, default)
+        parser.add_argument(f"--{name}", default=default, help=f"{help_} (${variable}{shown})", **options)
 
     def switch(name: str, help_: str) -> None:
-        variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
-        parser.add_argument(
-            f"--{name}",
-            nargs="?",
-            const="true",
-            default=environ.get(variable, "false"),
-            metavar="BOOL",
-            help=f"{help_} (${variable})",
-        )
+        flag(name, help_, "false", nargs="?", const="true", metavar="BOOL")
 
     flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
     flag("credentials", "directory with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
     flag("namespace", "namespace of plans and results", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
-    flag(
-        "address",
-        "address at which this node is probed; default: its InternalIP",
-        metavar="IP",
-    )
+    flag("address", "address at which this node is probed; default: its InternalIP", metavar="IP")
     flag("capacity", "capacity in bit/s, such as 10G, instead of the hardware's", metavar="QUANTITY")
     flag("reserve", "share or quantity (bit/s) to subtract from the capacity, such as 10%%", "0", metavar="SHARE")
     switch("measured-capacity", "if nothing else is known, use the highest throughput of stream probes")
@@ -165,7 +149,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         credentials=arguments.credentials or None,
         listen=arguments.listen,
         namespace=_name("--namespace", arguments.namespace),
-        address=parse_address("--address", arguments.address) if arguments.address else None,
+        address=_parse_address(arguments.address) if arguments.address else None,
         capacity_bps=parse_rate("--capacity", arguments.capacity) if arguments.capacity else None,
         capacity_rules=rules,
         capacity_by_type=by_type,
@@ -178,7 +162,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file),
         max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
-        upstream_percentiles=parse_percentiles("--upstream-keys", arguments.upstream_keys),
+        upstream_percentiles=_parse_percentiles(arguments.upstream_keys),
     )
 
 
@@ -243,27 +227,19 @@ def parse_reserve(text: str) -> Reserve:
     return Reserve(rate_bps=rate_bps)
 
 
-def parse_percentiles(field: str, text: str) -> tuple[Percentile, ...]:
-    """Percentiles from a list such as ``p50,p90``; may be empty.
-
-    Raises:
-        ConfigError: one is unknown; names ``field``.
-    """
+def _parse_percentiles(text: str) -> tuple[Percentile, ...]:
+    """Percentiles from a list such as ``p50,p90``; may be empty."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    return tuple(cast("Percentile", _choice(field, part, PERCENTILES)) for part in parts)
+    return tuple(cast("Percentile", _choice("--upstream-keys", part, PERCENTILES)) for part in parts)
 
 
-def parse_address(field: str, text: str) -> str:
-    """Parse a literal IP address that can be connected to.
-
-    Raises:
-        ConfigError: ``text`` is invalid; names ``field``.
-    """
+def _parse_address(text: str) -> str:
+    """Parse a literal IP address that can be connected to."""
     address = read_address(text)
     if address is None:
-        raise ConfigError(field, f"{text!r} is not an IP address")
+        raise ConfigError("--address", f"{text!r} is not an IP address")
     if not is_address(str(address)):
-        raise ConfigError(field, f"{text!r} cannot be connected to", "write one of the node's own addresses")
+        raise ConfigError("--address", f"{text!r} cannot be connected to", "write one of the node's own addresses")
     return str(address)
 
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kubekit.wire import NodeStatus, Object, Wire
-from netperf.contract import REGION_LABEL, ZONE_LABEL
-from netperf.sample import Place
+from netperf.contract import ZONE_LABEL
 
 
 class NodeInfo(Wire, frozen=True):
@@ -29,13 +28,8 @@ class OwnNode(Object, frozen=True):
 
     @property
     def zone(self) -> str:
-        """Its zone label, or an empty text."""
+        """The zone label; empty without one."""
         return self.metadata.label(ZONE_LABEL)
-
-    @property
-    def place(self) -> Place:
-        """Name, zone and region."""
-        return Place(self.metadata.name, self.zone, self.metadata.label(REGION_LABEL))
 
 
 class NodeView:

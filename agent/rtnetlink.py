@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nlsocket import NetlinkRequest
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from agent.netlink import KernelError
+from agent.netlink import HEADER, KernelError
 
 T = TypeVar("T")
 Parse = Callable[[bytes, int, int], T | None]
@@ -32,8 +32,6 @@ IFINFO, TC = struct.Struct("=BxHiII"), struct.Struct("=BxxxiIII")
 
 DEADLINE_S = 10.0
 _TRIES = 3
-_HEADER = struct.Struct("=IHHI")
-_HEADER_BYTES = 16
 _ATTRIBUTE = struct.Struct("=HH")
 _ERRNO = struct.Struct("=i")
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
@@ -69,9 +67,9 @@ async def dump(netlink: AsyncIPRoute, request: Callable[[], Any], type_: int, pa
         parse: parses one message.
     """
     for _ in range(_TRIES - 1):
-        found, interrupted = await _dump_once(netlink, request(), type_, parse)
+        results, interrupted = await _dump_once(netlink, request(), type_, parse)
         if not interrupted:
-            return found
+            return results
     return (await _dump_once(netlink, request(), type_, parse))[0]
 
 
@@ -80,14 +78,14 @@ async def _dump_once(netlink: AsyncIPRoute, request: Any, type_: int, parse: Par
 
     def read(data: bytes, offset: int, length: int) -> Any:
         nonlocal interrupted
-        _, kind, flags, sequence = _HEADER.unpack_from(data, offset)
+        _, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
         interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
         if kind < NLMSG_MIN_TYPE:
             if kind == NLMSG_DONE and not flags & NLM_F_ACK_TLVS:
-                _check_end(data, offset + _HEADER_BYTES, offset + length)
+                _check_end(data, offset + HEADER.size, offset + length)
             return netlink.marshal.parse_one_message(kind, flags, sequence, data, offset, length)
         header = {"type": kind, "flags": flags, "sequence_number": sequence, "error": None}
-        return {"header": header, "value": parse(data, offset + _HEADER_BYTES, offset + length)}
+        return {"header": header, "value": parse(data, offset + HEADER.size, offset + length)}
 
     sent = NetlinkRequest(netlink, request, msg_type=type_, msg_flags=NLM_F_REQUEST | NLM_F_DUMP, parser=read)
     await sent.send()
@@ -111,17 +109,14 @@ def tc_request(index: int = 0, parent: int = 0) -> tcmsg:
 
 def attributes(data: bytes, begin: int, end: int) -> Spans:
     """The attributes between two offsets."""
-    return dict(each_attribute(data, begin, end))
-
-
-def each_attribute(data: bytes, begin: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Number and span of each attribute, repeated ones included."""
+    spans: Spans = {}
     while begin + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, begin)
         if length < 4 or begin + length > end:
-            return
-        yield kind & _TYPE_MASK, (begin + 4, begin + length)
+            break
+        spans[kind & _TYPE_MASK] = begin + 4, begin + length
         begin += (length + 3) & ~3
+    return spans
 
 
 def nested(data: bytes, spans: Spans, kind: int) -> Spans:

@@ -124,7 +124,7 @@ class BandwidthManager:
         self.show(plan, pods)
 
     def show(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
-        """Publish a plan's statuses, and report changes."""
+        """Export a plan's statuses, and report changes."""
         self._plan, self._specs = plan, pods
         self._report()
 
@@ -232,7 +232,8 @@ class BandwidthManager:
         if is_first and not self._reconciled and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if is_normal else self._recorder.warning
-        send(_reference(pod), reason, note, action=action)
+        regarding = Reference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
+        send(regarding, reason, note, action=action)
 
 
 def network_of(config: AgentConfig) -> Network:
@@ -257,7 +258,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
 
 
 def describe(status: LimitStatus) -> str:
-    """One sentence about a verdict, for an event."""
+    """The note of an event about a verdict."""
     rate = f"{status.wanted_bps} bit/s" if status.wanted_bps is not None else "the annotation"
     detail = f": {status.detail}" if status.detail else ""
     where = f" on {status.device}" if status.device else ""
@@ -270,7 +271,3 @@ def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
         return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_POD_AGE_S
     except ValueError:
         return True
-
-
-def _reference(pod: PodBandwidthSpec) -> Reference:
-    return Reference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)

@@ -100,21 +100,15 @@ class TrafficMeters:
         self, statuses: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float
     ) -> set[int]:
         """Devices of pods that sent so much that counters of bucket and filter are needed."""
-        busy_devices: set[int] = set()
+        busy: set[int] = set()
         for status in statuses:
-            meter, counter_source = self._meters.get(status.key), status.counter_source
-            counters = devices.get(counter_source.pid) if counter_source is not None else None
-            if (
-                meter is None
-                or counter_source is None
-                or counters is None
-                or counter_source.bucket is None
-                or status.direction != "egress"
-            ):
+            meter, source = self._meters.get(status.key), status.counter_source
+            if meter is None or source is None or source.bucket is None or status.direction != "egress":
                 continue
-            if _sent_much(meter, counters, now_s):
-                busy_devices.add(counter_source.device)
-        return busy_devices
+            counters = devices.get(source.pid)
+            if counters is not None and _sent_much(meter, counters, now_s):
+                busy.add(source.device)
+        return busy
 
     def add_readings(
         self,

@@ -152,9 +152,8 @@ def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: 
     if not others or assessment.verdict == "other-enforcer":
         return assessment
     if assessment.verdict == "enforced":
-        return msgspec.structs.replace(
-            assessment, detail=f"as set up; whether {others} may carry packets past it is not known"
-        )
+        detail = f"as set up; whether {others} may carry packets past it is not known"
+        return msgspec.structs.replace(assessment, detail=detail)
     return LimitAssessment("other-enforcer", f"{others} may limit, so nothing is set; {assessment.detail}", device)
 
 
@@ -166,12 +165,9 @@ def _keep_stricter(
     A rate that the runtime requested comes from the pod's annotation at its start, and may be raised.
     """
     device, params = assessment.device, assessment.params
-    if (
-        assessment.verdict != "wrong-rate"
-        or device is None
-        or params is None
-        or params.rate_bytes_per_s * 8 >= rate_bps - 8
-    ):
+    if assessment.verdict != "wrong-rate" or device is None or params is None:
+        return assessment
+    if params.rate_bytes_per_s * 8 >= rate_bps - 8:
         return assessment
     requested_bps = location.attachment.requested.get(f"{direction}Rate", 0) if location.attachment is not None else 0
     if tc.is_our_root(device.index) or abs(params.rate_bytes_per_s - requested_bps // 8) <= 1:
@@ -242,17 +238,15 @@ def _assess_params(params: TbfParams, rate_bps: int, mtu: int, *, ours: bool) ->
     wanted = rate_bps // 8
     if abs(params.rate_bytes_per_s - wanted) > 1:
         return "wrong-rate", f"limited to {params.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
-    if ours and not tbf.blocks_everything(params, mtu):
+    blocks_everything = tbf.blocks_everything(params, mtu)
+    if ours and not blocks_everything:
         return "enforced", ""
     requested_bytes = tbf.wrapped_burst(params)
     if requested_bytes is not None:
-        effect = (
-            "which is less than a packet: nothing gets through"
-            if tbf.blocks_everything(params, mtu)
-            else (f"which lasts {params.burst_s:.1f} s")
-        )
+        lasts = f"which lasts {params.burst_s:.1f} s"
+        effect = "which is less than a packet: nothing gets through" if blocks_everything else lasts
         return "wrapped", f"a burst of {requested_bytes} bytes overflowed into one of {params.burst_bytes}, {effect}"
-    if tbf.blocks_everything(params, mtu):
+    if blocks_everything:
         return "wrong-rate", f"a burst of {params.burst_bytes} bytes lets no packet through"
     if tbf.has_excessive_burst_or_queue(params, mtu):
         return "burst-too-large", (

@@ -86,7 +86,3 @@ class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...]
     routes: tuple[Route, ...] = ()
     machine: Machine = Machine()
-
-    def by_index(self) -> dict[int, Link]:
-        """The links by index."""
-        return {link.index: link for link in self.links}

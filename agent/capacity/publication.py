@@ -44,7 +44,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.status or self.metadata or self.condition)
 
 
-def has_kubelet(node: OwnNode) -> bool:
+def _has_kubelet(node: OwnNode) -> bool:
     """Whether a real kubelet copies capacity to allocatable on this node, by its version."""
     if node.metadata.annotation(KWOK_ANNOTATION):
         return False
@@ -81,11 +81,8 @@ def plan_writes(node: OwnNode, node_bandwidth: NodeBandwidth, now_s: float, *, d
         detail = f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}"
         return Writes(condition=_condition_patch(node, _owned_by_other(detail), now_s))
     if disputed:
-        condition = conditions.condition(CONDITION, holds=False, reason="Disputed", message=disputed)
-        return Writes(condition=_condition_patch(node, condition, now_s))
-    fields = (
-        ("capacity",) if has_kubelet(node) else ("capacity", "allocatable")
-    )  # the kubelet copies capacity to allocatable
+        return Writes(condition=_condition_patch(node, _problem("Disputed", disputed), now_s))
+    fields = ("capacity",) if _has_kubelet(node) else ("capacity", "allocatable")
     if node_bandwidth.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
@@ -132,7 +129,7 @@ def _amounts(node: OwnNode, field: str) -> dict[str, str]:
 
 
 def _same_quantity(text: str | None, rate_bps: int) -> bool:
-    """The API server normalises: what we wrote as 10000000000 comes back as 10G."""
+    """Whether a quantity is this rate; the API server normalizes 10000000000 to 10G."""
     if text is None:
         return False
     try:
@@ -143,20 +140,19 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
 
 def _state(node_bandwidth: NodeBandwidth) -> Condition:
     if node_bandwidth.warnings:
-        return conditions.condition(
-            CONDITION, holds=False, reason="Misconfigured", message="; ".join(node_bandwidth.warnings)
-        )
+        return _problem("Misconfigured", "; ".join(node_bandwidth.warnings))
     if node_bandwidth.rate_bps is None:
-        return conditions.condition(
-            CONDITION, holds=False, reason="CapacityUnknown", message=node_bandwidth.explanation
-        )
+        return _problem("CapacityUnknown", node_bandwidth.explanation)
     reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
     return conditions.condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
 def _owned_by_other(detail: str) -> Condition:
-    message = f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish"
-    return conditions.condition(CONDITION, holds=False, reason="OwnedByOther", message=message)
+    return _problem("OwnedByOther", f"annotation {OWNER_ANNOTATION} {detail} to let {AGENT} publish")
+
+
+def _problem(reason: str, message: str) -> Condition:
+    return conditions.condition(CONDITION, holds=False, reason=reason, message=message)
 
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:

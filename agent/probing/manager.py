@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -30,6 +30,13 @@ from netperf.plans import ProbeSettings, is_address
 from netperf.probers.netperf import NetperfProber, find_binary
 
 log = logs.get("agent.probing")
+
+
+class _ServerInputs(NamedTuple):
+    address: str
+    port: int
+    datagram_port: int
+    secret: bytes
 
 
 class ProbingManager:
@@ -130,15 +137,15 @@ class ProbingManager:
             self._secret = await self._source.wait_for_change(self._secret)
             log.info("the probing secret was replaced")
 
-    def _server_inputs(self) -> tuple[str, ProbeSettings, bytes] | None:
-        """Address, settings and secret, once all are known."""
+    def _server_inputs(self) -> _ServerInputs | None:
+        """What the servers depend on, once all of it is known."""
         node = self._view.node
         address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._secret is None or not is_address(address):
             return None
         plan = self._plans.plan
         settings = plan.settings if plan is not None else ProbeSettings()
-        return address, settings, self._secret
+        return _ServerInputs(address, settings.port, settings.datagram_port, self._secret)
 
     async def _serve(self) -> None:
         while True:
@@ -146,26 +153,18 @@ class ProbingManager:
             if inputs is None:
                 await self._changed.wait()
                 continue
-            address, settings, secret = inputs
-            self._responder = ProbeResponder(address, settings, secret, find_binary("netserver"))
+            self._responder = ProbeResponder(*inputs, find_binary("netserver"))
             binary = find_binary("netperf")
-            self._scheduler.set_prober(NetperfProber(binary, secret) if binary is not None else None)
-            await run_until(self._serve_both(self._responder, secret), self._wait_until_inputs_change(inputs))
+            self._scheduler.set_prober(NetperfProber(binary, inputs.secret) if binary is not None else None)
+            await run_until(self._serve_both(self._responder, inputs), self._wait_until_inputs_change(inputs))
 
-    async def _serve_both(self, responder: ProbeResponder, secret: bytes) -> None:
+    async def _serve_both(self, responder: ProbeResponder, inputs: _ServerInputs) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(responder.run(), name="responder")
-            group.create_task(self._background.run(responder.address, secret), name="datagrams")
+            group.create_task(self._background.run(inputs.address, inputs.secret), name="datagrams")
 
-    async def _wait_until_inputs_change(self, inputs: tuple[str, ProbeSettings, bytes]) -> None:
-        address, settings, secret = inputs
-        while True:
-            changed = self._changed
-            now = self._server_inputs()
-            if now is not None and (now[0], _ports(now[1]), now[2]) != (address, _ports(settings), secret):
-                return
+    async def _wait_until_inputs_change(self, inputs: _ServerInputs) -> None:
+        changed = self._changed
+        while self._server_inputs() in {None, inputs}:
             await changed.wait()
-
-
-def _ports(settings: ProbeSettings) -> tuple[int, int]:
-    return settings.port, settings.datagram_port
+            changed = self._changed

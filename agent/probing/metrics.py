@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import Outcome
 from netperf.plans import Peer
-from netperf.sample import PERCENTILES, Measurement, Place, Sample, Test
+from netperf.sample import PERCENTILES, Place, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -126,11 +126,13 @@ class ProbeMetrics:
             trusted.add_metric(pair, 1.0 if sample.is_trusted else 0.0)
             for family, value in (
                 (loss, sample.measurement.loss_ratio),
-                (datagram_loss, _datagrams_of(sample).loss_ratio),
-                (jitter, _seconds(_datagrams_of(sample).jitter_us)),
+                (datagram_loss, (sample.datagrams or sample.measurement).loss_ratio),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
+            jitter_us = (sample.datagrams or sample.measurement).jitter_us
+            if jitter_us is not None:
+                jitter.add_metric(pair, jitter_us / 1e6)
         yield from (taken, trusted, loss, datagram_loss, jitter)
 
     def _counters(self) -> Iterator[Metric]:
@@ -165,15 +167,6 @@ class ProbeMetrics:
             "1 if the probing secret cannot be used; the last good one, or none, is used instead.",
             float(self._is_secret_refused()),
         )
-
-
-def _datagrams_of(sample: Sample) -> Measurement:
-    """The datagrams' measurement; the run's without one."""
-    return sample.datagrams or sample.measurement
-
-
-def _seconds(value_us: float | None) -> float | None:
-    return None if value_us is None else value_us / 1e6
 
 
 def _pair_of(origin: Peer | Place, destination: Peer | Place) -> Pair:

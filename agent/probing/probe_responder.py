@@ -17,7 +17,6 @@ from kubekit.version import installed_version
 from kubekit.waiting import Backoff
 from kubekit.wire import NODES
 from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
-from netperf.plans import ProbeSettings
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
 
@@ -33,14 +32,14 @@ class ProbeResponder:
 
     Args:
         address: the node's own, a literal.
-        settings: ports, from the plan where there is one.
+        port, datagram_port: of netserver and of the datagram responder.
         secret: shared with the probers, possibly empty.
         netserver: path of the binary; None if netperf is not installed.
     """
 
-    def __init__(self, address: str, settings: ProbeSettings, secret: bytes, netserver: str | None) -> None:
-        self.address, self._settings, self._secret = address, settings, secret
-        self._netserver = Netserver(netserver, address, settings.port, secret) if netserver else None
+    def __init__(self, address: str, port: int, datagram_port: int, secret: bytes, netserver: str | None) -> None:
+        self._address, self._port, self._datagram_port, self._secret = address, port, datagram_port, secret
+        self._netserver = Netserver(netserver, address, port, secret) if netserver else None
         self._datagrams: DatagramResponder | None = None
 
     @property
@@ -57,8 +56,8 @@ class ProbeResponder:
         if self.problem:
             return None
         if self._netserver is not None:
-            return Announcement(self.address, self._settings.port, installed_version(), "netperf")
-        return Announcement(self.address, self._settings.datagram_port, installed_version(), "datagrams")
+            return Announcement(self._address, self._port, installed_version(), "netperf")
+        return Announcement(self._address, self._datagram_port, installed_version(), "datagrams")
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -70,11 +69,11 @@ class ProbeResponder:
     async def _answer_datagrams(self) -> None:
         backoff = Backoff()
         while True:
-            self._datagrams = DatagramResponder(self.address, self._settings.datagram_port, self._secret)
+            self._datagrams = DatagramResponder(self._address, self._datagram_port, self._secret)
             try:
                 await self._datagrams.run()
             except OSError as error:
-                where = f"{self.address}:{self._settings.datagram_port}"
+                where = f"{self._address}:{self._datagram_port}"
                 log.change("responder", str(error), "cannot answer datagrams", where=where, error=error.strerror)
             await asyncio.sleep(backoff.next())
 

@@ -27,17 +27,12 @@ def is_equivalent(new: Sample, old: Sample) -> bool:
     """Whether a reader would draw the same conclusions: same quality flags and instrument, and no change of more than 3 % or 30 us
     in the values used for the cost, or of a quarter in the tail, which varies.
     """
-    if (
-        any(
-            getattr(new, name) != getattr(old, name)
-            for name in ("quality_flags", "cost_source", "run_failure", "runs_fail")
-        )
-        or new.cost_measurement.prober != old.cost_measurement.prober
-    ):
-        return False
     after, before = new.cost_measurement, old.cost_measurement
+    compared = ("quality_flags", "cost_source", "run_failure", "runs_fail")
     return (
-        _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
+        all(getattr(new, name) == getattr(old, name) for name in compared)
+        and after.prober == before.prober
+        and _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
         and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)
         and _near(after.p99_us, before.p99_us, 5 * SAME_US, TAIL_RATIO)
         and _near(after.throughput_bps, before.throughput_bps, 0.0, SAME_RATIO)

@@ -151,11 +151,11 @@ class TrafficCollector:
         return ""
 
     def collect(self) -> Iterator[Metric]:
-        """The families of this node."""
+        """The metric families of this node."""
         zone = self._zone()
         read_at_s, totals = self.edges.reading
         if self._clock() - read_at_s <= SHOWN_S:
-            yield _bytes_moved(zone, read_at_s, totals)
+            yield _byte_counters(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
             "Workload of an address of this node that answers calls; always 1. Joins netaware_traffic_bytes_total on `server`.",
@@ -166,39 +166,41 @@ class TrafficCollector:
                 (str(ipaddress.ip_address(address)), workload.namespace, workload.kind, workload.name, zone), 1.0
             )
         yield info
-        yield from self._about_counting()
+        yield from self._counting()
 
-    def _about_counting(self) -> Iterator[Metric]:
+    def _counting(self) -> Iterator[Metric]:
         table = self._table
-        yield _gauge(
+        yield GaugeMetricFamily(
             "netaware_traffic_counting",
             "1 when the kernel counts bytes of connections that begin now, else 0.",
-            float(bool(table.accounting)),
+            value=float(bool(table.accounting)),
         )
-        yield _gauge(
+        yield GaugeMetricFamily(
             "netaware_traffic_uncounted_connections",
             "Live connections of pods without byte counters, because they began before accounting was enabled.",
-            self.edges.uncounted,
+            value=self.edges.uncounted,
         )
-        missed = CounterMetricFamily(
+        untracked = CounterMetricFamily(
             "netaware_traffic_untracked_connections",
             "Connections that are not counted because the table was full: refused, or removed early.",
             labels=("reason",),
         )
         for reason, count in (("refused", table.dropped), ("early_dropped", table.early_dropped)):
             if count is not None:
-                missed.add_metric((reason,), count)
-        yield missed
+                untracked.add_metric((reason,), count)
+        yield untracked
         yield CounterMetricFamily(
             "netaware_traffic_lost_messages",
             "Times that the kernel dropped events of ended connections.",
             value=self.lost,
         )
-        yield _gauge("netaware_traffic_round_seconds", "Processor time of reading the table once.", self.cost_s)
+        yield GaugeMetricFamily(
+            "netaware_traffic_round_seconds", "Processor time of reading the table once.", value=self.cost_s
+        )
 
 
-def _bytes_moved(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, int]]) -> Metric:
-    moved = CounterMetricFamily(
+def _byte_counters(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, int]]) -> Metric:
+    family = CounterMetricFamily(
         "netaware_traffic_bytes",
         "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
         " every public address, an empty server all edges beyond the 2,000 of a node. With the time at which they were read.",
@@ -206,10 +208,6 @@ def _bytes_moved(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, 
     )
     for edge, request, response in totals:
         labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))
-        moved.add_metric((*labels, "request"), request, timestamp=read_at_s)
-        moved.add_metric((*labels, "response"), response, timestamp=read_at_s)
-    return moved
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+        family.add_metric((*labels, "request"), request, timestamp=read_at_s)
+        family.add_metric((*labels, "response"), response, timestamp=read_at_s)
+    return family
