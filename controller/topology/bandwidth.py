@@ -15,7 +15,7 @@ from fractions import Fraction
 from controller.cluster.costs import entries_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, NetworkTopology
+from controller.cluster.resources import NetworkTopology
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -23,31 +23,21 @@ from netperf.latencies import ZonePair
 from netperf.sample import Place
 
 Quantity = str | int
-PodKey = tuple[str, str, str]
-"""Namespace, group, workload selector."""
 
 
-def placed_by_zone(pods: Iterable[GroupPod], places: Mapping[str, Place]) -> dict[PodKey, Counter[str]]:
-    """Placed pods counted by zone; pods on nodes that are gone, or that have no zone, do not count."""
-    counts: dict[PodKey, Counter[str]] = defaultdict(Counter)
-    for pod in pods:
-        place = places.get(pod.spec.node_name)
-        if place is not None and place.zone and pod.bound:
-            meta = pod.metadata
-            counts[meta.namespace, meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)][place.zone] += 1
-    return counts
-
-
-def allocated_bps(membership: Membership, placed: Mapping[PodKey, Counter[str]]) -> dict[ZonePair, int]:
+def allocated_bps(membership: Membership, pods: Iterable[GroupPod], places: Mapping[str, Place]) -> dict[ZonePair, int]:
     """Directed pair of zones -> bits per second that placed pods have asked of it, rounded up.
 
     Args:
         membership: every AppGroup, and which pods belong to it.
-        placed: from `placed_by_zone`.
+        pods: of AppGroups; those on nodes that are gone, or that have no zone, do not count.
+        places: node name -> place.
     """
     members: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for (namespace, name, selector), zones in placed.items():
-        members[membership.group_of(namespace, name), selector].update(zones)
+    for pod in pods:
+        place = places.get(pod.spec.node_name)
+        if place is not None and place.zone and pod.bound:
+            members[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][place.zone] += 1
     # Grouped by the number of replicas, so that fractions are added once for each number.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
     for key in membership.groups:

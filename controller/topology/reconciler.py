@@ -211,9 +211,7 @@ class TopologyController:
                 self._membership.graph(key)  # Cached before copying.
             await maybe_yield()
         groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
-        allocated = await asyncio.to_thread(
-            lambda: bandwidth.allocated_bps(groups, bandwidth.placed_by_zone(pods, places))
-        )
+        allocated = await asyncio.to_thread(bandwidth.allocated_bps, groups, pods, places)
         if changes == self._placement_changes:
             self._allocated = allocated
         return allocated

@@ -26,18 +26,8 @@ class Drift(msgspec.Struct, frozen=True):
     detail: str
 
 
-def declared(group: AppGroup) -> dict[tuple[str, str], int]:
-    """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Only between workloads of the group's own namespace;
-    otherwise writers of AppGroups could observe others' traffic.
-    """
-    graph, own = build_graph(group.spec), _own_workloads(group)
-    keys = [own.get(selector) for selector in graph.selectors]
-    ends = [(keys[edge.dependant], keys[edge.dependency], edge.min_bandwidth_bps) for edge in graph.edges]
-    return {(client, server): least for client, server, least in ends if client and server}
-
-
 def _own_workloads(group: AppGroup) -> dict[str, str]:
-    """Selector -> ``namespace/name``, of workloads in the group's namespace."""
+    """Selector -> ``namespace/name``, only of workloads in the group's namespace: its writer must not observe others' traffic."""
     namespace = group.metadata.namespace
     workloads = build_graph(group.spec).workloads
     return {w.selector: f"{namespace}/{w.name}" for w in workloads if w.name and w.namespace in {"", namespace}}
@@ -50,8 +40,10 @@ def members_of(group: AppGroup) -> list[str]:
 
 def drift_of(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     """Differences between traffic and the group, by names of workloads in its namespace."""
-    members = set(members_of(group))
-    written = declared(group)
+    declared, own = build_graph(group.spec), _own_workloads(group)
+    members, names = set(own.values()), [own.get(selector) for selector in declared.selectors]
+    ends = ((names[edge.dependant], names[edge.dependency], edge.min_bandwidth_bps) for edge in declared.edges)
+    written = {(client, server): least for client, server, least in ends if client and server}
     real = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
     found = []
     for (client, server), d in real.items():

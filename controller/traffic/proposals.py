@@ -18,8 +18,7 @@ import msgspec
 from controller.cluster.costs import SAME_ZONE_COST, CostTable
 from controller.cluster.graph import GREATEST_COST
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
-from controller.traffic.flows import WorkloadId
-from controller.traffic.graph import ObservedDependency, TrafficGraph
+from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.workloads import Workloads
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})

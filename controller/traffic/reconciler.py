@@ -22,8 +22,7 @@ from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.drift import Drift, DriftKind, drift_of, groups_of_workloads, measured_weights, members_of
-from controller.traffic.flows import Flow
-from controller.traffic.graph import ObservedDependency, TrafficGraph, build_traffic_graph
+from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.sources import NoTrafficError, read_flows

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from controller.prometheus import PrometheusClient, PrometheusError, Series
-from controller.traffic.flows import Flow, WorkloadId
+from controller.traffic.graph import Flow, WorkloadId
 from kubekit.errors import ConfigError
 from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 

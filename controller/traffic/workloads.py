@@ -10,7 +10,7 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
-from controller.traffic.flows import Flow, WorkloadId
+from controller.traffic.graph import Flow, WorkloadId
 
 
 def _workload_id(pod: PodInfo) -> WorkloadId:

@@ -42,10 +42,10 @@ def exposition(made: Iterable[Made], *, since_s: int = PAST_S) -> Iterator[str]:
 
 @asynccontextmanager
 async def prometheus(
-    programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *flags: str, since_s: int = PAST_S
+    programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *, since_s: int = PAST_S
 ) -> AsyncIterator[PrometheusClient]:
     """A Prometheus with these series' past, and nothing to scrape."""
-    async with prometheus_of(programs, folder, exposition(made, since_s=since_s), *flags) as client:
+    async with prometheus_of(programs, folder, exposition(made, since_s=since_s)) as client:
         yield client
 
 
@@ -54,7 +54,7 @@ async def prometheus_of(
     programs: Mapping[str, Path],
     folder: Path,
     lines: Iterable[str] = (),
-    *flags: str,
+    *,
     jobs: Sequence[Mapping[str, Any]] = (),
 ) -> AsyncIterator[PrometheusClient]:
     """A Prometheus that scrapes every second.
@@ -63,7 +63,6 @@ async def prometheus_of(
         programs: paths of ``prometheus`` and ``promtool``.
         folder: for its files.
         lines: its past, in the OpenMetrics text format.
-        flags: more of its own.
         jobs: its scrape_configs.
     """
     if lines:
@@ -78,7 +77,7 @@ async def prometheus_of(
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     argv = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    argv += ["--log.level=error", f"--web.listen-address=127.0.0.1:{port}"]
     program = await asyncio.create_subprocess_exec(programs["prometheus"], *argv)
     try:
         await poll_until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)

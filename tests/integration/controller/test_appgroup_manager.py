@@ -23,29 +23,17 @@ from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod,
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce
+from tests.support.bodies import appgroup_spec
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_NEEDS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
 
 def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort", cost: int = 15) -> dict[str, Any]:
     """An AppGroup; ``needs`` gives each workload's dependencies as words."""
-    names = list(needs)
-    reference = {name: {"kind": "Deployment", "name": name.lower(), "selector": name} for name in names}
-    workloads = [
-        {
-            "workload": reference[name],
-            "dependencies": [
-                {"workload": reference[d], "maxNetworkCost": cost, "minBandwidth": "10M"} for d in below.split()
-            ],
-        }
-        for name, below in needs.items()
-    ]
-    return {
-        "apiVersion": APPGROUPS.api_version,
-        "kind": APPGROUPS.kind,
-        "metadata": {"name": "g"},
-        "spec": {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads},
-    }
+    limits = {"maxNetworkCost": cost, "minBandwidth": "10M"}
+    calls = {name: dict.fromkeys(below.split(), limits) for name, below in needs.items()}
+    spec = appgroup_spec(calls, members=members, algorithm=algorithm)
+    return {**APPGROUPS.type_meta, "metadata": {"name": "g"}, "spec": spec}
 
 
 BOUTIQUE_GROUP = {name: BOUTIQUE_NEEDS.get(name, "") for name in BOUTIQUE}

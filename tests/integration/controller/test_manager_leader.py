@@ -10,10 +10,10 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest_asyncio
 
@@ -30,12 +30,11 @@ from tests.support.audit_log import audit_events
 LONG_ELECTION = {"leaseDurationS": 600.0}
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """One successful write of a replica, from the audit log."""
 
-    user: str
     at: float
+    user: str
     resource: str
     verb: str
 
@@ -82,25 +81,11 @@ class Arena:
         found = []
         for event in audit_events(self.audit_log):
             user, about = event["user"]["username"], event["objectRef"]
-            if (
-                user.startswith("manager-")
-                and about.get("namespace") == self.namespace
-                and event["responseStatus"].get("code", 500) < 300
-                and about["resource"] != "leases"
-            ):
+            done = event["responseStatus"].get("code", 500) < 300 and about["resource"] != "leases"
+            if done and user.startswith("manager-") and about.get("namespace") == self.namespace:
                 at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
-                found.append(Write(user, at, about["resource"], event["verb"]))
-        return sorted(found, key=lambda write: write.at)
-
-    def reigns(self) -> list[tuple[str, float, float]]:
-        """Maximal runs of writes by one replica: who, from, until."""
-        runs: list[tuple[str, float, float]] = []
-        for write in self.writes():
-            if runs and runs[-1][0] == write.user:
-                runs[-1] = (write.user, runs[-1][1], write.at)
-            else:
-                runs.append((write.user, write.at, write.at))
-        return runs
+                found.append(Write(at, user, about["resource"], event["verb"]))
+        return sorted(found)
 
 
 @pytest_asyncio.fixture
@@ -161,7 +146,7 @@ async def test_a_leader_that_is_killed_is_followed_and_the_follower_wrote_nothin
         assert {write.user for write in arena.writes()} == {leader}
         await arena.replicas[leader].stop(signal.SIGKILL)
         await eventually(lambda: _wrote(arena, follower))
-        assert [user for user, _, _ in arena.reigns()] == [leader, follower]
+        assert [user for user, _ in groupby(write.user for write in arena.writes())] == [leader, follower]
 
 
 async def test_a_leader_that_is_stopped_hands_over_at_once(arena: Arena) -> None:

@@ -66,6 +66,9 @@ class World:
     async def costs(self, name: str = "nt-default") -> dict[ZonePair, int]:
         return written_costs((await self.topology(name)).weight(NETPERF_COSTS))
 
+    async def has_costs(self, count: int) -> bool:
+        return len(await self.costs()) == count
+
     async def condition(self, type_: str) -> str:
         found = find_condition((await self.topology()).status.conditions, type_)
         return found.status if found else ""
@@ -80,7 +83,7 @@ class World:
 
         async def done() -> bool:
             await self.agents.measure()
-            return len(await self.costs()) == count and await self.reason() in {"AllPairsMeasured", "MeasurementsOld"}
+            return await self.has_costs(count) and await self.reason() in {"AllPairsMeasured", "MeasurementsOld"}
 
         await eventually(done)
 
@@ -97,10 +100,6 @@ async def world(client: Client, namespace: str, crds: list[str], make_node: Make
 
 async def _is(answer: Awaitable[object], wanted: object) -> bool:
     return await answer == wanted
-
-
-async def _count(answer: Awaitable[dict[ZonePair, int]], wanted: int) -> bool:
-    return len(await answer) == wanted
 
 
 async def _zones_are(world: World, wanted: set[str]) -> bool:
@@ -147,7 +146,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     await world.client.patch(
         NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=MERGE_PATCH, namespace=world.namespace
     )
-    await eventually(lambda: _count(world.costs(), 6))
+    await eventually(lambda: world.has_costs(6))
     weights = {w["name"]: w for w in (await world.raw())["spec"]["weights"]}
     assert weights["UserDefined"] == changed
     assert weights["Second"] == {**changed, "name": "Second"}
@@ -172,7 +171,7 @@ async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_
     await eventually(lambda: _is(world.reason(), "MeasurementsOld"))
     assert await world.costs() == good
     assert await world.condition("Measured") == "False"
-    await eventually(lambda: _count(world.costs(), 0))
+    await eventually(lambda: world.has_costs(0))
     await eventually(lambda: _is(world.reason(), "PairsAbsent"))
     await world.measured()
     assert await world.costs() == good
@@ -312,7 +311,7 @@ async def test_spoiled_plans_and_topologies_made_again_are_no_trouble_and_others
         await world.client.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=world.namespace)
         await world.create()
         await world.agents.measure()
-    await eventually(lambda: _count(world.costs(), 6))
+    await eventually(lambda: world.has_costs(6))
     assert await replica.leads()
     objects = await world.client.list(
         CONFIGMAPS, ConfigMap, namespace=world.namespace, label_selector="netaware.io/plan=true"

@@ -21,6 +21,7 @@ from lab.programs import run_to_end
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica, StartReplica
+from tests.support.bodies import appgroup_spec
 from tests.support.prometheus_past import Made, prometheus
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
@@ -38,19 +39,9 @@ def series(namespace: str) -> list[Made]:
 
 def group(calls: Mapping[str, str]) -> dict[str, Any]:
     """An AppGroup whose selectors are the workloads' names in capitals."""
-
-    def reference(name: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": name, "selector": name.upper()}
-
-    workloads = [
-        {
-            "workload": reference(name),
-            "dependencies": [{"workload": reference(d), "minBandwidth": "1M"} for d in callees.split()],
-        }
-        for name, callees in calls.items()
-    ]
-    spec = {"numMembers": 4, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
-    return {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
+    limits = {"minBandwidth": "1M"}
+    upper = {name.upper(): dict.fromkeys(callees.upper().split(), limits) for name, callees in calls.items()}
+    return {**APPGROUPS.type_meta, "metadata": {"name": "shop"}, "spec": appgroup_spec(upper, members=4)}
 
 
 async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.traffic.flows import Flow
+from controller.traffic.graph import Flow
 from controller.traffic.sources import SOURCES, read_flows
 from tests.support.prometheus_past import PAST_S, Made, prometheus
 

@@ -33,8 +33,7 @@ from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.server import _compute
-from controller.traffic.flows import WorkloadId
-from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph
+from controller.traffic.graph import LeftOut, ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.sources import SOURCES
 from controller.traffic.workloads import Workloads
 from kubekit import logs

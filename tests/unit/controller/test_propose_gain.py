@@ -7,8 +7,7 @@ from typing import Any
 from controller.cli.propose import Gain, gain_of
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.traffic.flows import WorkloadId
-from controller.traffic.graph import ObservedDependency, TrafficGraph
+from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.workloads import Workloads
 from tests.unit.controller.test_one_answer import HEAD, node, session_of

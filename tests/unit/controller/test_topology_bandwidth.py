@@ -18,7 +18,6 @@ from controller.topology.bandwidth import (
     allocated_bps,
     between_regions,
     declared_capacities,
-    placed_by_zone,
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from netperf.costs import ZoneCost, ZoneCosts
@@ -47,7 +46,7 @@ def group(name: str, needs: Mapping[tuple[str, str], int]) -> AppGroup:
 
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return allocated_bps(Membership.from_objects(groups, (), NetworkOverheadArgs()), placed_by_zone(pods, PLACES))
+    return allocated_bps(Membership.from_objects(groups, (), NetworkOverheadArgs()), pods, PLACES)
 
 
 def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:

@@ -23,8 +23,7 @@ from controller.cluster.pod_info import PodReader
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.traffic.config import TrafficConfig
-from controller.traffic.flows import Flow, WorkloadId
-from controller.traffic.graph import build_traffic_graph
+from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, propose
 from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compare, describe, is_worth_writing
