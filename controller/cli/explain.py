@@ -60,7 +60,7 @@ class ExplainCommand(Command):
         known = next((other for other in snapshot.pods if other.metadata.key == key), None)
         state.on_pod_change(key, known, None)
         inputs.node_cache.drop(lambda info: info.key == key)
-        now, facts = explain(state, pod, inputs.ineligible(pod)), read_facts(snapshot, pod)
+        now, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
         return ExplainView(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002

@@ -55,7 +55,7 @@ class Declared:
         return replicas
 
 
-def to_plan_for(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
+def limit_replicas(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
     """Replicas to plan for by workload, and how many declared ones are left out.
 
     Declaring replicas costs nothing, so missing ones count only as far as they are allowed.

@@ -13,14 +13,14 @@ from kubekit.wire import Node, Taint
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
-CLOSING_TAINTS = frozenset(
+REMOVAL_TAINTS = frozenset(
     {
         "DeletionCandidateOfClusterAutoscaler",
         "ToBeDeletedByClusterAutoscaler",
         "karpenter.sh/disrupted",
     }
 )
-"""Taints, of any effect, of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
+"""Taints of nodes that are about to be removed (Cluster Autoscaler, Karpenter)."""
 
 
 def blocking_taints(node: Node) -> tuple[Taint, ...]:
@@ -31,9 +31,9 @@ def blocking_taints(node: Node) -> tuple[Taint, ...]:
     return tuple(taints)
 
 
-def is_closing(node: Node) -> bool:
-    """Whether a node is about to be removed. A candidate for deletion may have only a soft taint."""
-    return any(taint.key in CLOSING_TAINTS for taint in node.spec.taints or ())
+def is_being_removed(node: Node) -> bool:
+    """Whether a node is about to be removed. Any effect counts: the autoscaler taints candidates with PreferNoSchedule."""
+    return any(taint.key in REMOVAL_TAINTS for taint in node.spec.taints or ())
 
 
 def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
@@ -41,28 +41,28 @@ def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toler
     return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
 
 
-def required_of(affinity: Affinity | None) -> NodeSelector | None:
+def required_node_affinity(affinity: Affinity | None) -> NodeSelector | None:
     """Required node affinity; None when nothing is required."""
     on_nodes = affinity.node_affinity if affinity else None
     return on_nodes.required_during_scheduling_ignored_during_execution if on_nodes else None
 
 
-def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
+def required_node_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
     """The terms of required node affinity, of which one must match."""
-    required = required_of(affinity)
+    required = required_node_affinity(affinity)
     return None if required is None else required.node_selector_terms or ()
 
 
 def has_node_constraints(spec: GroupPodSpec) -> bool:
     """Whether it has a node selector or required node affinity."""
-    return bool(spec.node_selector) or required_terms(spec.affinity) is not None
+    return bool(spec.node_selector) or required_node_terms(spec.affinity) is not None
 
 
 def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether all that a term asks for holds of a node."""
+    """Whether a node matches all requirements of a term."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
-        return False  # a term that says nothing matches nothing
+        return False  # an empty term matches no node
     return all(requirement_holds(r, labels) for r in expressions) and all(
         requirement_holds(r, {"metadata.name": name}) for r in fields
     )
@@ -85,14 +85,14 @@ def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -
     return False
 
 
-def go_integer(text: str) -> int | None:
+def parse_int64(text: str) -> int | None:
     """Parse as Go's ParseInt(text, 10, 64); None if it fails. Python's ``int`` also accepts ``1_000``, blanks and other scripts' digits."""
     found = int(text) if _INTEGER.fullmatch(text) else None
     return found if found is not None and -(2**63) <= found < 2**63 else None
 
 
 def _compare(operator: str, value: str | None, values: Sequence[str]) -> bool:
-    left, right = go_integer(value or ""), go_integer(values[0] if values else "")
+    left, right = parse_int64(value or ""), parse_int64(values[0] if values else "")
     if left is None or right is None:
         return False
     return left > right if operator == "Gt" else left < right
@@ -104,7 +104,7 @@ def selector_of(selector: LabelSelector | None) -> Selector | None:
         return None
     try:
         return compile_selector(selector)
-    except SelectorError:  # the API server validated it
+    except SelectorError:  # an operator newer than this code; the API server rejects others
         return None
 
 
@@ -114,8 +114,8 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     return compiled is not None and compiled.matches(labels)
 
 
-def _only_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
-    """The one node that required affinity names, as the DaemonSet controller writes it."""
+def _daemonset_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
+    """The one node that required affinity names, as the DaemonSet controller writes it; empty otherwise."""
     named = {
         value
         for term in terms or ()
@@ -129,28 +129,38 @@ def _only_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
 class Constraints:
     """A pod's compiled scheduling constraints: node selector, required node affinity, tolerations, and rules about other pods.
 
-    Pods of one template share one of these, so that an answer for one of them is an answer for all; answers are cached by identity.
+    Shared by all pods of a template: callers cache results by its identity.
 
     Attributes:
         spec: the pod's spec, reduced to the fields that constrain scheduling.
-        repels: it has required anti-affinity, which binds others as well.
-        only_node: the one node that a DaemonSet made it for; empty for all others.
-        depends_on_other_pods: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.
+        has_required_anti_affinity: to other pods; it also restricts where those may go.
+        daemonset_node: the one node that a DaemonSet made it for; empty for all others.
+        depends_on_other_pods: it has required pod affinity or anti-affinity, or a spread constraint with DoNotSchedule.
     """
 
-    __slots__ = ("_any_of", "_selector", "_tolerations", "depends_on_other_pods", "only_node", "repels", "spec")
+    __slots__ = (
+        "_any_of",
+        "_selector",
+        "_tolerations",
+        "daemonset_node",
+        "depends_on_other_pods",
+        "has_required_anti_affinity",
+        "spec",
+    )
 
     def __init__(self, spec: GroupPodSpec) -> None:
         self.spec = spec
-        self._selector, self._any_of = spec.node_selector or {}, required_terms(spec.affinity)
+        self._selector, self._any_of = spec.node_selector or {}, required_node_terms(spec.affinity)
         self._tolerations = tuple(spec.tolerations or ())
-        self.only_node = _only_node(self._any_of)
+        self.daemonset_node = _daemonset_node(self._any_of)
         anti = spec.affinity.pod_anti_affinity if spec.affinity else None
         near = spec.affinity.pod_affinity if spec.affinity else None
-        self.repels = bool(anti and anti.required_during_scheduling_ignored_during_execution)
+        self.has_required_anti_affinity = bool(anti and anti.required_during_scheduling_ignored_during_execution)
         spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ())
         self.depends_on_other_pods = (
-            self.repels or spread or bool(near and near.required_during_scheduling_ignored_during_execution)
+            self.has_required_anti_affinity
+            or spread
+            or bool(near and near.required_during_scheduling_ignored_during_execution)
         )
 
     def refusal(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import Location, location_of
-from controller.cluster.eligibility import Constraints, blocking_taints, is_closing
+from controller.cluster.eligibility import Constraints, blocking_taints, is_being_removed
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector
 from controller.cluster.requests import Amounts, add, amounts
@@ -25,7 +25,7 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         allocatable: by resource; cpu in millicores.
         schedulable: not cordoned.
         ready: its condition Ready is True; also where a file has no conditions.
-        closing: it is about to be removed.
+        being_removed: it is about to be removed.
         prefer_no_schedule_taints: taints that only ask pods to go elsewhere (PreferNoSchedule).
     """
 
@@ -36,13 +36,13 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     allocatable: Amounts
     schedulable: bool = True
     ready: bool = True
-    closing: bool = False
+    being_removed: bool = False
     prefer_no_schedule_taints: tuple[Taint, ...] = ()
 
     @property
     def unavailable(self) -> str:
         """Why no new pod should start there, whatever taints it tolerates; empty if one may."""
-        return "about to be removed" if self.closing else "" if self.ready else "not Ready"
+        return "about to be removed" if self.being_removed else "" if self.ready else "not Ready"
 
     @property
     def takes_pods(self) -> bool:
@@ -191,6 +191,6 @@ def host_of(node: Node) -> Host:
         amounts(node.status.allocatable),
         schedulable=not node.spec.unschedulable,
         ready=node.ready or not node.status.conditions,
-        closing=is_closing(node),
+        being_removed=is_being_removed(node),
         prefer_no_schedule_taints=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
     )

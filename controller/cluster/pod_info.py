@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from controller.cluster.eligibility import Constraints, go_integer
+from controller.cluster.eligibility import Constraints, parse_int64
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
@@ -102,7 +102,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     @property
     def occupied_node(self) -> str:
         """The node whose resources it uses; a DaemonSet's pod uses them before it is bound."""
-        return self.node or self.constraints.only_node
+        return self.node or self.constraints.daemonset_node
 
     @property
     def running(self) -> bool:
@@ -150,7 +150,7 @@ class PodReader:
         evict = meta.annotation(EVICT_ANNOTATION).lower()
         owner = controller_of(meta)
         local = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
-        eviction_cost = go_integer(meta.annotation(EVICTION_COST_ANNOTATION)) or 0
+        eviction_cost = parse_int64(meta.annotation(EVICTION_COST_ANNOTATION)) or 0
         return PodInfo(
             key=meta.key,
             namespace=sys.intern(meta.namespace),

@@ -46,7 +46,9 @@ class FitChecker:
         self._requested: dict[str, dict[str, int]] = {}
         self._planned: dict[str, tuple[PodInfo, str]] = {}
         self._by_other_pods: dict[str, Mapping[int, str]] = {}
-        bound = (pod for pod in snapshot.pods.by_key.values() if pod.constraints.repels and pod.node)
+        bound = (
+            pod for pod in snapshot.pods.by_key.values() if pod.constraints.has_required_anti_affinity and pod.node
+        )
         self._repelling = [pod for pod in bound if not pod.is_finished]
 
     def _constraints_of(self, pod: PodInfo) -> Constraints:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.costs import Location
-from controller.cluster.eligibility import required_of
+from controller.cluster.eligibility import required_node_affinity
 from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
 from controller.scheduler.rules import ScoreTable, normalise
 from kubekit.owners import controller_of
@@ -88,7 +88,7 @@ def narrow_node_affinity(
         preferred: from `preferred_terms`.
     """
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
-    required = required_of(pod.spec.affinity)
+    required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
     if zone_requirement is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
@@ -126,7 +126,7 @@ def without_added_requirement(pod: GroupPod) -> GroupPod:
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
-    required = required_of(affinity)
+    required = required_node_affinity(affinity)
     if not text or affinity is None or node_affinity is None or required is None:
         return pod
     try:

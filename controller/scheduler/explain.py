@@ -114,7 +114,7 @@ def explain(state: State, pod: GroupPod, ineligible: Mapping[str, str] = {}) -> 
     Args:
         state: the cluster, for the rules.
         pod: waiting or placed.
-        ineligible: see `PlanInputs.ineligible`; may be empty.
+        ineligible: see `PlanInputs.ineligible_nodes`; may be empty.
 
     Raises:
         DeletedNodeError: only in upstream parity.

@@ -25,7 +25,7 @@ class CachedPlan(NamedTuple):
 
     Attributes:
         plan: the plan.
-        inputs: from `PlanInputs.key`; equal inputs give an equal plan.
+        inputs: from `PlanInputs.cache_key`; equal inputs give an equal plan.
         freed: `ReservationCache.freed` at that time.
         made_at: when, on the planner's clock.
         took_s: how long it took.

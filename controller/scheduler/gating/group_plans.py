@@ -145,12 +145,15 @@ class GroupPlans:
             return self._request(group)
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
-        leaving, evictable = self._inputs.leaving(pods), self._inputs.evictable(pods, cached.evicts_below)
+        leaving, evictable = (
+            self._inputs.outgoing_requests(pods),
+            self._inputs.preemptible_requests(pods, cached.evicts_below),
+        )
         check = check_plan(cached.plan, group, pods, self.reservations, leaving, evictable=evictable)
         self._drop_expired()
         has_new_room = bool(cached.plan.unplaced or check.awaiting_room) and cached.freed != self.reservations.freed
         is_stale = has_new_room and now - cached.made_at > UNPLACED_FOR_S
-        is_current = not is_stale and cached.inputs == self._inputs.key(group, pods)
+        is_current = not is_stale and cached.inputs == self._inputs.cache_key(group, pods)
         is_valid = is_current and check.is_followed and check.has_room
         if is_valid and self._rollout_waits.give_up(group, cached, pods, check.awaiting_room, leaving):
             check = check_plan(cached.plan, group, pods, self.reservations, leaving, evictable=evictable)
@@ -202,20 +205,20 @@ class GroupPlans:
             self._reports.pop(group, None)
         if app_group is None or not any(pod.waiting for pod in pods):
             return
-        replicas, left_out = self._inputs.replicas(group, pods)
+        replicas, left_out = self._inputs.replicas_to_plan(group, pods)
         namespace = group.partition("/")[0]
         began, freed = self._clock(), self.reservations.freed
         before = self._cached.get(group)
         self._record_progress(group, before.plan if before is not None else None, pods)
         try:
             _check_size(pods, replicas)
-            inputs = self._inputs.key(group, pods)
+            inputs = self._inputs.cache_key(group, pods)
             await asyncio.sleep(0)  # Key and snapshot of thousands of pods take some 10 ms each.
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
                 plan = await self._rollout_waits.solve_without_waits(
-                    group, snapshot, plan, self._inputs.leaving(self._pods_of(group)), self._solve
+                    group, snapshot, plan, self._inputs.outgoing_requests(self._pods_of(group)), self._solve
                 )
         except PlanningError as error:
             self._fail(group, app_group, error)
@@ -242,12 +245,12 @@ class GroupPlans:
         search_s = self._planner_time.search_s(group.partition("/")[0], others_wait=len(self._queue) > 0)
         began = self._clock()
         plan = await self._solve(snapshot, search_s)
-        second = self._inputs.with_evictions(snapshot, plan)
-        if second is None:
+        preemption = self._inputs.without_preemptible(snapshot, plan)
+        if preemption is None:
             return plan, None
         left_s = max(search_s - (self._clock() - began), LEAST_SEARCH_S)
-        evicting = await self._solve(second.snapshot, left_s)
-        return second.choose(plan, evicting)
+        preempting = await self._solve(preemption[0], left_s)
+        return (preempting, preemption[1]) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would place a bound pod's replacement; None if nowhere.
@@ -313,7 +316,7 @@ class GroupPlans:
         pods = self._pods_of(group)
         self._record_progress(group, plan, pods)
         uncounted, _ = compare_with_pods(plan, pods, self.reservations)
-        self.reservations.reserve(group, uncounted, self._inputs.leaving(pods))
+        self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         has_started = any(pod.bound for pod in pods)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.declared_replicas import Declared, to_plan_for
+from controller.cluster.declared_replicas import Declared, limit_replicas
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
 from controller.cluster.pods import GroupPod, NodeSelector, carried_target
@@ -25,24 +25,8 @@ from controller.traffic.prices import PriceTable
 from kubekit.owners import outdated
 
 
-class Evicting(NamedTuple):
-    """A plan for which other pods are evicted.
-
-    Attributes:
-        snapshot: the group's, as if these pods were gone.
-        below: pods of less priority than that are.
-    """
-
-    snapshot: GroupSnapshot
-    below: int
-
-    def choose(self, plan: Plan, evicting: Plan) -> tuple[Plan, int | None]:
-        """The plan in the room that there is, unless evictions place more; and the priority below which it evicts."""
-        return (evicting, self.below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
-
-
 class PlanInputs(NamedTuple):
-    """The cluster: stores that watches keep up to date, or the objects of one list or file.
+    """The cluster that plans are made for, from watches, one list or a file.
 
     Attributes:
         state: AppGroups, costs and Services.
@@ -59,7 +43,7 @@ class PlanInputs(NamedTuple):
     declared: Declared | None = None
 
     def snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
-        """All that a plan of a group depends on, but for what the leader promised to other groups.
+        """The planner's input, without reservations of other groups.
 
         Args:
             group: its key.
@@ -67,7 +51,7 @@ class PlanInputs(NamedTuple):
         """
         known, node_cache = self.state.groups[group], self.node_cache
         costs = self.state.costs(known.metadata.namespace)
-        replicas, _ = self.replicas(group, pods)
+        replicas, _ = self.replicas_to_plan(group, pods)
         keys = [pod.metadata.key for pod in pods]
         return GroupSnapshot(
             graph=self.state.graph(group),
@@ -81,18 +65,19 @@ class PlanInputs(NamedTuple):
             group=known,
             routings=self.state.routings_of(pods),
             measured=bool(costs.topology),
-            volumes=self.demands_of(pods, replicas),
+            volumes=self.volume_selectors(pods, replicas),
             hot=node_cache.hot,
             foreign=foreign_pods(node_cache, pods),
             prices=self.prices,
             allocatable=self.state.allocatable,
         )
 
-    def key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
-        """Equal keys have the same group, costs, hosts and pods. Pods behind gates of others do not count until these open, nor do
-        pods that a rollout is about to replace.
+    def cache_key(self, group: str, pods: Sequence[GroupPod]) -> tuple[object, ...]:
+        """The key of a group's cached plan: changes with its graph, replicas, pods and volumes, with costs and hosts.
+
+        Without pods behind foreign gates, and without those that a rollout is about to replace.
         """
-        replicas, _ = self.replicas(group, pods)
+        replicas, _ = self.replicas_to_plan(group, pods)
         leaving = outdated(pod.metadata for pod in pods if pod.is_active)
         there = [pod for pod in pods if pod.is_active and not (pod.waiting and pod.other_gates)]
         return (
@@ -101,31 +86,37 @@ class PlanInputs(NamedTuple):
             self.node_cache.version,
             frozenset(p.metadata.key for p in there if p.waiting or p.metadata.key not in leaving),
             replicas,
-            self.demands_of(pods, replicas),
+            self.volume_selectors(pods, replicas),
             tuple(others for others in foreign_pods(self.node_cache, pods) if others.required),
         )
 
     def plan(self, snapshot: GroupSnapshot) -> Plan:
-        """The leader's plan, made here and now."""
+        """Plan in this process, as the leader does, preemption included."""
         plan = plan_group(snapshot)
-        second = self.with_evictions(snapshot, plan)
-        return plan if second is None else second.choose(plan, plan_group(second.snapshot))[0]
+        preemption = self.without_preemptible(snapshot, plan)
+        return plan if preemption is None else min(plan, plan_group(preemption[0]), key=lambda p: len(p.unplaced))
 
-    def with_evictions(self, snapshot: GroupSnapshot, plan: Plan) -> Evicting | None:
-        """A second snapshot without pods of lower priority, for pods that have no place; None if they may evict none."""
-        left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
-        willing = all(spec.preemption_policy != "Never" for spec in left)
-        below = min((spec.priority for spec in left), default=None) if willing else None
-        evictable = self.evictable(snapshot.pods, below)
-        if below is None or not evictable:
+    def without_preemptible(self, snapshot: GroupSnapshot, plan: Plan) -> tuple[GroupSnapshot, int] | None:
+        """The snapshot without pods of lower priority, and that priority, for pods that the plan leaves without a place.
+
+        None if they may preempt no pod.
+        """
+        unplaced = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
+        may_preempt = all(spec.preemption_policy != "Never" for spec in unplaced)
+        below = min((spec.priority for spec in unplaced), default=None) if may_preempt else None
+        preemptible = self.preemptible_requests(snapshot.pods, below)
+        if below is None or not preemptible:
             return None
         promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
-        for node, amounts in evictable.items():
+        for node, amounts in preemptible.items():
             add(promised.setdefault(node, {}), amounts, -1)
-        return Evicting(msgspec.structs.replace(snapshot, promised=promised), below)
+        return msgspec.structs.replace(snapshot, promised=promised), below
 
-    def evictable(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
-        """Node -> requests of pods beside these with less priority. kube-scheduler evicts those that budgets protect, too, where it must."""
+    def preemptible_requests(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
+        """Node -> requests of other pods with a priority below this.
+
+        Pods that a PodDisruptionBudget protects are included: kube-scheduler preempts them as a last resort.
+        """
         found: dict[str, Amounts] = {}
         if below is not None:
             own = {pod.metadata.key for pod in pods}
@@ -134,7 +125,7 @@ class PlanInputs(NamedTuple):
                     add(found.setdefault(info.occupied_node, {}), info.host_requests)
         return found
 
-    def leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
+    def outgoing_requests(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         found: dict[str, Amounts] = {}
         for key in outdated(pod.metadata for pod in pods if pod.is_active):
@@ -143,29 +134,28 @@ class PlanInputs(NamedTuple):
                 add(found.setdefault(info.node, {}), info.host_requests)
         return found
 
-    def ineligible(self, pod: GroupPod) -> dict[str, str]:
+    def ineligible_nodes(self, pod: GroupPod) -> dict[str, str]:
         """Node -> why a pod may not run there: node constraints, resources, or other pods."""
-        asked, asks = without_added_requirement(pod), host_requests_of(pod.spec)
+        original, requests = without_added_requirement(pod), host_requests_of(pod.spec)
         hosts, used = list(self.node_cache.hosts.values()), self.node_cache.used
         number_of = {host.name: number for number, host in enumerate(hosts)}
         others = [
             (node, other.pod) for other in foreign_pods(self.node_cache, [pod]) for node in other.nodes.elements()
         ]
         bound = [(number_of[node], other) for node, other in others if node in number_of]
-        by_other_pods = refusals(asked, hosts, bound)
-        constraints, volumes = Constraints(asked.spec), self.volumes.node_selectors_of_pod(pod)
+        by_other_pods = refusals(original, hosts, bound)
+        constraints, volumes = Constraints(original.spec), self.volumes.node_selectors_of_pod(pod)
         found: dict[str, str] = {}
         for number, host in enumerate(hosts):
-            lacks = first_insufficient(asks, host.allocatable, used.get(host.name, {}))
-            why = host.refusal(constraints, volumes) or (
-                describe_lack(lacks) if lacks else by_other_pods.get(number, "")
-            )
+            insufficient = first_insufficient(requests, host.allocatable, used.get(host.name, {}))
+            why = host.refusal(constraints, volumes)
+            why = why or (describe_lack(insufficient) if insufficient else by_other_pods.get(number, ""))
             if why:
                 found[host.name] = why
         return found
 
-    def replicas(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
-        """See `to_plan_for`: what may come is what the group's numMembers has left."""
+    def replicas_to_plan(self, group: str, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
+        """Replicas to plan for, as far as numMembers allows; see `limit_replicas`."""
         if self.declared is None:
             return {}, 0
         known = self.state.groups[group]
@@ -174,9 +164,11 @@ class PlanInputs(NamedTuple):
         leaving = outdated(pod.metadata for pod in there)
         live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
         allowed = max(known.spec.num_members - live.total(), len(leaving))
-        return to_plan_for(declared, live, allowed)
+        return limit_replicas(declared, live, allowed)
 
-    def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
+    def volume_selectors(
+        self, pods: Sequence[GroupPod], replicas: Mapping[str, int]
+    ) -> dict[str, tuple[NodeSelector, ...]]:
         """See `GroupSnapshot.volumes`."""
         live = [pod for pod in pods if pod.is_active]
         found = {p.metadata.key: self.volumes.node_selectors_of_pod(p) for p in live if p.spec.volumes}

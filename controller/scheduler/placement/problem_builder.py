@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.costs import SAME_HOST_COST
-from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
+from controller.cluster.eligibility import Constraints, has_node_constraints, required_node_affinity
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, bounded, host_requests_of, ports_of, total_of
@@ -140,7 +140,7 @@ class _Compiler:
 
     def _classify(self, waiting: WaitingReplica, *, labels_matter: bool) -> int:
         spec = waiting.pod.spec
-        limits = (spec.node_selector, required_of(spec.affinity), spec.tolerations)
+        limits = (spec.node_selector, required_node_affinity(spec.affinity), spec.tolerations)
         hosts = msgspec.json.encode((*limits, waiting.volumes, sorted(waiting.refused)))
         asks = host_requests_of(spec)
         shares: tuple[object, ...] = ()

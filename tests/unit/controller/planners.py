@@ -90,7 +90,7 @@ class Planners(World):
         if not evicting:
             found["descheduler"] = self._zones_of(self._fitting(pod))
         assert all(zones == found["leader"] for zones in found.values()), found
-        explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible(pod)
+        explained = PlanInputs(self.state, self.node_cache, self.volumes).ineligible_nodes(pod)
         eligible = self._zones_of(self.node_cache.hosts.keys() - explained.keys())
         assert evicting or eligible == found["leader"], explained
         return found["leader"]

@@ -336,7 +336,7 @@ def check_landings(world: World, decision: RoundDecision) -> None:
         one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node
         assert target.schedulable
-        assert not target.closing
+        assert not target.being_removed
         assert not one.constraints.refusal(target.name, target.labels, target.taints)
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():
