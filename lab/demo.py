@@ -54,7 +54,7 @@ from netperf.results import decode_results
 from netperf.sample import Measurement, Place, Sample
 
 OVERLAYS = {"extender": OVERLAY, "affinity": OVERLAY.with_name("any-scheduler")}
-"""What an operator applies for each way of placing."""
+"""Overlay by way of placing."""
 # Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
 # The same on a real node, which has the machine's processors at most, and some of our own pods.
@@ -64,7 +64,7 @@ COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
 SERVICES = Resource("", "v1", "services", "Service")
 ENOUGH_READINGS = 3
-"""Of each pair of zones, by whichever of their nodes."""
+"""Readings for each pair of zones, between any of their nodes."""
 _POLL_S = 0.2
 _MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
 _PLACE_DEADLINE_S = 60.0
@@ -98,8 +98,8 @@ class Demo:
         """
         zones = list(self.topology.zones)
         wanted = len(zones) * (len(zones) - 1)
-        patience_s = _SHIPPED_MEASURE_DEADLINE_S if self.is_real else _MEASURE_DEADLINE_S
-        deadline, reported = time.monotonic() + patience_s + 2 * len(zones), -1
+        timeout_s = _SHIPPED_MEASURE_DEADLINE_S if self.is_real else _MEASURE_DEADLINE_S
+        deadline, reported = time.monotonic() + timeout_s + 2 * len(zones), -1
         readings: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
         while True:
             self.installation.check()
@@ -109,7 +109,7 @@ class Demo:
             newest = await self._samples(network)
             for zones_of, found in newest.items():
                 readings[zones_of] |= {(s.origin.node, s.destination.node, s.sequence) for s in found}
-            samples = _in_the_middle({z: found for z, found in newest.items() if len(readings[z]) >= ENOUGH_READINGS})
+            samples = _median_readings({z: found for z, found in newest.items() if len(readings[z]) >= ENOUGH_READINGS})
             measured = conditions.find_condition(network.status.conditions, "Measured")
             priced = (
                 written_costs(network.weight(NETPERF_COSTS))
@@ -212,8 +212,8 @@ class Demo:
         return not await self.client.list(PODS, Pod, namespace=namespace)
 
 
-def _in_the_middle(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[tuple[str, str], Measurement]:
-    """By directed pair of zones, the reading with the middle p90; a round trip counts for both directions."""
+def _median_readings(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[tuple[str, str], Measurement]:
+    """The reading with the median p90 by directed pair of zones; a round trip counts for both directions."""
     found: dict[tuple[str, str], Measurement] = {}
     for zones, readings in samples.items():
         ranked = sorted((s.cost_measurement for s in readings), key=lambda m: m.p90_us or 0.0)

@@ -35,7 +35,7 @@ MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
 AGENT_PORT = 9850
 TOPOLOGY_NAME = "nt-default"
-"""Of the NetworkTopology that the shipped configuration has the controller create."""
+"""Name of the NetworkTopology that the controller creates by its shipped configuration."""
 # A lab should show a change of the network within seconds; a cluster has a minute.
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 180.0

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import TextIO
 
 Say = Callable[[str], None]
-"""Told in a line what goes on."""
+"""Prints a line of progress."""
 _BAR = 20
 
 
 class Progress:
-    """Told about steps that take long.
+    """Prints the progress of long steps.
 
     Args:
         stream: where to; a terminal gets a bar.

@@ -1,4 +1,4 @@
-"""What the demo found, as one JSON object and as tables for a person.
+"""The result of the demo, as one JSON object and as tables for a person.
 
 The JSON is a contract with scripts (README, "The demo's JSON"); the tables are drawn from the same structs, so that they
 cannot disagree.

@@ -1,4 +1,4 @@
-"""What every test gets: a mark for the folder it lives in, no blocking calls in unit tests, the lab's programs built first."""
+"""Settings of all tests: a mark for their folder, no blocking calls in unit tests, programs built before the first test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GROUP_OF_FIXTURE = {
     "chromium": "browser",
     "axe": "browser",
 }
-"""The group of tests that use what somebody has to build or fetch, unless they are of another group already."""
+"""Group of tests by a fixture that builds or fetches programs, unless they are of another group already."""
 OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
 # Hypothesis watches the clock, which tells more about what else the machine does than about the code under test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -19,7 +19,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
-"""What Kubernetes and images call this machine's processor."""
+"""This machine's processor, as Kubernetes and images name it."""
 
 
 @dataclass(frozen=True)

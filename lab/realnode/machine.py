@@ -1,4 +1,4 @@
-"""What a machine needs for real nodes, checked before anything is started; one error names all that is missing."""
+"""Checks that this machine can run real nodes, before anything is started; one error names all that is missing."""
 
 from __future__ import annotations
 

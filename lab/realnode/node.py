@@ -203,7 +203,7 @@ class RealNode:
         self._write_kubeconfig(folder / "kube-proxy.kubeconfig", proxy)
 
     def _write_kubeconfig(self, path: Path, pair: KeyPair) -> None:
-        """With everything inside: the lab's own files cannot be seen from the node."""
+        """A kubeconfig with embedded credentials, since the lab's files cannot be seen from the node."""
         cluster = {
             "server": self.control_plane.server,
             "certificate-authority-data": _encoded(self.control_plane.ca_file),

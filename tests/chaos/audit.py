@@ -25,14 +25,14 @@ _NOT_FENCED = frozenset({"leases", "events", "selfsubjectaccessreviews", "selfsu
 
 
 class User(Wire, frozen=True):
-    """Who asked."""
+    """The user of a request."""
 
     username: str = ""
     extra: dict[str, list[str]] | None = None
 
 
 class ObjectRef(Wire, frozen=True):
-    """What was asked for."""
+    """The object of a request."""
 
     resource: str = ""
     subresource: str = ""
@@ -41,7 +41,7 @@ class ObjectRef(Wire, frozen=True):
 
 
 class ResponseStatus(Wire, frozen=True):
-    """How it ended."""
+    """The status of a response."""
 
     code: int = 0
 

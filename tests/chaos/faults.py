@@ -26,13 +26,13 @@ WEIGHTS = {
     "etcd-full": 1.0,
 }
 LASTING = frozenset({"pause", "pause-control-plane", "cut", "latency", "relabel", "deny", "etcd-full"})
-"""What is taken back after a while."""
+"""Kinds that are reverted after a while."""
 MEAN_GAP_S, SHORTEST_GAP_S = 2.0, 0.3
 _SHORTEST_S, _LONGEST_S = 1.0, 14.0
 
 
 class World(msgspec.Struct, frozen=True):
-    """What can be hit, by name: our programs, agents among them, and the topology's zones and nodes."""
+    """Names of targets: our programs, agents among them, and the topology's zones and nodes."""
 
     programs: tuple[str, ...]
     zones: tuple[str, ...]

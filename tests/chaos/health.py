@@ -36,7 +36,7 @@ LOST_S = {
     "pause-control-plane": 14.0,
     "kill-control-plane": 30.0,
 }
-"""What a fault takes away for a known time, by kind: a Lease's duration and two attempts to take it; a control plane's restart."""
+"""Seconds of outage that a fault may cause, by kind: a Lease's duration and two attempts to take it; a control plane's restart."""
 
 log = logging.getLogger(__name__)
 

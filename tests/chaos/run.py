@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class ChaosReport(msgspec.Struct, frozen=True):
-    """What a run found.
+    """The result of a run.
 
     Attributes:
         faults: how many were injected, by kind.
@@ -109,7 +109,7 @@ class ChaosRun:
                 injecting.create_task(self.injector.inject(fault))
 
     async def check_quiet(self) -> list[str]:
-        """What must hold once all is quiet again."""
+        """Violations of what must hold once all faults are over."""
         violations = []
         if not await self.until_well(_QUIET_DEADLINE_S):
             ailing = self.health.ailing or [f"only {await self.priced()} of {self.pairs} pairs have a cost"]

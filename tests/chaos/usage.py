@@ -1,4 +1,4 @@
-"""What programs take before and after: memory, descriptors, processes."""
+"""Compares memory, descriptors and processes of programs before and after a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DESCRIPTORS_ROOM, _PROCESSES_ROOM = 25, 3
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What one program takes, its children included; ``rss`` in bytes."""
+    """Resources of one program and its children; ``rss`` in bytes."""
 
     rss: int
     descriptors: int
@@ -24,7 +24,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def read_usage(lab: Lab) -> dict[str, Usage]:
-    """By program."""
+    """Usage by program."""
     found = {}
     for program in lab.programs:
         try:
@@ -37,7 +37,7 @@ def read_usage(lab: Lab) -> dict[str, Usage]:
 
 
 def leaks(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> list[str]:
-    """Where usage stays above what it was, with room for what is no leak.
+    """Programs whose usage grew by more than an allowance.
 
     Memory of etcd and the API server is not judged: etcd holds every version that was written until the API server has it
     compacted, every five minutes where nobody kills it, and the API server holds them in its watch cache.

@@ -1,4 +1,4 @@
-"""Labs for end-to-end tests: state directories of their own, so that nobody's running lab is touched, and no leftovers."""
+"""Labs for end-to-end tests: state directories of their own, so that no running lab is touched, and no leftovers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def privileges() -> None:
 
 @pytest.fixture(scope="module")
 def node_programs(tmp_path_factory: pytest.TempPathFactory) -> NodePrograms:
-    """What real nodes run. Modules of tests with real nodes run one after the other (tests.support.chains).
+    """Programs of real nodes. Modules of tests with real nodes run one after the other (tests.support.chains).
 
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
     waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).

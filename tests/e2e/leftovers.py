@@ -1,4 +1,4 @@
-"""What a lab that has ended left on the machine, in the process table and on disk."""
+"""Finds leftovers of a lab that has ended: processes, devices, mounts and files."""
 
 from __future__ import annotations
 

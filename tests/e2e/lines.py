@@ -1,4 +1,4 @@
-"""A finding's lines, carried out as somebody at a terminal does: pasted into a shell, what they mark as a choice chosen."""
+"""Pastes the fix commands of findings into a shell, with values for their placeholders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Terminal:
         }
 
     def paste(self, line: str, timeout_s: float = LINE_S) -> tuple[int, str]:
-        """Exit code and what was said; a line that does not end by itself is ended, as by Ctrl-C."""
+        """Exit code and output of a line; it is ended after the timeout, as by Ctrl-C."""
         argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
         done = subprocess.run(
             argv,
@@ -50,7 +50,7 @@ class Terminal:
         return done.returncode, done.stdout
 
     def findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
-        """What a command finds, by its own JSON; none while the cluster does not answer it."""
+        """The findings of a command, from its JSON output."""
         argv = ["kubectl", "netaware", command, "-o", "json"]
         done = subprocess.run(
             argv,
@@ -87,7 +87,7 @@ class Terminal:
 
     @staticmethod
     def command_in(line: str, choices: Mapping[str, str]) -> str:
-        """What of a line is pasted, with what it leaves to somebody put in; empty for words alone."""
+        """The command in a line, with values for its placeholders; empty if the line has no command."""
         _, _, command = f" {line}".partition(" kubectl ")
         return CHOICE.sub(lambda found: choices[found[0]], f"kubectl {command}") if command else ""
 

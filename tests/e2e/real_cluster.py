@@ -65,7 +65,7 @@ class Cluster:
         return found
 
     def unready(self) -> str:
-        """What pods say that are not ready, for an assertion's message."""
+        """A description of our pods, for an assertion's message."""
         return subprocess.run(
             [*self._kubectl, "-n", NAMESPACE, "describe", "pods"],
             check=False,
@@ -75,7 +75,7 @@ class Cluster:
         ).stdout[-4000:]
 
     def apply(self, folder: Path) -> None:
-        """As docs/install.md says, so that what the overlay before had is removed; then all that it has is rolled out."""
+        """Apply an overlay as docs/install.md says, which prunes the one before, and wait for its rollout."""
         self.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
         prune = ["--prune", "--applyset=netaware", "-n", NAMESPACE, "-k", str(folder)]
         self.run("apply", "--server-side", "--force-conflicts", *prune, env={"KUBECTL_APPLYSET": "true"})
@@ -88,7 +88,7 @@ class Cluster:
             )
 
     def node_objects(self) -> dict[str, Any]:
-        """What of the nodes nobody but an installation would change."""
+        """Fields of the nodes that only an installation changes."""
         return {
             node["metadata"]["name"]: (
                 node["metadata"]["labels"],

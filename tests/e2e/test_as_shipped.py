@@ -144,7 +144,7 @@ def gates_by_webhook(cluster: Cluster) -> None:
 
 
 def monitors(cluster: Cluster) -> list[str]:
-    """What the Prometheus operator would act on: its API server's own schemas have taken it."""
+    """Objects for the Prometheus operator, which its definitions validated."""
     kinds = "podmonitors,servicemonitors,prometheusrules"
     return cluster.run("get", kinds, "-n", NAMESPACE, "-o", "name").split()
 

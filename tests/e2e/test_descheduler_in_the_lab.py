@@ -46,7 +46,7 @@ async def cost(client: Client) -> int:
 
 
 async def node_of(client: Client, app: str) -> str:
-    """Where the workload's only running pod is; empty while there is none, or one too many."""
+    """Node of the workload's only running pod; empty unless exactly one runs."""
     pods = await client.list(PODS, Pod, namespace=SHOP, label_selector=f"app={app}")
     running = [p for p in pods if p.status.phase == "Running" and p.metadata.deletion_timestamp is None]
     return running[0].spec.node_name if len(running) == 1 else ""

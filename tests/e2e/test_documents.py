@@ -29,7 +29,7 @@ class Reader:
         self._terminal, self._folder = terminal, folder
 
     async def does(self, block: str) -> str:
-        """What a block says when it is pasted; its files are the reader's own."""
+        """Output of a block that is pasted; its files are in the reader's folder."""
         own = re.sub(r"(?<=-f )(?=[\w-]+\.yaml)|(?<=> )(?=[\w-]+\.yaml)", f"{self._folder}/", block)
         code, said = await asyncio.to_thread(self._terminal.paste, f"set -eu\n{own}")
         assert code == 0, f"{own}\n{said}"

@@ -100,7 +100,7 @@ BROKEN: dict[str, Callable[[Cluster], None]] = {
     "the controller's image cannot be pulled": lambda c: afresh(c, "netaware-controller", LOST),
     "the scheduler crashes": lambda c: afresh(c, "netaware-scheduler", CRASHING),
 }
-"""By name, as in tests/unit/controller/situations.py."""
+"""Breaks our programs; keys are names of situations in tests/unit/controller/situations.py."""
 ALSO = {"the controller is frozen": "controller-down"}
 """Codes that may come first instead, where a later cause joins."""
 

@@ -67,7 +67,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
     began = time.monotonic()
 
     def overlay(minor: str) -> Path:
-        """As docs/install.md has it for clusters of that version."""
+        """The overlay that docs/install.md names for clusters of that version."""
         return on_top_of("default", f"kubernetes-{minor}", "replace-pending", folder=tmp_path)
 
     def passed(what: str) -> None:
@@ -113,7 +113,7 @@ async def test_oldest_minor_installs_places_drains_and_is_upgraded_to_the_newest
 
 
 class Steps:
-    """What an operator does in a lab, and what has to come of it."""
+    """Steps of an operator in a lab, each with a wait for its effect."""
 
     def __init__(self, lab: Lab, client: Client, placement: Placement) -> None:
         self._lab, self._client, self._placement = lab, client, placement

@@ -88,7 +88,7 @@ class Stage:
     prometheus: PrometheusClient
 
     def metrics(self, node: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-        """What the node's agent exports."""
+        """Samples of the node's agent."""
         address = self.lab.node(node).address
         text = urllib.request.urlopen(f"http://{address}:9850/metrics", timeout=30).read().decode()
         for family in text_string_to_metric_families(text):
@@ -104,7 +104,7 @@ class Stage:
         }
 
     def tc(self, node: str, *words: str) -> str:
-        """What tc prints in the node's network."""
+        """Output of tc in the node's network namespace."""
         argv = ["nsenter", f"--net=/run/netns/{self.lab.node(node).netns}", "tc", *words]
         return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
 
@@ -120,7 +120,7 @@ class Stage:
         return float(found["p50_ms"])
 
     def rates_bps(self, node: str) -> dict[str, float]:
-        """What a pod gets through, measured inside it and inside its peer on the same node: egress and ingress."""
+        """Throughput of the limited pod by direction, measured in it and in its peer on the same node."""
         limited, free = f"limited-{node}", f"free-{node}"
         took_ms = {
             "egress": self.fetch(free, f"http://{self.address(limited)}:8080/"),
@@ -227,7 +227,7 @@ async def test_limits_are_judged_repaired_and_felt_inside_pods(stage: Stage) -> 
 
 
 def await_verdict(stage: Stage, node: str, verdict: str) -> None:
-    """Of both directions."""
+    """Wait until both directions have a verdict."""
     wait_until(
         lambda: [v for v, _ in stage.verdicts(node).values()] == [verdict, verdict],
         f"{verdict} on {node}",

@@ -36,7 +36,7 @@ def latency_us(one: str, other: str) -> float:
 
 
 def sample_of(probe: Probe, rng: random.Random, now_s: float) -> Sample:
-    """What the probe's agent would have read."""
+    """A sample as the probe's agent would have measured it."""
     us = round(latency_us(probe.origin.zone, probe.destination.zone) * rng.gauss(1.0, 0.01), 1)
     read = Measurement(
         prober="netperf" if probe.pair_index == 0 else "datagrams",

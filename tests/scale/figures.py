@@ -1,4 +1,4 @@
-"""What a scale run found, from what programs say of themselves before and after.
+"""The figures of a scale run, from the metrics of programs before and after.
 
 Objectives are those of the Kubernetes project (community repository, sig-scalability/slos/api_call_latency.md): p99 of mutating calls
 of each resource and verb at most 1 s; of reads at most 1 s for one object, 30 s for a namespace or the whole cluster.
@@ -38,7 +38,7 @@ class Levels(msgspec.Struct, frozen=True):
 
 
 class ScaleReport(msgspec.Struct, frozen=True):
-    """What a run found.
+    """The figures of a run.
 
     Attributes:
         sizes: asked for.
@@ -71,7 +71,7 @@ class ScaleReport(msgspec.Struct, frozen=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """What programs said of themselves at one moment, and how often the Lease had changed hands."""
+    """Metrics of all programs at one moment, and the number of transitions of the Lease."""
 
     readings: Readings
     lease_transitions: int
@@ -141,7 +141,7 @@ def _calls(grown: Readings) -> dict[str, Buckets]:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """Of a histogram's cumulative buckets, interpolated as Prometheus does; None of nothing."""
+    """Quantile of a histogram's cumulative buckets, interpolated as Prometheus does; None without observations."""
     sums: dict[float, float] = defaultdict(float)
     for labels, value in buckets:
         sums[float(labels["le"])] += value

@@ -1,4 +1,4 @@
-"""What happens to the cluster while it is measured: rollouts, and a zone that fails."""
+"""Changes of the cluster while it is measured: rollouts, and a zone that fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLLOUT_EVERY_S = 5.0
 
 
 class Life:
-    """What happens to the cluster.
+    """Changes of the cluster.
 
     Args:
         client: the administrator's.
@@ -46,7 +46,7 @@ class Life:
                 self.done["rollouts"] += 1
 
     async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
-        """One zone goes and comes back: its nodes say nothing, and nobody reaches them."""
+        """A zone fails and comes back: its nodes are not Ready and cannot be reached."""
         await asyncio.sleep(begins_s)
         self.dead.add(zone_name(zone))
         await self._set_ready(self._nodes[zone], "Unknown")

@@ -1,4 +1,4 @@
-"""What a large cluster holds: nodes of the size that a cloud's have, and the pods on them."""
+"""Objects of a large cluster: nodes as large as those of clouds, and the pods on them."""
 
 from __future__ import annotations
 

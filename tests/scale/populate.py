@@ -25,7 +25,7 @@ from tests.scale.objects import node_body, running_pod
 from tests.support.etcd import Item, put_all
 
 LIVING_SHARE = 0.1
-"""Of the AppGroups, so many are Deployments that are rolled out; the pods of the others just stand there."""
+"""Share of AppGroups with Deployments that are rolled out; pods of the others never change."""
 _NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
 _AT_ONCE = 24
 _TIMEOUT_S = 120.0
@@ -47,7 +47,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def living_groups(self) -> int:
-        """Those with Deployments."""
+        """Number of AppGroups with Deployments."""
         return min(self.groups, max(1, round(self.groups * LIVING_SHARE))) if self.groups else 0
 
 
@@ -102,7 +102,7 @@ def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
 
 
 async def create_namespaces(client: Client, sizes: Sizes) -> None:
-    """Of the groups and of the other pods, with their default service accounts."""
+    """Create the namespaces of groups and other pods; wait for their default service accounts."""
     names = [*(group_namespace(g) for g in range(sizes.groups)), *(f"scale-{i}" for i in range(10))]
     for name in names:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)

@@ -73,7 +73,7 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
         length_s = sizes.minutes * 60
         # After a third of the time, for a fifth of it: that leaves room for the way back.
         failing = asyncio.create_task(life.fail_zone(sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
-        levels = await _look(lab, length_s)
+        levels = await _watch_levels(lab, length_s)
         await failing
         after = await _read(lab, admin, controller_url)
         plan_bytes = sum(zone.plan_bytes for zone in zones)
@@ -125,8 +125,8 @@ async def _start_agents(
     return zones
 
 
-async def _look(lab: Lab, length_s: float) -> list[Levels]:
-    """What the controller takes, again and again until the time is over."""
+async def _watch_levels(lab: Lab, length_s: float) -> list[Levels]:
+    """Read the controller's memory and processor time until the time is over."""
     begun, levels = time.monotonic(), [_levels(lab)]
     while (elapsed_s := time.monotonic() - begun) < length_s:
         await asyncio.sleep(min(_LOOK_EVERY_S, length_s - elapsed_s))

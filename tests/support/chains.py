@@ -25,7 +25,7 @@ _CHAIN_OF = {file: chain for chain, files in CHAINS.items() for file in files}
 
 
 def chain_of(nodeid: str) -> str:
-    """What a test runs in turn with: the name of a chain, or the test's own file."""
+    """The chain of a test, or its own file if it is in none."""
     file = nodeid.partition("::")[0]
     return _CHAIN_OF.get(PurePath(file).stem, file)
 

@@ -21,7 +21,7 @@ _INSIDE = "usr/lib/chromium/chromium"
 
 @dataclass(frozen=True)
 class Chromium:
-    """Where Chromium is, and variables that it needs; usually none."""
+    """The path of Chromium, and variables that it needs; usually none."""
 
     path: Path
     env: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the documents show: blocks for a shell, and files."""
+"""Shell blocks and files that documents show."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Item = tuple[str, dict[str, Any]]
 
 
 def client_context(plane: ControlPlane) -> ssl.SSLContext:
-    """What etcd asks of its clients."""
+    """TLS settings of etcd's clients."""
     pki = plane.authority.folder
     context = ssl.create_default_context(cafile=str(plane.ca_file))
     context.load_cert_chain(str(pki / "etcd.crt"), str(pki / "etcd.key"))
@@ -68,11 +68,11 @@ def _batches(items: Iterable[Item]) -> Iterator[list[tuple[str, str]]]:
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     rest = iter(items)
     while batch := list(islice(rest, BATCH)):
-        yield [(f"/registry/{key}", json.dumps(_born(body, now))) for key, body in batch]
+        yield [(f"/registry/{key}", json.dumps(_with_uid(body, now))) for key, body in batch]
 
 
-def _born(body: dict[str, Any], now: str) -> dict[str, Any]:
-    """With what the API server gives an object when it is created."""
+def _with_uid(body: dict[str, Any], now: str) -> dict[str, Any]:
+    """The object with a uid and a creation time, as the API server would add them."""
     return {**body, "metadata": {**body["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": now}}
 
 

@@ -1,4 +1,4 @@
-"""What the CNI bandwidth plugin sets up, as far as tests need it."""
+"""Token buckets as the CNI bandwidth plugin sets them up."""
 
 from __future__ import annotations
 

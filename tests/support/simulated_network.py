@@ -20,7 +20,7 @@ from netperf.results import decode_results, encode_failure, encode_samples, plan
 from netperf.sample import Failure, Measurement, Place, Sample
 
 Forge = Callable[[Probe, float], float]
-"""What an agent says it read (µs), for what it read."""
+"""Replaces the latency (µs) that an agent measured."""
 
 
 class SimulatedNetwork:

@@ -45,7 +45,7 @@ class Schemas:
 
     @classmethod
     async def of(cls, admin: Client, prefix: str) -> Schemas:
-        """Of one group and version, such as ``/api/v1``."""
+        """Schemas of one group and version, such as ``/api/v1``."""
         return cls(msgspec.json.decode(await admin.request("GET", f"/openapi/v3{prefix}")))
 
     def fields(self, name: str) -> Mapping[str, Json]:

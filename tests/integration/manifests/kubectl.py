@@ -113,7 +113,7 @@ async def uninstall(kubectl: Kubectl, admin: Client, overlay: str) -> None:
 
 
 async def end_pods(kubectl: Kubectl, namespace: str) -> None:
-    """Of a namespace that is being deleted, which would else wait for kubelets."""
+    """Delete pods of a namespace at once; its deletion would else wait for kubelets."""
     await kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
 
 

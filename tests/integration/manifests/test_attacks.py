@@ -1,4 +1,4 @@
-"""What a stolen token of each program can do, on the real API server with the shipped rights and policies.
+"""Requests with a stolen token of each program, on the real API server with the shipped rights and policies.
 
 That no program has a right which it does not use is tested in test_rights.py.
 """

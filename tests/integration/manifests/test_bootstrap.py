@@ -1,4 +1,4 @@
-"""What the leader creates on a fresh installation, and what it leaves alone, on the real API server."""
+"""The leader creates missing objects on a fresh installation and leaves existing ones alone, on the real API server."""
 
 from __future__ import annotations
 

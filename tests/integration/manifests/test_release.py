@@ -1,4 +1,4 @@
-"""What a release runs, as far as it runs here: workflows run what there is, and the bill of materials is whole."""
+"""Parts of a release: workflows name targets and tools that exist, and the bill of materials is complete."""
 
 from __future__ import annotations
 

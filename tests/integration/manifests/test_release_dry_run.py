@@ -80,7 +80,7 @@ def installed(wheel: Path, home: Path) -> Path:
 
 
 def run(command: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """As somebody whose machine has nothing else."""
+    """Run a command with an empty PATH."""
     environment = {"PATH": "/nonexistent", "HOME": str(command.parents[2])}
     return subprocess.run(
         [str(command), *map(str, words)], check=False, capture_output=True, text=True, env=environment, timeout=60

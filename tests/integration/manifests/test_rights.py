@@ -76,7 +76,7 @@ class Running:
     before: int
 
     def uses(self) -> dict[Use, str]:
-        """What our accounts did since, and the last refusal where there was one."""
+        """Requests of our accounts since the start, each with its last refusal if there was one."""
         found: dict[Use, str] = {}
         for entry in audit_events(self.log)[self.before :]:
             if "objectRef" not in entry:

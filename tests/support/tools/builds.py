@@ -1,4 +1,4 @@
-"""What only tests and releases need, from Go modules.
+"""Programs and files from Go modules that only tests and releases need.
 
 Helm, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
 operator's definitions are taken as published.
@@ -20,7 +20,7 @@ OLDEST_CONTROL_PLANE = Module(
     pins="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
 )
-"""What differs in the oldest release of Kubernetes that is supported; etcd, kwok and kubectl are today's."""
+"""Programs of the oldest supported Kubernetes; etcd, kwok and kubectl are those of the newest."""
 HELM = Module(
     name="helm",
     folder=Path(__file__).parent / "helm",
