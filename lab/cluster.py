@@ -29,7 +29,7 @@ from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
-from lab.paths import write_whole
+from lab.paths import write_atomically
 from lab.programs import Program, Programs, pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
-_POLL_S, _LOOK_S = 0.02, 0.25
+_POLL_S, _WATCH_S = 0.02, 0.25
 log = logs.get("lab")
 # One seed for all labs: loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
@@ -110,7 +110,7 @@ class Lab:
             binaries = await asyncio.to_thread(find_or_build)
         node_binaries = await asyncio.to_thread(find_node_programs, topology)
         with lock_lab(paths):
-            await _to_its_end(reclaim, paths)
+            await _run_in_thread(reclaim, paths)
             paths.state_dir.mkdir(parents=True, mode=0o700)
             try:
                 flags = tuple(api_server_flags)
@@ -124,10 +124,10 @@ class Lab:
                         # A lab that is on its way out must not be found as running.
                         paths.description.unlink(missing_ok=True)
             except Exception:
-                await _to_its_end(_keep_logs, paths)
+                await _run_in_thread(_keep_logs, paths)
                 raise
             finally:
-                await _to_its_end(reclaim, paths)
+                await _run_in_thread(reclaim, paths)
 
     @property
     def client_config(self) -> ClusterConfig:
@@ -164,7 +164,7 @@ class Lab:
         netns = None if node is None else self.node(node).netns
         return self.programs.start(log_name, argv, netns=netns, env=env, essential=essential)
 
-    async def tend(self) -> None:
+    async def report_ended(self) -> None:
         """Never returns: if a program ends, the lab goes on, and reports it once."""
         said: set[str] = set()
         while True:
@@ -172,7 +172,7 @@ class Lab:
                 if program.failed and program.name not in said:
                     said.add(program.name)
                     log.warning("a program ended", name=program.name, code=program.poll(), log=program.log)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_WATCH_S)
 
     def describe(self) -> dict[str, Any]:
         """The output of `up --json`, as plain data."""
@@ -211,7 +211,7 @@ class Lab:
     def _enter(self, network: NodeNetwork) -> list[str]:
         """The command that gives a shell on a node."""
         real = self.real.nodes.get(network.node.name)
-        return ["nsenter", f"--target={real.pid}", "--all"] if real else namespaces.entering(network.netns)
+        return ["nsenter", f"--target={real.pid}", "--all"] if real else namespaces.enter_command(network.netns)
 
     def _host_kubeconfig(self) -> Path:
         """The administrator's kubeconfig as it works on the host."""
@@ -225,7 +225,7 @@ class Lab:
 
     def publish(self) -> None:
         """Write the description for other commands; its presence says that the lab is up."""
-        write_whole(self.paths.description, msgspec.json.encode(self.describe()))
+        write_atomically(self.paths.description, msgspec.json.encode(self.describe()))
 
 
 @asynccontextmanager
@@ -242,7 +242,7 @@ async def _boot(
     programs = Programs(paths.state_dir, {**pythonpath_env(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     if topology is not None:
-        network = await _to_its_end(create_network, topology.nodes, paths.state_dir)
+        network = await _run_in_thread(create_network, topology.nodes, paths.state_dir)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         paths.name,
@@ -298,7 +298,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     )
 
 
-async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def _run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work in a thread; when cancelled, wait for it first: a thread cannot be stopped half-way, and what comes
     after a cancellation removes what the thread is still making.
     """

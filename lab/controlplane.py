@@ -169,7 +169,7 @@ class ControlPlane:
         program = self.programs.start("kube-controller-manager", [*command, *self._feature_gates, *flags])
         async with Client(self.client_config) as client:
             account = SERVICE_ACCOUNTS.path("default", "default")
-            await self._until(lambda: _answers(client, account), "the default service account")
+            await self._until(lambda: _is_served(client, account), "the default service account")
         return program
 
     async def start_scheduler(
@@ -209,7 +209,7 @@ class ControlPlane:
         program = self.programs.start(name, argv)
         health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
         async with Client(health, timeout_s=2.0) as client:
-            await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
+            await self._until(lambda: _is_served(client, "/readyz"), f"{name} to be ready")
         return program
 
     async def start_kwok(self) -> Program:
@@ -294,7 +294,7 @@ class ControlPlane:
             "etcd",
             controlplane_commands.etcd_command(binary, data_dir, pair, self.ca_file, ports=(etcd_port, peer_port)),
         )
-        await self._until(lambda: _accepts(etcd_port), "etcd to listen")
+        await self._until(lambda: _is_listening(etcd_port), "etcd to listen")
         command = controlplane_commands.api_server_command(
             self.binaries["kube-apiserver"],
             self.authority,
@@ -311,7 +311,7 @@ class ControlPlane:
         keys = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
         self._kubeconfig_for(self.kubeconfig, "kubernetes-admin", keys, "default")
         async with Client(self.client_config, timeout_s=5.0) as client:
-            await self._until(lambda: _answers(client, "/readyz"), "the API server to be ready")
+            await self._until(lambda: _is_served(client, "/readyz"), "the API server to be ready")
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
         """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
@@ -370,7 +370,7 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-async def is_there(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
+async def exists(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
     """Whether there is an object of this name. Raises what `Client.get` raises, but for its being unknown."""
     try:
         await client.get(resource, name, Object, namespace=namespace)
@@ -381,7 +381,7 @@ async def is_there(client: Client, resource: Resource, name: str, namespace: str
     return True
 
 
-async def _accepts(port: int) -> bool:
+async def _is_listening(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection(LOOPBACK, port)
     except OSError:
@@ -390,7 +390,7 @@ async def _accepts(port: int) -> bool:
     return True
 
 
-async def _answers(client: Client, path: str) -> bool:
+async def _is_served(client: Client, path: str) -> bool:
     try:
         await client.request("GET", path)
     except (ApiError, UnreachableError):

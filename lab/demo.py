@@ -39,7 +39,7 @@ from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, namespaces, report
 from lab.cluster import ALL_COMPONENTS, Lab
-from lab.controlplane import is_there
+from lab.controlplane import exists
 from lab.edges import measure_pairs
 from lab.errors import LabError
 from lab.installation import OVERLAY, ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
@@ -153,7 +153,7 @@ class Demo:
         if self.seed is not None:
             application = boutique.shuffled(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels or {}}}, Object)
-        account = partial(is_there, self.client, SERVICE_ACCOUNTS, "default", namespace)
+        account = partial(exists, self.client, SERVICE_ACCOUNTS, "default", namespace)
         await self._until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
         await self._until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
@@ -178,7 +178,7 @@ class Demo:
         address = service["spec"]["clusterIP"]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
         real = self.lab.real.nodes[node]
-        command: list[str | Path] = [*namespaces.entering(real.network.netns), real.binaries.app, "load"]
+        command: list[str | Path] = [*namespaces.enter_command(real.network.netns), real.binaries.app, "load"]
         command += [
             f"--url=http://{address}/",
             f"--rate={_LOAD_RATE}",

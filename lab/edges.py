@@ -30,7 +30,7 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def probe(origin: str, destination: str) -> float:
-        argv = [*namespaces.entering(lab.node(origin).netns), sys.executable, "-m", "lab.measure", "probe"]
+        argv = [*namespaces.enter_command(lab.node(origin).netns), sys.executable, "-m", "lab.measure", "probe"]
         argv += [lab.node(destination).address, *prober, f"--duration-s={_PROBE_S}", "--attempts=50"]
         what = f"measuring {origin} to {destination}"
         output = await run_to_end(argv, what, _DEADLINE_S, env=env)

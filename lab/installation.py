@@ -25,7 +25,7 @@ from kubekit.errors import ApiError
 from kubekit.waiting import poll_until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, free_ports, is_there
+from lab.controlplane import LOOPBACK, ControlPlane, credentials_of, exists, free_ports
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_if_available
 from lab.programs import Program, Programs, agent_program, is_ready
@@ -124,7 +124,7 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
-        topology = partial(is_there, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
+        topology = partial(exists, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
         await _until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}

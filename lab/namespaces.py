@@ -26,7 +26,7 @@ def entered(name: str) -> Iterator[None]:
     Raises:
         OSError: there is no such namespace, or this process may not.
     """
-    with _kept_home():
+    with _return_to_namespace():
         there = os.open(FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _check(_libc.setns(there, _CLONE_NEWNET), "setns")
@@ -35,7 +35,7 @@ def entered(name: str) -> Iterator[None]:
         yield
 
 
-def entering(name: str) -> list[str]:
+def enter_command(name: str) -> list[str]:
     """Words that, put before a command, run it in a namespace."""
     return ["nsenter", f"--net={FOLDER / name}"]
 
@@ -50,7 +50,7 @@ def create(name: str) -> None:
     target = FOLDER / name
     os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
     try:
-        with _kept_home():
+        with _return_to_namespace():
             _check(_libc.unshare(_CLONE_NEWNET), "unshare")
             _check(_mount("/proc/thread-self/ns/net", target, _MS_BIND), "mount")
     except OSError:
@@ -65,7 +65,7 @@ def scratch() -> Iterator[None]:
     Raises:
         OSError: this process may not.
     """
-    with _kept_home():
+    with _return_to_namespace():
         _check(_libc.unshare(_CLONE_NEWNET), "unshare")
         yield
 
@@ -91,7 +91,7 @@ def _prepare_folder() -> None:
 
 
 @contextmanager
-def _kept_home() -> Iterator[None]:
+def _return_to_namespace() -> Iterator[None]:
     """Return the calling thread to the namespace it was in."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -33,7 +33,7 @@ _POD_BASE, _SLOT_BITS, POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
 _MUTEX = "\0netaware-lab-slots"
-_MUTEX_PATIENCE_S = 10.0
+_MUTEX_TIMEOUT_S = 10.0
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
@@ -274,7 +274,7 @@ def index_of(routes: IPRoute, name: str) -> int:
 @contextlib.contextmanager
 def _machine_wide_mutex() -> Iterator[None]:
     """One lab at a time changes slots. An abstract socket: no file to leave behind, free again when its holder dies."""
-    deadline = time.monotonic() + _MUTEX_PATIENCE_S
+    deadline = time.monotonic() + _MUTEX_TIMEOUT_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
         while True:
             try:

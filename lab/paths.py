@@ -13,7 +13,7 @@ LOGS = "logs"
 """Folder of the programs' logs below a lab's state directory."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file that others read meanwhile as it was, or as it is to be; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")

@@ -25,7 +25,7 @@ from lab.errors import BootError
 from lab.paths import LOGS
 from lab.processes import LAB_VARIABLE
 
-STOP_PATIENCE_S = 15.0
+STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
 _LOG_TAIL_BYTES = 2000
@@ -55,14 +55,14 @@ class Program:
         name: what it is in this lab; unique among the running ones.
         log: file that holds its stdout and stderr.
         essential: its unexpected end is the end of the lab.
-        patience_s: time to end after the signal, in seconds.
+        stop_timeout_s: time to end after the signal, in seconds.
         again: starts the same command once more.
     """
 
     name: str
     log: Path
     essential: bool
-    patience_s: float
+    stop_timeout_s: float
     again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
     _stopping: bool = False
@@ -102,9 +102,9 @@ class Program:
         """Its exit code and the end of its log, as an error."""
         return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
 
-    async def wait(self, patience_s: float = math.inf) -> int | None:
-        """Wait for its end, not longer than ``patience_s``; return the exit code or ``None``."""
-        deadline = time.monotonic() + patience_s
+    async def wait(self, timeout_s: float = math.inf) -> int | None:
+        """Wait for its end, not longer than ``timeout_s``; return the exit code or ``None``."""
+        deadline = time.monotonic() + timeout_s
         while True:
             code = self.poll()
             if code is not None or time.monotonic() >= deadline:
@@ -117,7 +117,7 @@ class Program:
         self._stopping = True
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            await self.wait(self.patience_s)
+            await self.wait(self.stop_timeout_s)
         # Also after a clean end: a child it left behind would keep the lab's namespaces in use.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ class Programs:
         netns: str | None = None,
         env: Mapping[str, str] | None = None,
         essential: bool = True,
-        patience_s: float = STOP_PATIENCE_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> Program:
         """Start a program in the lab's state directory; call from the main thread, since the kernel ties its life to the thread that forks.
 
@@ -160,7 +160,7 @@ class Programs:
             netns: name of the network namespace to run in, as under /run/netns; ``None`` for the host's.
             env: more variables.
             essential: see Program.
-            patience_s: see Program.
+            stop_timeout_s: see Program.
 
         Raises:
             BootError: the command does not exist.
@@ -188,9 +188,9 @@ class Programs:
             netns=netns,
             env=env,
             essential=essential,
-            patience_s=patience_s,
+            stop_timeout_s=stop_timeout_s,
         )
-        program = Program(name, log, essential, patience_s, again, process)
+        program = Program(name, log, essential, stop_timeout_s, again, process)
         self._running.append(program)
         return program
 
@@ -256,7 +256,7 @@ async def run_to_end(
 def _enter(netns: str | None) -> list[str]:
     if netns is None:
         return []
-    enter = [*namespaces.entering(netns), "--", "unshare", "--mount", "--"]
+    enter = [*namespaces.enter_command(netns), "--", "unshare", "--mount", "--"]
     return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]
 
 

@@ -22,7 +22,7 @@ from lab.network import missing_privileges, tun_is_accessible
 _RELAY_VARIABLE = "NETAWARE_LAB_RELAY_FD"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--")
 # A /run of its own for names of namespaces, since the host's belongs to root.
-_SETTLE = 'mount -t tmpfs netaware-lab /run && exec "$@"'
+_MOUNT_RUN = 'mount -t tmpfs netaware-lab /run && exec "$@"'
 _CHUNK = 65536
 
 
@@ -73,7 +73,7 @@ def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:
         msg = f"nodes need {'; nor '.join(reasons)}. `--topology none` still runs the control plane alone"
         raise UnsupportedError(msg)
     relay = socket.create_server(("127.0.0.1", 0))
-    wrapped = [*_UNSHARE, "sh", "-c", _SETTLE, "sh", *argv]
+    wrapped = [*_UNSHARE, "sh", "-c", _MOUNT_RUN, "sh", *argv]
     return Launch(wrapped, {**env, _RELAY_VARIABLE: str(relay.fileno())}, relay)
 
 

@@ -120,7 +120,7 @@ async def _serve(topology: Topology | None, paths: LabPaths, args: argparse.Name
             await install(lab)
         lab.publish()
         _print(lab.describe(), as_json=args.json)
-        await lab.tend()
+        await lab.report_ended()
 
 
 def _start_in_background(launch: Launch, paths: LabPaths) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
-from lab.controlplane import ControlPlane, free_ports, is_there
+from lab.controlplane import ControlPlane, exists, free_ports
 from lab.errors import BootError
 from lab.network import LabNetwork, pod_ranges
 from lab.programs import Programs
@@ -111,7 +111,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
         cgroups.create(node.cgroup)
         await node.start()
         await poll_until(
-            partial(is_there, client, NODES, node.name),
+            partial(exists, client, NODES, node.name),
             lambda: f"node {node.name} to register; {node.running['kubelet'].log_excerpt}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,

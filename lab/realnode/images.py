@@ -13,7 +13,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.paths import write_whole
+from lab.paths import write_atomically
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -97,8 +97,8 @@ class ImageStore:
 
     def _put(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        write_whole(self.blob(digest), data)
+        write_atomically(self.blob(digest), data)
         return digest
 
     def _put_tag(self, name: str, digest: str) -> None:
-        write_whole(self.tag(ImageReference.parse(name)), digest.encode())
+        write_atomically(self.tag(ImageReference.parse(name)), digest.encode())

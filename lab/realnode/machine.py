@@ -80,11 +80,11 @@ def _own_user_namespace() -> bool:
 
 def _missing_kernel_parts(environment: Mapping[str, str], nft: Path) -> list[str]:
     missing = []
-    if said := _fails([*_IN_NAMESPACE, str(nft), "-f", "-"], environment, _NFT_RULES):
+    if said := _failure_of([*_IN_NAMESPACE, str(nft), "-f", "-"], environment, _NFT_RULES):
         missing.append(f"nftables with NAT in the kernel ({said})")
     if not Path("/proc/sys/net/bridge").is_dir():
         # Without it an answer from a pod of the same node passes by connection tracking.
-        said = _fails(["modprobe", "br_netfilter"], {}, "")
+        said = _failure_of(["modprobe", "br_netfilter"], {}, "")
         if said or not Path("/proc/sys/net/bridge").is_dir():
             missing.append("the kernel's br_netfilter")
     return missing
@@ -118,12 +118,12 @@ def _has_overlay(folder: Path) -> bool:
         for name in ("lower", "upper", "work", "merged"):
             (Path(scratch) / name).mkdir()
         options = f"lowerdir={scratch}/lower,upperdir={scratch}/upper,workdir={scratch}/work"
-        return not _fails(
+        return not _failure_of(
             [*_IN_NAMESPACE, "mount", "-t", "overlay", "-o", options, "overlay", f"{scratch}/merged"], {}, ""
         )
 
 
-def _fails(argv: list[str], environment: Mapping[str, str], text: str) -> str:
+def _failure_of(argv: list[str], environment: Mapping[str, str], text: str) -> str:
     """The output of a failed command; empty if it succeeded."""
     try:
         done = subprocess.run(

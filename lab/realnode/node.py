@@ -139,14 +139,14 @@ class RealNode:
     def _start(self, what: str, *command: str) -> None:
         # Without the lab's own PYTHONPATH and the user's settings; with the mark by which a killed lab's processes are found.
         argv = self.enter("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
-        self.running[what] = self.programs.start(f"{what}-{self.name}", argv, patience_s=0.0)
+        self.running[what] = self.programs.start(f"{what}-{self.name}", argv, stop_timeout_s=0.0)
 
     async def _start_root(self) -> None:
         binaries = self.binaries
         folders = (self.folder, binaries.node, binaries.containerd, binaries.cni, binaries.debian.root)
-        command = [*cgroups.join(self.cgroup), *namespaces.entering(self.network.netns), "--", *_UNSHARE, "--"]
+        command = [*cgroups.join(self.cgroup), *namespaces.enter_command(self.network.netns), "--", *_UNSHARE, "--"]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
-        root = self.programs.start(f"node-{self.name}", command, patience_s=0.0)
+        root = self.programs.start(f"node-{self.name}", command, stop_timeout_s=0.0)
         self.running["root"] = root
         parent = psutil.Process(root.pid)
         await self._until(lambda: bool(parent.children()), "its first process")

@@ -42,7 +42,7 @@ class Forwarder:
         self._queue = DelayQueue([node.site for node in plan.nodes], links, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
-        self._routes = Routes([(node.address, *node.behind) for node in plan.nodes])
+        self._routes = Routes([(node.address, *node.routed_ranges) for node in plan.nodes])
         self._poll = select.epoll()
         for fd in self._devices:
             self._poll.register(fd, select.EPOLLIN)
@@ -148,7 +148,7 @@ def _set_speed(device: str, speed_mbps: int) -> None:
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
 
 
-def be_punctual() -> None:
+def set_exact_timing() -> None:
     """Ask the kernel for exact timers and high priority; a refusal costs only accuracy."""
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:

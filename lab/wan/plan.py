@@ -17,7 +17,7 @@ class WanNode(msgspec.Struct, frozen=True):
     netns: str
     address: str
     nic_bps: int
-    behind: tuple[str, ...] = ()
+    routed_ranges: tuple[str, ...] = ()
 
 
 class WanLink(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from controller.topology.weights import written_costs
 from kubekit.client import Client
 from kubekit.waiting import poll_until
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
-from lab.controlplane import is_there
+from lab.controlplane import exists
 from lab.installation import MANIFESTS
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
@@ -67,7 +67,7 @@ async def total(controller_url: str, name: str = "netaware_descheduler_evictions
 async def deploy(client: Client) -> None:
     """The AppGroup: web in z2 depends on db, which stays in z1."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
-    await poll_until(partial(is_there, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
+    await poll_until(partial(exists, client, SERVICE_ACCOUNTS, "default", SHOP), "its service account", 30)
     web = {"kind": "ReplicaSet", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": SHOP}
     db = {**web, "name": "db", "selector": "db"}
     spec = {

@@ -22,7 +22,7 @@ from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
 from lab.build import Binaries, find_or_build
 from lab.cluster import Lab
-from lab.controlplane import is_there
+from lab.controlplane import exists
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import install
@@ -135,7 +135,7 @@ class Steps:
         await self.kubectl("create", "namespace", BOUTIQUE)
         if self._placement == "affinity":
             await self.kubectl("label", "namespace", BOUTIQUE, "netaware.io/placement=affinity")
-        account = partial(is_there, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
+        account = partial(exists, self._client, SERVICE_ACCOUNTS, "default", BOUTIQUE)
         await until(account, "the namespace's service account")
         await until(self.are_gated, "pods of a group to be gated")
 

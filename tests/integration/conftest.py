@@ -15,7 +15,7 @@ import yaml
 
 from kubekit.client import Client
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, is_there
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, exists
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
@@ -67,7 +67,7 @@ async def namespace(client: Client) -> AsyncIterator[str]:
     """A fresh namespace whose default service account exists, so that pods can be created at once."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
-    await eventually(lambda: is_there(client, SERVICE_ACCOUNTS, "default", name))
+    await eventually(lambda: exists(client, SERVICE_ACCOUNTS, "default", name))
     yield name
     await client.delete(NAMESPACES, name)
 

@@ -16,7 +16,7 @@ from kubekit.waiting import poll_until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object
 from lab import boutique
 from lab.cluster import Lab
-from lab.controlplane import ControlPlane, is_there
+from lab.controlplane import ControlPlane, exists
 from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.progress import Say
@@ -107,7 +107,7 @@ async def create_namespaces(client: Client, sizes: Sizes) -> None:
     for name in names:
         await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
     for name in (*names, HOME_NAMESPACE):
-        account = partial(is_there, client, SERVICE_ACCOUNTS, "default", name)
+        account = partial(exists, client, SERVICE_ACCOUNTS, "default", name)
         await poll_until(account, f"the default account of {name}", _TIMEOUT_S, every_s=0.2, error=BootError)
 
 

@@ -15,6 +15,7 @@ CHAINS = {
     # An agent that enforces takes limits of pods it does not know for leftovers, on whatever pod of this machine they are.
     "pods on this machine": (
         "test_agent_beside_others",
+        "test_agent_capabilities",
         "test_agent_program",
         "test_cni_plugins",
         "test_counting_traffic",
