@@ -22,7 +22,7 @@ from kubekit import logs
 from kubekit.client import Client, Scope
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
 from kubekit.responses import WatchEvent
-from kubekit.stores import KeyedObjects, T
+from kubekit.stores import Store, T
 from kubekit.waiting import Backoff, CooperativeYield
 from kubekit.wire import DECODE_ERRORS, Object, ObjectMeta, Resource
 
@@ -51,16 +51,13 @@ class HasMetadata(Protocol):
 ObjectT = TypeVar("ObjectT", bound=HasMetadata)
 
 
-class Reflector(KeyedObjects[T]):
+class Reflector(Store[T]):
     """A store of the objects of one resource, optionally of one namespace and selector.
 
     With a ``transform`` the store has what it returns instead of the objects, without those for which it returns None. A change after
     which the result is equal calls no handler.
 
     Attributes:
-        synced: set after the first complete list.
-        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
-        malformed: objects that could not be decoded, key -> reason.
         failure: why the last request failed: an HTTP status as text, or the name of an error; empty if it did not.
         contact_at: monotonic time of the last message from the server, or of the start.
     """
@@ -94,10 +91,8 @@ class Reflector(KeyedObjects[T]):
         transform: Callable[[Any], T | None] | None = None,
         **scope: Unpack[Scope],
     ) -> None:
-        super().__init__()
-        self.resource, self.synced, self.ready = resource, asyncio.Event(), asyncio.Event()
-        self.malformed: dict[str, str] = {}
-        self.failure = ""
+        super().__init__(synced=asyncio.Event(), ready=asyncio.Event())
+        self.resource, self.failure = resource, ""
         self.contact_at = time.monotonic()
         self._client = client
         self._scope = scope
@@ -199,14 +194,6 @@ class Reflector(KeyedObjects[T]):
     def _transformed(self, decoded: Any) -> T | None:
         item: T | None = decoded if self._transform is None else self._transform(decoded)
         return item
-
-    def _set(self, key: str, item: T | None) -> None:
-        """Store an item, or delete it if None, and call handlers if it changed."""
-        old = self._items.pop(key, None) if item is None else self._items.get(key)
-        if item is not None:
-            self._items[key] = item
-        if self._is_changed(old, item):
-            self._notify(key, old, item)
 
     def _is_changed(self, old: Any, new: Any) -> bool:
         if old is None or new is None or self._transform is not None:

@@ -4,48 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Source = TypeVar("Source")
-Item_co = TypeVar("Item_co", covariant=True)
 Handler = Callable[[str, T | None, T | None], None]
 
 
-class Store(Protocol[Item_co]):
-    """The read side of every store, filtered or not."""
+class Store(Generic[T_co]):
+    """Objects by key, and the handlers of their changes.
+
+    Attributes:
+        synced: set after the first complete list.
+        ready: set when synced, or when the API server does not serve the resource, so that a missing CRD blocks nothing.
+        malformed: objects that could not be decoded, key -> reason.
+    """
+
+    def __init__(self, synced: asyncio.Event, ready: asyncio.Event) -> None:
+        self.synced, self.ready = synced, ready
+        self.malformed: dict[str, str] = {}
+        self._items: dict[str, Any] = {}
+        self._handlers: list[Handler[Any]] = []
 
     @property
-    def synced(self) -> asyncio.Event:
-        """Set after the first complete list."""
-        ...
+    def items(self) -> Mapping[str, T_co]:
+        """The objects by key (``namespace/name`` or ``name``). The mapping may change at every await of the caller."""
+        return self._items
 
-    @property
-    def ready(self) -> asyncio.Event:
-        """Set when synced, or when the API server does not serve the resource."""
-        ...
-
-    @property
-    def malformed(self) -> Mapping[str, str]:
-        """Objects that could not be decoded: key -> reason."""
-        ...
-
-    @property
-    def items(self) -> Mapping[str, Item_co]:
-        """The objects by key."""
-        ...
-
-    def get(self, key: str) -> Item_co | None:
+    def get(self, key: str) -> T_co | None:
         """One object; None if it is not in the store."""
-        ...
+        return self._items.get(key)
 
-    def subscribe(self, handler: Handler[Item_co]) -> None:
-        """Call ``handler(key, old, new)`` after each change."""
-        ...
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self._items.values())
 
-    def __iter__(self) -> Iterator[Item_co]: ...
+    def __len__(self) -> int:
+        return len(self._items)
 
-    def __len__(self) -> int: ...
+    def subscribe(self, handler: Handler[T_co]) -> None:
+        """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
+
+        A handler must not block or raise. It typically adds the key to a work queue.
+        """
+        self._handlers.append(handler)
+
+    def _set(self, key: str, item: Any) -> None:
+        """Store an object, or delete it if None, and call handlers if it changed."""
+        old = self._items.pop(key, None) if item is None else self._items.get(key)
+        if item is not None:
+            self._items[key] = item
+        if self._is_changed(old, item):
+            for handler in self._handlers:
+                handler(key, old, item)
+
+    def _is_changed(self, old: Any, new: Any) -> bool:
+        return old is not None or new is not None
 
 
 def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
@@ -55,42 +69,8 @@ def subscribe_from_start(store: Store[T], handler: Handler[T]) -> None:
         handler(key, None, item)
 
 
-class KeyedObjects(Generic[T]):
-    """Objects by key, and the handlers of their changes."""
-
-    def __init__(self) -> None:
-        self._items: dict[str, T] = {}
-        self._handlers: list[Handler[T]] = []
-
-    @property
-    def items(self) -> Mapping[str, T]:
-        """The objects by key (``namespace/name`` or ``name``). The mapping may change at every await of the caller."""
-        return self._items
-
-    def get(self, key: str) -> T | None:
-        """One object; None if it is not in the store."""
-        return self._items.get(key)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items.values())
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def subscribe(self, handler: Handler[T]) -> None:
-        """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
-
-        A handler must not block or raise. It typically adds the key to a work queue.
-        """
-        self._handlers.append(handler)
-
-    def _notify(self, key: str, old: T | None, new: T | None) -> None:
-        for handler in self._handlers:
-            handler(key, old, new)
-
-
-class FilteredStore(KeyedObjects[T]):
-    """A store that is derived from another store, without a watch.
+class FilteredStore(Store[T]):
+    """A store that is derived from another store, without a watch. ``malformed`` is empty: the source reports them.
 
     Args:
         source: the store to filter.
@@ -98,31 +78,5 @@ class FilteredStore(KeyedObjects[T]):
     """
 
     def __init__(self, source: Store[Source], select: Callable[[Source], T | None]) -> None:
-        super().__init__()
-        self._source: Store[Any] = source
-        self._select: Callable[[Any], T | None] = select
-        subscribe_from_start(source, self._on_change)
-
-    @property
-    def synced(self) -> asyncio.Event:
-        """As of the source."""
-        return self._source.synced
-
-    @property
-    def ready(self) -> asyncio.Event:
-        """As of the source."""
-        return self._source.ready
-
-    @property
-    def malformed(self) -> Mapping[str, str]:
-        """Empty: the source reports them."""
-        return {}
-
-    def _on_change(self, key: str, _: object, new: object | None) -> None:
-        old, item = self._items.get(key), None if new is None else self._select(new)
-        if item is None:
-            self._items.pop(key, None)
-        else:
-            self._items[key] = item
-        if old is not None or item is not None:
-            self._notify(key, old, item)
+        super().__init__(source.synced, source.ready)
+        subscribe_from_start(source, lambda key, _, new: self._set(key, None if new is None else select(new)))

@@ -51,17 +51,7 @@ class PlanRefusedError(KubekitError):
 
 
 class TooLargeError(KubekitError):
-    """An object would exceed what the API server stores in one ConfigMap.
-
-    Attributes:
-        name: the object.
-        size_bytes: size of keys and values.
-        limit_bytes: the limit.
-    """
-
-    def __init__(self, name: str, size_bytes: int, limit_bytes: int, fix: str) -> None:
-        super().__init__(f"ConfigMap {name} would hold {size_bytes} bytes, over {limit_bytes}: {fix}")
-        self.name, self.size_bytes, self.limit_bytes = name, size_bytes, limit_bytes
+    """An object would exceed what the API server stores in one ConfigMap."""
 
 
 def size_bytes(data: Mapping[str, str | None]) -> int:
@@ -85,5 +75,5 @@ def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
     """
     size = size_bytes(data)
     if size > OBJECT_LIMIT_BYTES:
-        raise TooLargeError(name, size, OBJECT_LIMIT_BYTES, fix)
+        raise TooLargeError(f"ConfigMap {name} would hold {size} bytes, over {OBJECT_LIMIT_BYTES}: {fix}")
     return size

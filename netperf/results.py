@@ -26,7 +26,6 @@ from netperf.upstream_keys import (
     NodePair,
     UpstreamValues,
     add_value,
-    is_upstream_key,
     to_sample,
     upstream_key,
 )
@@ -60,7 +59,6 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         failures: by key; without those that are older than a sample of the same pair.
         refusals: the first 100 refused keys.
         refused: number of refused keys by reason.
-        foreign_keys: number of keys in unknown formats, which are ignored.
         size_bytes: size of all keys and values.
     """
 
@@ -68,7 +66,6 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, Failure] = {}
     refusals: tuple[Refusal, ...] = ()
     refused: dict[str, int] = {}
-    foreign_keys: int = 0
     size_bytes: int = 0
 
 
@@ -243,10 +240,8 @@ def decode_results(
     failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
     external: dict[NodePair, UpstreamValues] = {}
-    foreign = 0
     for key, value in data.items():
         outcome = _decode_key(key, value, places, planned, external)
-        foreign += outcome is None and not is_upstream_key(key)
         if isinstance(outcome, Refusal):
             refusals.append(outcome)
         elif outcome is not None:
@@ -272,7 +267,6 @@ def decode_results(
         },
         refusals=tuple(refusals[:SHOWN_REFUSALS]),
         refused=dict(Counter(refusal.reason for refusal in refusals)),
-        foreign_keys=foreign,
         size_bytes=size_bytes(data),
     )
 

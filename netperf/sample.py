@@ -156,11 +156,6 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         return enough and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
-    def is_trusted(self) -> bool:
-        """Whether it has no quality flag."""
-        return not self.quality_flags
-
-    @property
     def zones(self) -> tuple[str, str]:
         """Origin zone, destination zone."""
         return self.origin.zone, self.destination.zone

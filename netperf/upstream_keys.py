@@ -28,11 +28,6 @@ def upstream_key(origin_node: str, destination_node: str, percentile: Percentile
     return key if len(key) <= KEY_LIMIT else None
 
 
-def is_upstream_key(key: str) -> bool:
-    """Whether a key is in upstream's format."""
-    return _KEY.fullmatch(key) is not None
-
-
 def add_value(
     key: str,
     value: str,

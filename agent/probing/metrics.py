@@ -123,7 +123,7 @@ class ProbeMetrics:
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
         for pair, sample in self._samples():
             taken.add_metric(pair, sample.taken_at)
-            trusted.add_metric(pair, 1.0 if sample.is_trusted else 0.0)
+            trusted.add_metric(pair, 0.0 if sample.quality_flags else 1.0)
             for family, value in (
                 (loss, sample.measurement.loss_ratio),
                 (datagram_loss, (sample.datagrams or sample.measurement).loss_ratio),

@@ -265,8 +265,7 @@ class World:
 def _fill(store: Reflector[Any], items: Iterable[Any]) -> None:
     for item in items:
         key = item.key if isinstance(item, PodInfo) else item.metadata.key
-        store._items[key] = item
-        store._notify(key, None, item)
+        store._set(key, item)
 
 
 def node(name: str, zone: str) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def test_a_pod_that_others_hold_waits_from_when_their_last_gate_opens() -> None:
     held = pod("held", 9999, GATE, "somebodys/else")
     made = opener(held)
     assert made.overdue() == []
-    made.pods._items["d/held"] = free = pod("held", 9999, GATE)
-    made.pods._notify("d/held", held, free)
+    made.pods._set("d/held", pod("held", 9999, GATE, resourceVersion="2"))
     assert made.overdue() == []
     assert names(opener(held, max_wait_s=-1).overdue()) == ["held"]
 
