@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -47,16 +43,3 @@ def test_other_texts_are_refused_with_the_text_in_the_error(text: str) -> None:
 def test_values_beyond_64_bits_are_refused() -> None:
     with pytest.raises(QuantityError, match="64 bits"):
         quantity.parse_int("1e30")
-
-
-@given(st.integers(-(2**62), 2**62))
-def test_plain_integers_survive(value: int) -> None:
-    assert quantity.parse_int(str(value)) == value
-
-
-@given(st.text(max_size=20))
-def test_no_text_raises_anything_but_quantity_error(text: str) -> None:
-    try:
-        assert isinstance(quantity.parse(text), Decimal)
-    except QuantityError:
-        pass

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.errors import PlanRefusedError, TooLargeError
-from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, is_address, plan_object_name
+from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, plan_object_name
 from tests.unit.netperf.building import one_each, plan_of
 
 PLANS = plan_of(one_each(6)).zones
@@ -79,36 +79,13 @@ def test_one_bad_probe_is_left_out_by_name_and_the_others_stay(fields: dict[str,
     assert decoded.plan.probes == PLAN.probes[1:]
 
 
-@given(st.text(max_size=300))
-def test_noise_is_refused_and_never_raises_anything_else(text: str) -> None:
-    with pytest.raises(PlanRefusedError):
-        decode_plan({PLAN_KEY: text})
-
-
-@given(st.integers(0, 2000), st.text(min_size=1, max_size=3))
-def test_a_plan_with_a_few_characters_changed_is_a_plan_or_is_refused(where: int, noise: str) -> None:
-    text = encode_plan(PLAN)[PLAN_KEY]
-    cut = where % len(text)
-    try:
-        decoded = decode_plan({PLAN_KEY: text[:cut] + noise + text[cut + len(noise) :]})
-    except PlanRefusedError:
-        return
-    assert all(is_address(probe.destination.address) for probe in decoded.plan.probes)
-
-
-def test_a_plan_that_would_not_fit_is_refused_when_written() -> None:
-    huge: ZonePlan = msgspec.structs.replace(PLAN, probes=PLAN.probes * 50_000)
-    with pytest.raises(TooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
-        encode_plan(huge)
-
-
 def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
     far = [
         msgspec.structs.replace(PLAN.probes[0], destination=peer_with(node=f"n{i}", zone="ä" * 63, region="ö" * 63))
         for i in range(4000)
     ]
     plan: ZonePlan = msgspec.structs.replace(PLAN, probes=tuple(far))
-    with pytest.raises(TooLargeError):
+    with pytest.raises(TooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
         encode_plan(plan)
 
 

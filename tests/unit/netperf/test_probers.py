@@ -17,7 +17,7 @@ from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import TESTS, Measurement, Test
+from netperf.sample import TESTS, Measurement
 
 # As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
 TCP_RR = """MIN_LATENCY=5
@@ -96,23 +96,6 @@ def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_la
     measurement = parse_output(text, "TCP_STREAM")
     assert measurement.throughput_bps == 40754.25e6
     assert measurement.p50_us is None
-
-
-@given(st.text(max_size=400), st.sampled_from(TESTS))
-def test_noise_is_a_named_failure(text: str, test: Test) -> None:
-    with pytest.raises(ProbeFailedError):
-        parse_output(text, test)
-
-
-@given(st.dictionaries(st.sampled_from([line.split("=")[0] for line in TCP_RR.splitlines()]), st.text(max_size=12)))
-def test_odd_values_give_a_measurement_without_zeros_or_a_named_failure(values: dict[str, str]) -> None:
-    try:
-        measurement = parse_output(with_values(**values), "TCP_RR")
-    except ProbeFailedError:
-        return
-    percentiles = (measurement.p50_us, measurement.p90_us, measurement.p99_us)
-    assert any(value is not None for value in percentiles)
-    assert all(value is None or value > 0 for value in percentiles)
 
 
 def test_the_command_line_carries_what_each_test_needs() -> None:
@@ -234,15 +217,11 @@ def test_a_datagram_is_read_only_as_the_side_that_sent_it(session: bytes, number
 
 
 @given(st.integers(0, DATAGRAM_BYTES * 8 - 1))
-def test_a_datagram_with_any_bit_changed_is_ignored(bit: int) -> None:
+def test_a_datagram_that_is_cut_or_has_any_bit_changed_is_ignored(bit: int) -> None:
     data = bytearray(encode_datagram(KEY, b"client", Datagram(b"12345678", 7)))
+    assert decode_datagram(KEY, b"client", bytes(data[: bit // 8])) is None
     data[bit // 8] ^= 1 << bit % 8
     assert decode_datagram(KEY, b"client", bytes(data)) is None
-
-
-@given(st.binary(max_size=64))
-def test_noise_is_no_datagram(data: bytes) -> None:
-    assert decode_datagram(KEY, b"client", data) is None
 
 
 def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -101,13 +103,15 @@ def test_netperfs_histogram_has_steps_of_a_tenth_to_a_hundredth(value_us: float,
     assert histogram_step_us(value_us) == step_us
 
 
-def test_the_finer_instrument_prices_where_both_agree_and_the_one_of_record_where_they_do_not() -> None:
+def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -> None:
     fine = changed(prober="datagrams", test="UDP_RR", p50_us=540.0, transactions=100)
     assert choose_instrument(HEALTHY, fine, ()) == "datagrams"
     assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ()) == "measurement"
     assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ("throttled",)) == "datagrams"
     assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, transactions=5), ()) == "measurement"
     assert choose_instrument(HEALTHY, None, ("throttled",)) == "measurement"
+    assert choose_instrument(HEALTHY, fine, ("loss",)) == "measurement", "it waits for retransmissions"
+    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, loss_ratio=0.19), ()) == "measurement"
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
@@ -118,9 +122,43 @@ def test_age_runs_by_the_readers_clock_whatever_the_writers_says(skew_s: float) 
     assert update_sighting(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
 
 
-def test_what_was_old_before_a_restart_of_the_reader_stays_old() -> None:
-    assert update_sighting(None, taken(7, 1e9 - 500), now_s=1000.0, wall_s=1e9).first_seen_s == 500.0
+@pytest.mark.parametrize(("ahead_s", "seen_s"), [(-500, 500.0), (500, 1000.0)])
+def test_a_restart_of_the_reader_makes_no_sample_younger(ahead_s: float, seen_s: float) -> None:
+    """By the writer's clock, unless it is ahead."""
+    assert update_sighting(None, taken(7, 1e9 + ahead_s), now_s=1000.0, wall_s=1e9).first_seen_s == seen_s
 
 
-def test_a_writer_whose_clock_is_ahead_does_not_make_its_samples_younger_than_now() -> None:
-    assert update_sighting(None, taken(7, 1e9 + 500), now_s=1000.0, wall_s=1e9).first_seen_s == 1000.0
+RTT_US = 5_500.0
+
+
+def tcp_calls_us(loss: float, calls: int = 4000) -> list[float]:
+    """Requests and responses of one packet each, either of which may be lost: a tail loss probe after 200 ms, then doubling waits."""
+    rng = random.Random(3)
+
+    def delay_us() -> float:
+        waited_us, wait_us, first = 0.0, 200_000.0 + RTT_US, True
+        while rng.random() < loss:
+            waited_us, wait_us, first = waited_us + wait_us, wait_us if first else 2 * wait_us, False
+        return waited_us
+
+    return sorted(RTT_US + delay_us() + delay_us() for _ in range(calls))
+
+
+def datagrams(loss: float, transactions: int = 118) -> Measurement:
+    return Measurement(
+        prober="datagrams",
+        test="UDP_RR",
+        p50_us=RTT_US,
+        p90_us=RTT_US,
+        p99_us=RTT_US,
+        transactions=transactions,
+        loss_ratio=1 - (1 - loss) ** 2,
+    )
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.1, 0.3])
+def test_datagrams_of_a_lossy_path_have_the_latency_of_a_call_over_tcp(loss: float) -> None:
+    """Between, at 5 % each way, a tenth of the calls wait: the percentile lies at the edge."""
+    calls_us = tcp_calls_us(loss)
+    read_us = datagrams(loss).percentile_us("p90")
+    assert read_us == pytest.approx(calls_us[int(0.9 * len(calls_us))], rel=0.15)
