@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from lab.topology import Link
 from lab.wan.control import WanControl
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
-from netperf.probers.datagrams import DatagramStream, DatagramTarget
+from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
@@ -114,32 +115,32 @@ async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf
     assert "loss" in find_quality_flags(measurement)
 
 
-async def paced(wan: Wan, seconds: float) -> Measurement | None:
-    """What datagrams read in so many seconds, ten of them a second."""
+@asynccontextmanager
+async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[], Window]]:
+    """Datagrams from origin to destination, ten a second; yields a function that returns their window."""
     target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
-    with namespaces.entered(wan.destination.netns):
-        serving = running(DatagramResponder(target.address, target.port, SECRET))
-        await serving.__aenter__()
     stream = DatagramStream(wan.origin.address, SECRET)
     stream.set_targets([target], interval_s=seconds)
-    try:
+    async with AsyncExitStack() as stack:
+        with namespaces.entered(wan.destination.netns):
+            await stack.enter_async_context(running(DatagramResponder(target.address, target.port, SECRET)))
         with namespaces.entered(wan.origin.netns):
             task = asyncio.create_task(stream.run())
             await asyncio.sleep(0)  # its socket is opened in this namespace
-        await asyncio.sleep(seconds)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await serving.__aexit__(None, None, None)
-    window = stream.peek(target)
-    return window.measurement(time.monotonic()) if window is not None else None
+        try:
+            yield lambda: stream.peek(target) or Window(0.0)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
 async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
     """At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
     wan.set(loss=loss)
-    datagrams = await paced(wan, 2 * WATCHED_S)
+    async with datagrams_sent(wan, 2 * WATCHED_S) as window:
+        await asyncio.sleep(2 * WATCHED_S)
+        datagrams = window().measurement(time.monotonic())
     assert datagrams is not None
     read_us = datagrams.percentile_us("p90")
     assert read_us is not None
@@ -148,20 +149,20 @@ async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_p
     except ProbeFailedError as error:
         print(error)
         run = None
-    price_us = Sample(
+    cost_us = Sample(
         origin=Place("e", "east"),
         destination=Place("w", "west"),
         measurement=run or datagrams,
         datagrams=datagrams,
         cost_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
     ).percentile_us("p90")
-    assert price_us is not None
+    assert cost_us is not None
     netperf_us = run.percentile_us("p90") if run else None
     print(
-        f"loss {loss:.0%}: netperf {netperf_us}, datagrams {read_us:.0f} ({datagrams.loss_ratio:.1%}), priced {price_us:.0f} us"
+        f"loss {loss:.0%}: netperf {netperf_us}, datagrams {read_us:.0f} ({datagrams.loss_ratio:.1%}), used {cost_us:.0f} us"
     )
     if loss >= 0.1:
-        assert min(read_us, price_us) > 150_000
+        assert min(read_us, cost_us) > 150_000
         # With 30 % a run of ten seconds has a dozen transactions, if any: no more than the order can be told.
         assert loss > 0.1 or netperf_us is None or netperf_us / 2 < read_us < 2 * netperf_us
     elif loss <= 0.02:
@@ -196,33 +197,22 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
     The two send at different moments, so a burst of other work on the machine may delay one of them alone: one window in a
     quiet moment shows that the instrument is right.
     """
-    target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
-    with namespaces.entered(wan.destination.netns):
-        serving = running(DatagramResponder(target.address, target.port, SECRET))
-        await serving.__aenter__()
-    stream = DatagramStream(wan.origin.address, SECRET)
-    stream.set_targets([target], interval_s=WATCHED_S)
-    with namespaces.entered(wan.origin.netns):
-        task = asyncio.create_task(stream.run())
-        await asyncio.sleep(0)  # its socket is opened in this namespace
-        argv = [sys.executable, pings.__file__, "0.1", target.address]
-        pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    try:
-        await asyncio.sleep(WATCHED_S)
-    finally:
-        pinging.kill()
-        answers, _ = pinging.communicate()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await serving.__aexit__(None, None, None)
+    async with datagrams_sent(wan, WATCHED_S) as window:
+        with namespaces.entered(wan.origin.netns):
+            argv = [sys.executable, pings.__file__, "0.1", wan.destination.address]
+            pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        try:
+            await asyncio.sleep(WATCHED_S)
+        finally:
+            pinging.kill()
+            answers, _ = pinging.communicate()
+        rtts = window().rtts
     echoes = Histogram()
     for line in answers.splitlines():
         echoes.record(json.loads(line)[2])
-    window = stream.peek(target)
-    assert window is not None
-    assert window.rtts.count >= 20
+    assert rtts.count >= 20
     for percent, ratio, floor_us in ((50, 0.03, 80.0), (90, 0.05, 150.0)):
-        read_us, reference_us = window.rtts.percentile_us(percent), echoes.percentile_us(percent)
+        read_us, reference_us = rtts.percentile_us(percent), echoes.percentile_us(percent)
         assert read_us is not None
         assert reference_us is not None
         if abs(read_us - reference_us) > max(ratio * reference_us, floor_us):

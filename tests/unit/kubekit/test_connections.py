@@ -11,11 +11,8 @@ from aiohttp import web
 
 from kubekit.client import Client
 from kubekit.errors import ApiError, SilentWatchError, UnreachableError
-from kubekit.reflector import Reflector
-from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
-from kubekit.workqueue import WorkQueue
-from tests.support.stores import wait_synced
-from tests.unit.kubekit.simulated_api import SimulatedApi, connected
+from kubekit.wire import NODES, Object
+from tests.unit.kubekit.simulated_api import connected
 
 
 async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() -> None:
@@ -154,23 +151,6 @@ async def test_a_long_wait_or_a_disruption_budget_is_the_callers_business(
     assert asked == 1
 
 
-async def test_a_key_is_not_due_before_the_server_asked_for_it() -> None:
-    queue, times = WorkQueue(), list[float]()
-
-    async def reconcile(_: str) -> None:
-        times.append(asyncio.get_running_loop().time())
-        if len(times) == 1:
-            raise ApiError(429, "TooManyRequests", "busy", retry_after_s=1.0)
-
-    work = asyncio.create_task(queue.work(reconcile, name="test", base_s=0.01))
-    queue.add("a")
-    async with asyncio.timeout(30):
-        while len(times) < 2:
-            await asyncio.sleep(0.01)
-    work.cancel()
-    assert times[1] - times[0] >= 0.99
-
-
 async def test_a_silent_watch_ends() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
@@ -181,58 +161,3 @@ async def test_a_silent_watch_ends() -> None:
     async with connected(answer) as client, client.watch(NODES, "1", silence_s=0.1) as events:
         with pytest.raises(SilentWatchError, match="silent"):
             await anext(events)
-
-
-async def test_a_mirror_says_how_old_it_is_and_why() -> None:
-    api = SimulatedApi(CONFIGMAPS)
-    async with api.running() as config, Client(config) as client:
-        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
-        task = asyncio.create_task(store.run())
-        await wait_synced(store, timeout_s=30)
-        assert store.staleness == ""
-        store.contact_at -= 60
-        assert store.staleness == "", "a quiet minute is nothing"
-        store.failure = "503"
-        assert store.staleness == "store of configmaps is 60 s old (503)"
-        task.cancel()
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_lists_are_streamed_where_the_server_can_and_listed_where_not(streams: bool) -> None:
-    api = SimulatedApi(CONFIGMAPS)
-    api.streams_lists = streams
-    api.put("a", data={"v": "1"})
-    api.put("bad", data=7)
-    async with api.running() as config, Client(config) as client:
-        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns")
-        task = asyncio.create_task(store.run())
-        async with asyncio.timeout(30):
-            while not (store.synced.is_set() and api.watching):
-                await asyncio.sleep(0.01)
-            api.put("b", data={"v": "2"})
-            while "b" not in store.items:
-                await asyncio.sleep(0.01)
-        assert sorted(store.items) == ["a", "b"]
-        assert list(store.malformed) == ["bad"]
-        assert api.count("limit=") == (0 if streams else 1)
-        api.drop("a", event=False)
-        api.fail_watches.append(410)
-        api.end_watches()
-        async with asyncio.timeout(30):
-            while "a" in store.items:
-                await asyncio.sleep(0.01)
-        task.cancel()
-
-
-@pytest.mark.parametrize(
-    ("selector", "cached"),
-    [("metadata.name=n", True), ("spec.nodeName=n", True), ("spec.nodeName!=", False), ("", False)],
-)
-async def test_mirrors_of_few_objects_are_listed_from_the_servers_memory(selector: str, cached: bool) -> None:
-    api = SimulatedApi(CONFIGMAPS)
-    async with api.running() as config, Client(config) as client:
-        store = Reflector(client, CONFIGMAPS, ConfigMap, namespace="ns", field_selector=selector)
-        task = asyncio.create_task(store.run())
-        await wait_synced(store, timeout_s=30)
-        task.cancel()
-    assert api.count("resourceVersion=0") == cached

@@ -14,6 +14,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import CAUSES, EventRecorder, Reference
 from kubekit.http import Server
+from tests.support.stores import until
 
 POD = Reference("v1", "Pod", "web-1", "shop", "uid-1")
 
@@ -43,12 +44,6 @@ class SimulatedApiServer:
         return web.json_response({"metadata": {"name": request.match_info["name"]}})
 
 
-async def settle(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def recording(api: SimulatedApiServer) -> AsyncIterator[tuple[EventRecorder, list[float], CollectorRegistry]]:
     now, registry = [1000.0], CollectorRegistry()
@@ -63,11 +58,11 @@ async def test_an_event_and_its_repetition() -> None:
     api = SimulatedApiServer()
     async with recording(api) as (recorder, now, _):
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await settle(lambda: api.created)
+        await until(lambda: api.created)
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
         now[0] += 61
         recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
-        await settle(lambda: api.patched)
+        await until(lambda: api.patched)
     (event,) = api.created
     about = {"apiVersion": "v1", "kind": "Pod", "name": "web-1", "namespace": "shop", "uid": "uid-1"}
     assert event["regarding"] == about
@@ -79,7 +74,7 @@ async def test_an_event_about_an_object_with_a_long_name_has_a_name_that_the_ser
     api = SimulatedApiServer()
     async with recording(api) as (recorder, _, _):
         recorder.normal(Reference("v1", "Pod", "a" * 199 + "." + "b" * 50, "shop", "uid-1"), "Placed", "by the plan")
-        await settle(lambda: api.created)
+        await until(lambda: api.created)
     assert ".." not in api.created[0]["metadata"]["name"]
 
 
@@ -89,7 +84,7 @@ async def test_an_event_that_the_server_has_expired_is_created_anew_at_once() ->
         api.expired = True
         for count in (1, 2, 3):
             recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
-            await settle(lambda count=count: len(api.created) == count)
+            await until(lambda count=count: len(api.created) == count)
             now[0] += 7200
 
 
@@ -103,10 +98,10 @@ async def test_losses_are_counted_from_zero_and_the_next_event_is_sent() -> None
         assert [lost(cause) for cause in CAUSES] == [0.0] * len(CAUSES), "a rate sees the first"
         api.refuse = True
         recorder.normal(POD, "A", "first")
-        await settle(lambda: lost("refused") == 1)
+        await until(lambda: lost("refused") == 1)
         api.refuse = False
         recorder.normal(POD, "B", "second")
-        await settle(lambda: api.created)
+        await until(lambda: api.created)
     assert api.created[0]["reason"] == "B"
 
 

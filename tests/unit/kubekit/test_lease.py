@@ -14,6 +14,7 @@ from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableErr
 from kubekit.lease import LeaderElectionConfig, LeaderElector, WriteFence
 from kubekit.transport import MAX_SHARED_REQUESTS, ConnectionPool
 from kubekit.wire import LEASES, Object
+from tests.support.stores import until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = LeaderElectionConfig(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
@@ -64,12 +65,6 @@ async def replicas(api: SimulatedApi, count: int, timing: LeaderElectionConfig =
         finally:
             for replica in found:
                 await replica.stop()
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

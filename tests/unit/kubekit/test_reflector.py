@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +12,7 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.stores import FilteredStore
 from kubekit.wire import ConfigMap, Resource
-from tests.support.stores import wait_synced
+from tests.support.stores import until, wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 THINGS = Resource("", "v1", "configmaps", "ConfigMap")
@@ -31,13 +31,6 @@ class Store:
     def data(self) -> dict[str, str]:
         """Name -> value of each mirrored object."""
         return {key: (found.data or {}).get("v", "") for key, found in self.reflector.items.items()}
-
-
-async def until(check: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    """Wait until ``check`` holds."""
-    async with asyncio.timeout(deadline_s):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -101,13 +94,45 @@ async def test_an_expiry_told_inside_the_watch_lists_again_too(api: SimulatedApi
         await until(lambda: store.data == {"a": "2"})
 
 
-async def test_one_malformed_object_fails_alone_in_a_list(api: SimulatedApi) -> None:
+@pytest.mark.parametrize("streams", [True, False])
+async def test_lists_are_streamed_if_the_server_can_and_one_malformed_object_fails_alone(
+    api: SimulatedApi, streams: bool
+) -> None:
+    api.streams_lists = streams
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
     async with reflecting(api) as store:
-        await wait_synced(store.reflector, timeout_s=60)
+        await until(lambda: store.reflector.synced.is_set() and api.watching)
         assert store.data == {"good": "1"}
         assert list(store.reflector.malformed) == ["bad"]
+        assert api.count("limit=") == (0 if streams else 1)
+        api.put("new", data={"v": "2"})
+        await until(lambda: store.data == {"good": "1", "new": "2"})
+        api.drop("good", event=False)
+        api.fail_watches.append(410)
+        api.end_watches()
+        await until(lambda: store.data == {"new": "2"})
+
+
+async def test_a_stale_store_says_its_age_and_the_failure(api: SimulatedApi) -> None:
+    async with reflecting(api) as store:
+        await wait_synced(store.reflector, timeout_s=60)
+        store.reflector.contact_at -= 60
+        assert store.reflector.staleness == "", "a quiet minute is normal"
+        store.reflector.failure = "503"
+        assert store.reflector.staleness == "store of configmaps is 60 s old (503)"
+
+
+@pytest.mark.parametrize(
+    ("selector", "cached"),
+    [("metadata.name=n", True), ("spec.nodeName=n", True), ("spec.nodeName!=", False), ("", False)],
+)
+async def test_lists_of_one_name_or_node_come_from_the_watch_cache(
+    api: SimulatedApi, selector: str, cached: bool
+) -> None:
+    async with reflecting(api, field_selector=selector) as store:
+        await wait_synced(store.reflector, timeout_s=60)
+        assert api.count("resourceVersion=0") == cached
 
 
 @pytest.mark.parametrize(("event", "left"), [("MODIFIED", {"a": "1"}), ("DELETED", {})])
@@ -229,7 +254,7 @@ async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
         await until(lambda: store.data == {"a": "1"})
 
 
-async def test_half_a_line_breaks_the_watch_and_not_the_mirror(api: SimulatedApi) -> None:
+async def test_half_a_line_breaks_the_watch_and_not_the_store(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         api._watches[0].put_nowait(b'{"type": "ADDED", "obj\n')
