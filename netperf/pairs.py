@@ -107,16 +107,16 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
 
 
-class _Link(msgspec.Struct, frozen=True, order=True):
-    """One pair of nodes of two zones, which are in bytewise order."""
+class _PairKey(msgspec.Struct, frozen=True, order=True):
+    """A pair of nodes that is to be chosen: its zones, in bytewise order, and its index."""
 
     a: str
     b: str
     pair_index: int
 
 
-class _Ends(msgspec.Struct, frozen=True):
-    """The nodes chosen for a link; None where one must be chosen."""
+class _Nodes(msgspec.Struct, frozen=True):
+    """The nodes of a pair, one per zone; None if it must be chosen."""
 
     a: str | None
     b: str | None
@@ -140,16 +140,16 @@ def plan_pairs(
     usable, left_out = eligible(nodes)
     before = previous or {}
     zones = sorted(usable)
-    links = _links(usable, options)
-    chosen = _choose(links, usable, _ends_before(before), options, now_s)
+    keys = _pair_keys(usable, options)
+    chosen = _choose(keys, usable, _previous_nodes(before), options, now_s)
     rounds = round_of_pairs(zones)
     old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
     slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
-    for link in links:
-        slot = slot_of[link.a, link.b] if link.pair_index == 0 else 0
-        probe = _probe(link, chosen[link], usable, slot)
+    for key in keys:
+        slot = slot_of[key.a, key.b] if key.pair_index == 0 else 0
+        probe = _probe(key, chosen[key], usable, slot)
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     plans = [
@@ -167,7 +167,7 @@ def plan_pairs(
     return PairPlan(
         zones={plan.zone: _stamp(plan, before.get(plan.zone), now_s) for plan in plans},
         left_out=left_out,
-        links=sum(link.pair_index == 0 for link in links),
+        links=sum(key.pair_index == 0 for key in keys),
         interval_s=interval_s,
         slots=slots,
     )
@@ -218,11 +218,11 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
     return next(((reason, detail) for found, reason, detail in problems if found), None)
 
 
-def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:
+def _pair_keys(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_PairKey]:
     zones = sorted(usable)
     # Each direction has as many different pairs of nodes as the larger zone has nodes.
     return [
-        _Link(a, b, pair_index)
+        _PairKey(a, b, pair_index)
         for i, a in enumerate(zones)
         for b in zones[i + 1 :]
         for pair_index in range(min(options.node_pairs, 2 * max(len(usable[a]), len(usable[b]))))
@@ -234,90 +234,89 @@ def _zones_of(probe: Probe) -> tuple[str, str]:
     return a, b
 
 
-def _starts_at_a(link: _Link) -> bool:
+def _starts_at_a(key: _PairKey) -> bool:
     """Whether the first zone is the origin: chosen by a hash of both zones, and alternating by pair index."""
-    return (_hash(f"{link.a}\0{link.b}\0{0}") + link.pair_index) & 1 == 0
+    return (_hash(f"{key.a}\0{key.b}\0{0}") + key.pair_index) & 1 == 0
 
 
-def _origin_zone(link: _Link) -> str:
-    return link.a if _starts_at_a(link) else link.b
+def _origin_zone(key: _PairKey) -> str:
+    return key.a if _starts_at_a(key) else key.b
 
 
-def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
-    ends: dict[_Link, _Ends] = {}
+def _previous_nodes(previous: Mapping[str, ZonePlan]) -> dict[_PairKey, _Nodes]:
+    nodes: dict[_PairKey, _Nodes] = {}
     for plan in previous.values():
         for probe in plan.probes:
-            link = _Link(*_zones_of(probe), probe.pair_index)
-            a, b = (probe.origin, probe.destination) if _starts_at_a(link) else (probe.destination, probe.origin)
-            ends[link] = _Ends(a.node, b.node, probe.rotation)
-    return ends
+            key = _PairKey(*_zones_of(probe), probe.pair_index)
+            a, b = (probe.origin, probe.destination) if _starts_at_a(key) else (probe.destination, probe.origin)
+            nodes[key] = _Nodes(a.node, b.node, probe.rotation)
+    return nodes
 
 
 def _choose(
-    links: Sequence[_Link],
+    keys: Sequence[_PairKey],
     usable: Mapping[str, Mapping[str, Peer]],
-    before: Mapping[_Link, _Ends],
+    before: Mapping[_PairKey, _Nodes],
     options: PlanOptions,
     now_s: float,
-) -> dict[_Link, _Ends]:
-    chooser = _Chooser(links, usable)
-    chosen: dict[_Link, _Ends] = {}
-    for link in links:
-        old = before.get(link)
-        rotation = _rotation(link, options, now_s)
+) -> dict[_PairKey, _Nodes]:
+    chooser = _Chooser(keys, usable)
+    chosen: dict[_PairKey, _Nodes] = {}
+    for key in keys:
+        old = before.get(key)
+        rotation = _rotation(key, options, now_s)
         if old is None or old.rotation != rotation:
-            chosen[link] = _Ends(None, None, rotation)
+            chosen[key] = _Nodes(None, None, rotation)
             continue
-        a = chooser.keep(link.a, old.a)
-        chosen[link] = _Ends(a, chooser.keep(link.b, old.b), rotation)
-    for link, ends in chosen.items():
-        if ends.a is not None and ends.b is not None:
+        a = chooser.keep(key.a, old.a)
+        chosen[key] = _Nodes(a, chooser.keep(key.b, old.b), rotation)
+    for key, nodes in chosen.items():
+        if nodes.a is not None and nodes.b is not None:
             continue
         # Different nodes, because all latencies of one reporter count as one.
-        others = [
-            o for index in range(options.node_pairs) if (o := _Link(link.a, link.b, index)) != link and o in chosen
-        ]
-        alike = [chosen[o] for o in others if (o.pair_index - link.pair_index) % 2 == 0]
-        all_of = [chosen[o] for o in others]
-        a = ends.a or chooser.pick(link, link.a, ends.rotation, {o.a for o in all_of}, {o.a for o in alike})
-        b = ends.b or chooser.pick(link, link.b, ends.rotation, {o.b for o in all_of}, {o.b for o in alike})
-        chosen[link] = _Ends(a, b, ends.rotation)
+        siblings = [_PairKey(key.a, key.b, index) for index in range(options.node_pairs) if index != key.pair_index]
+        others = {k.pair_index: chosen[k] for k in siblings if k in chosen}
+        same_origin = [other for index, other in others.items() if (index - key.pair_index) % 2 == 0]
+        a = nodes.a or chooser.pick(
+            key, key.a, nodes.rotation, {o.a for o in others.values()}, {o.a for o in same_origin}
+        )
+        b = nodes.b or chooser.pick(
+            key, key.b, nodes.rotation, {o.b for o in others.values()}, {o.b for o in same_origin}
+        )
+        chosen[key] = _Nodes(a, b, nodes.rotation)
     return chosen
 
 
-def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
-    """Number of the current rotation. All links of a zone and a pair index rotate together, because they are in one object, which is
-    so written once per `ROTATION_S`; the links of other pair indices keep their nodes meanwhile.
+def _rotation(key: _PairKey, options: PlanOptions, now_s: float) -> int:
+    """Number of the current rotation. All pairs of an origin zone and a pair index rotate together, because they are in one object,
+    which is so written once per `ROTATION_S`; those of other pair indices keep their nodes meanwhile.
     """
-    phase = _hash(f"rotation\0{_origin_zone(link)}") / 2**64
-    return math.floor((now_s / ROTATION_S + phase + link.pair_index) / options.node_pairs)
+    phase = _hash(f"rotation\0{_origin_zone(key)}") / 2**64
+    return math.floor((now_s / ROTATION_S + phase + key.pair_index) / options.node_pairs)
 
 
 class _Chooser:
-    """Chooses nodes by rendezvous hashing with bounded loads: no node gets more than its share of links if possible."""
+    """Chooses nodes by rendezvous hashing with bounded loads: no node gets more than its share of pairs if possible."""
 
-    def __init__(self, links: Sequence[_Link], usable: Mapping[str, Mapping[str, Peer]]) -> None:
-        ends: dict[str, int] = defaultdict(int)
-        for link in links:
-            ends[link.a] += 1
-            ends[link.b] += 1
-        self._share = {zone: math.ceil(ends[zone] / len(nodes)) for zone, nodes in usable.items()}
+    def __init__(self, keys: Sequence[_PairKey], usable: Mapping[str, Mapping[str, Peer]]) -> None:
+        pairs = Counter(zone for key in keys for zone in (key.a, key.b))
+        self._share = {zone: math.ceil(pairs[zone] / len(nodes)) for zone, nodes in usable.items()}
         self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in usable.items()}
         self._load: dict[str, int] = defaultdict(int)
 
     def keep(self, zone: str, node: str | None) -> str | None:
-        """The node if it may keep the link, else None: it must be usable and below twice its share.
+        """The node if it may keep the pair, else None: it must be usable and below twice its share.
 
-        Twice, so that a new zone does not move links of other zones; rotation evens out the rest.
+        Twice, so that a new zone does not change pairs of other zones; rotation evens out the rest.
         """
         if node is None or node not in self._hashes[zone] or self._load[node] >= 2 * self._share[zone]:
             return None
         self._load[node] += 1
         return node
 
-    def pick(self, link: _Link, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
+    def pick(self, key: _PairKey, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
         """The node with the highest score among those below their share; if possible not in ``avoid``, or at least not in ``at_least``."""
-        seed = _hash(f"{link.a}\0{link.b}\0{link.pair_index}\0{rotation}")
+        seed = _hash(f"{key.a}\0{key.b}\0{key.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
             [name for name in hashes if name not in avoid]
@@ -330,10 +329,10 @@ class _Chooser:
         return node
 
 
-def _probe(link: _Link, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
-    a, b = usable[link.a][ends.a or ""], usable[link.b][ends.b or ""]
-    origin, destination = (a, b) if _starts_at_a(link) else (b, a)
-    return Probe(origin=origin, destination=destination, slot=slot, pair_index=link.pair_index, rotation=ends.rotation)
+def _probe(key: _PairKey, nodes: _Nodes, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+    a, b = usable[key.a][nodes.a or ""], usable[key.b][nodes.b or ""]
+    origin, destination = (a, b) if _starts_at_a(key) else (b, a)
+    return Probe(origin=origin, destination=destination, slot=slot, pair_index=key.pair_index, rotation=nodes.rotation)
 
 
 def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:

@@ -5,9 +5,12 @@ The plugins are ours, in the place of the providers' commands; the files around 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,6 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, CredentialError, UnreachableError
 from kubekit.wire import CONFIGMAPS, NODES, SERVICE_ACCOUNTS, Node
 from lab.controlplane import LOOPBACK, ControlPlane
-from tests.support.tunnels import Tunnels
 
 PLUGIN = Path(__file__).parent / "login_plugin.py"
 WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -104,7 +106,7 @@ async def test_a_plugins_token_logs_in_and_is_replaced_when_it_expires(
     assert calls(tmp_path) == 2
 
 
-async def test_a_token_that_the_server_takes_no_longer_is_replaced_in_the_same_request(
+async def test_a_revoked_token_is_replaced_in_the_same_request_and_a_failed_plugin_is_reported(
     control_plane: ControlPlane, client: Client, namespace: str, tmp_path: Path
 ) -> None:
     cluster, _ = administrator(control_plane)
@@ -114,6 +116,9 @@ async def test_a_token_that_the_server_takes_no_longer_is_replaced_in_the_same_r
             await who_am_i(ours)
         answer(tmp_path, token=await token_of(client, namespace))
         assert await who_am_i(ours) == f"system:serviceaccount:{namespace}:default"
+    (tmp_path / "fails").touch()
+    with pytest.raises(CredentialError, match="no session: log in first"):
+        connect(write(tmp_path, cluster, plugin(tmp_path)))
 
 
 async def test_a_plugins_certificate_logs_in_also_for_watches(
@@ -128,13 +133,6 @@ async def test_a_plugins_certificate_logs_in_also_for_watches(
         async with ours.watch(CONFIGMAPS, "0", namespace=namespace) as events:
             assert (await anext(events)).type == "ADDED"
     assert calls(tmp_path) == 1
-
-
-async def test_what_a_plugin_says_when_it_fails_is_reported(control_plane: ControlPlane, tmp_path: Path) -> None:
-    cluster, _ = administrator(control_plane)
-    (tmp_path / "fails").touch()
-    with pytest.raises(CredentialError, match="no session: log in first"):
-        connect(write(tmp_path, cluster, plugin(tmp_path)))
 
 
 async def test_an_oidc_token_a_token_file_and_a_certificate_log_in(
@@ -171,7 +169,7 @@ async def test_the_servers_other_name_is_the_one_that_is_verified(control_plane:
         ({"certificate-authority-data": base64.b64encode(b"x").decode()}, {}, "PEM"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
@@ -196,7 +194,33 @@ def test_the_first_of_several_files_names_the_context(tmp_path: Path, monkeypatc
 
 
 FAR = "kubernetes.default.svc"
-"""A name of the API server's certificate that only the proxy can find."""
+"""A name of the API server's certificate that only the proxy can resolve."""
+
+
+@asynccontextmanager
+async def proxy_to(port: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """An HTTP proxy that connects every CONNECT to one port of the loopback; yields its address and the requested targets."""
+    targets: list[str] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method, target, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
+        assert method == "CONNECT"
+        targets.append(target)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", targets
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +232,7 @@ FAR = "kubernetes.default.svc"
         (LOOPBACK, {"HTTPS_PROXY": "http://PROXY"}, {}, False),
     ],
 )
-async def test_we_go_by_the_proxy_that_kubectl_takes(
+async def test_the_same_proxy_is_used_as_by_kubectl(
     control_plane: ControlPlane,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -220,8 +244,8 @@ async def test_we_go_by_the_proxy_that_kubectl_takes(
     for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     port = urlsplit(control_plane.server).port or 443
-    proxy, (known, user) = Tunnels(port), administrator(control_plane)
-    async with proxy.running() as address:
+    known, user = administrator(control_plane)
+    async with proxy_to(port) as (address, targets):
         for name, value in variables.items():
             monkeypatch.setenv(name, value.replace("PROXY", address))
         told = {name: value.replace("PROXY", address) for name, value in cluster.items()}
@@ -232,4 +256,4 @@ async def test_we_go_by_the_proxy_that_kubectl_takes(
             else:
                 with pytest.raises(UnreachableError):
                     await who_am_i(ours)
-    assert bool(proxy.asked) is by_proxy
+    assert bool(targets) is by_proxy

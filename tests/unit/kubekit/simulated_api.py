@@ -180,11 +180,12 @@ class SimulatedApi:
         there = self.objects.get(name)
         if request.method == "POST" and there is not None:
             return _status(409, "AlreadyExists")
-        if request.method == "PUT" and there is None:
+        if request.method in {"PUT", "PATCH"} and there is None:
             return _status(404, "NotFound")
         if there is not None and wanted and wanted != there["metadata"]["resourceVersion"]:
             return _status(409, "Conflict")
-        return web.json_response(self.put(name, spec=body.get("spec", {})))
+        fields = {**(there or {}), **body} if request.method == "PATCH" else body
+        return web.json_response(self.put(name, **{key: fields[key] for key in fields.keys() - {"metadata"}}))
 
 
 def _status(code: int, reason: str) -> web.Response:

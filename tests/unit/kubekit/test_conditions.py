@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from kubekit import conditions
-from kubekit.conditions import condition, merge
+from kubekit.conditions import condition, find_condition, merge
 
 
-def test_the_time_moves_only_with_the_status() -> None:
-    first = merge(None, [condition("Ordered", holds=True, reason="Acyclic")], 0)
-    again = merge(first, [condition("Ordered", holds=True, reason="Acyclic", message="new words")], 60)
-    turned = merge(again, [condition("Ordered", holds=False, reason="Cycle")], 120)
-    assert again[0].last_transition_time == first[0].last_transition_time == "1970-01-01T00:00:00Z"
-    assert again[0].message == "new words"
-    assert turned[0].last_transition_time == "1970-01-01T00:02:00Z"
-
-
-def test_merging_the_same_again_changes_nothing() -> None:
-    once = merge(None, [condition("B", holds=None, reason="R"), condition("A", holds=True, reason="R")], 5)
-    assert merge(once, [condition("A", holds=True, reason="R"), condition("B", holds=None, reason="R")], 99) == once
-    assert [c.type for c in once] == ["A", "B"]
-    assert once[1].status == "Unknown"
-
-
-def test_conditions_of_others_stay() -> None:
-    foreign = merge(None, [condition("Foreign", holds=True, reason="Theirs")], 0)
-    both = merge(foreign, [condition("Ours", holds=True, reason="Ours")], 1)
-    assert conditions.find_condition(both, "Foreign") == foreign[0]
-    assert conditions.find_condition(both, "Absent") is None
+def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> None:
+    foreign = merge(None, [condition("Foreign", holds=None, reason="Theirs")], 0)
+    first = merge(foreign, [condition("A", holds=True, reason="R")], 0)
+    again = merge(first, [condition("A", holds=True, reason="R", message="new words")], 60)
+    changed = merge(again, [condition("A", holds=False, reason="Cycle")], 120)
+    assert [c.last_transition_time for c in (first[0], again[0])] == ["1970-01-01T00:00:00Z"] * 2
+    assert (again[0].message, changed[0].last_transition_time) == ("new words", "1970-01-01T00:02:00Z")
+    assert merge(changed, [condition("A", holds=False, reason="Cycle")], 999) == changed
+    assert (changed[1], changed[1].status) == (foreign[0], "Unknown")
+    assert find_condition(changed, "Absent") is None

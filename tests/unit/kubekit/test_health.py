@@ -61,20 +61,6 @@ async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() ->
     task.cancel()
 
 
-async def test_objects_that_take_long_to_tell_do_not_hold_the_loop_together() -> None:
-    store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
-    store.subscribe(lambda *_: take_long())
-    others = Turns()
-    task = asyncio.create_task(others.run())
-    await asyncio.sleep(0)
-    fresh = {f"n/{i}": config_map(str(i)) for i in range(5)}
-    before = others.taken
-    await store._replace(fresh, {})
-    assert others.taken - before >= len(fresh)
-    assert dict(store.items) == fresh
-    task.cancel()
-
-
 async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there() -> None:
     store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
     reported: dict[str, ConfigMap] = {}

@@ -29,7 +29,7 @@ class Store:
 
     @property
     def data(self) -> dict[str, str]:
-        """Name -> value of each mirrored object."""
+        """Name -> value of each stored object."""
         return {key: (found.data or {}).get("v", "") for key, found in self.reflector.items.items()}
 
 
@@ -52,7 +52,7 @@ def api() -> SimulatedApi:
     return SimulatedApi(THINGS)
 
 
-async def test_lists_all_pages_and_then_follows_changes(api: SimulatedApi) -> None:
+async def test_lists_all_pages_and_then_applies_changes(api: SimulatedApi) -> None:
     api.page_size = 2
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
@@ -69,7 +69,10 @@ async def test_lists_all_pages_and_then_follows_changes(api: SimulatedApi) -> No
         assert store.changes[5:] == [("c0", True, True), ("c1", True, False), ("c9", False, True)]
 
 
-async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanwhile(api: SimulatedApi) -> None:
+@pytest.mark.parametrize("in_the_watch", [False, True])
+async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanwhile(
+    api: SimulatedApi, in_the_watch: bool
+) -> None:
     for name in ("keeps", "changes", "goes"):
         api.put(name, data={"v": "1"})
     async with reflecting(api) as store:
@@ -78,20 +81,14 @@ async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanw
         api.drop("goes", event=False)
         api.put("changes", event=False, data={"v": "2"})
         api.put("comes", event=False, data={"v": "1"})
-        api.fail_watches.append(410)
-        api.end_watches()
+        if in_the_watch:
+            api.tell("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+        else:
+            api.fail_watches.append(410)
+            api.end_watches()
         await until(lambda: "comes" in store.data)
         assert sorted(store.changes) == [("changes", True, True), ("comes", False, True), ("goes", True, False)]
         assert store.data == {"keeps": "1", "changes": "2", "comes": "1"}
-
-
-async def test_an_expiry_told_inside_the_watch_lists_again_too(api: SimulatedApi) -> None:
-    api.put("a", data={"v": "1"})
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
-        api.put("a", event=False, data={"v": "2"})
-        api.tell("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
-        await until(lambda: store.data == {"a": "2"})
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -149,7 +146,9 @@ async def test_an_object_repaired_or_deleted_during_a_streamed_list_is_malformed
         assert (store.data, store.reflector.malformed) == (left, {})
 
 
-async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_mended(api: SimulatedApi) -> None:
+async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_it_is_repaired_or_deleted(
+    api: SimulatedApi,
+) -> None:
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
@@ -164,12 +163,6 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
         api.put("a", data={"v": "3"})
         await until(lambda: store.data == {"a": "3"})
         assert store.reflector.malformed == {}
-
-
-async def test_a_malformed_object_that_is_deleted_is_gone(api: SimulatedApi) -> None:
-    api.put("a", data={"v": "1"})
-    async with reflecting(api) as store:
-        await until(lambda: api.watching == 1)
         api.put("a", data=7)
         api.drop("a")
         await until(lambda: store.data == {})
@@ -215,7 +208,7 @@ async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedA
         assert api.count("watch=true") <= 5
 
 
-async def test_a_resource_that_is_not_installed_settles_and_is_mirrored_once_it_is(api: SimulatedApi) -> None:
+async def test_a_resource_that_is_not_installed_is_ready_and_listed_once_it_is(api: SimulatedApi) -> None:
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
@@ -246,6 +239,15 @@ async def test_lines_longer_than_128_kilobytes_are_read(api: SimulatedApi) -> No
         await until(lambda: len(store.data.get("big", "")) == 900_000)
 
 
+async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Client.watch.__wrapped__.__kwdefaults__, "silence_s", 0.1)  # type: ignore[attr-defined]
+    async with reflecting(api) as store:
+        version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
+        await until(lambda: store.data == {"a": "1"})
+        await until(lambda: api.count(f"watch=true&resourceVersion={version}") >= 2)
+        assert api.count("limit=") == 1, "no second list"
+
+
 async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
@@ -273,7 +275,7 @@ async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None
         )
 
 
-async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_only_what_differs(
+async def test_a_transform_reduces_objects_and_equal_results_call_no_handler(
     api: SimulatedApi,
 ) -> None:
     for name, value in (("kept", "1"), ("unread", "")):

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, camel, load_yaml, parse_yaml, read
+from kubekit.settings import Range, Section, load_yaml, parse_yaml, read
 
 
 class Inner(Section, frozen=True):
@@ -54,11 +54,6 @@ def test_limits_are_included_and_what_is_absent_has_none() -> None:
     Outer().validate()
 
 
-def test_a_section_knows_where_it_stands() -> None:
-    with pytest.raises(ConfigError, match=r"^top\.waitS: "):
-        Inner(wait_s=-1.0).validate("top")
-
-
 def test_a_field_written_twice_is_an_error_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 2: the field a appears twice"):
         parse_yaml("a: 1\na: 2\n", "--config", "f.yaml")
@@ -71,7 +66,3 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^--config: .*f\.yaml"):
         load_yaml(path, "--config")
-
-
-def test_names_are_spelled_as_in_files() -> None:
-    assert camel("longest_backoff_s") == "longestBackoffS"

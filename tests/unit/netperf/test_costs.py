@@ -61,22 +61,14 @@ latencies = st.floats(min_value=0.01, max_value=1e8)
 costs = st.one_of(st.none(), st.integers(2, GREATEST_COST))
 
 
-@given(latencies, latencies, st.floats(1, 1e6))
-def test_cost_never_falls_as_latency_grows(one: float, other: float, unit_us: float) -> None:
-    policy = CostPolicy(unit_us=unit_us)
-    low, high = sorted((one, other))
-    assert 2 <= cost_of(low, policy) <= cost_of(high, policy) <= GREATEST_COST
-
-
 @given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
-def test_neither_does_a_held_cost(
+def test_a_cost_never_decreases_with_the_latency(
     current_cost: int | None, one: float, other: float, noise_us: float, hysteresis: float
 ) -> None:
     policy = CostPolicy(hysteresis=hysteresis)
     low, high = sorted((one, other))
-    assert cost_with_hysteresis(current_cost, low, noise_us, policy) <= cost_with_hysteresis(
-        current_cost, high, noise_us, policy
-    )
+    low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low, high))
+    assert 2 <= low_cost <= high_cost <= GREATEST_COST
 
 
 @given(
@@ -122,11 +114,14 @@ def test_a_round_trip_is_the_same_from_either_end_whoever_measured_it(
     )
 
 
-def test_a_hole_is_the_shortest_measured_path_and_says_so() -> None:
+def test_a_missing_pair_is_inferred_from_the_shortest_path_or_absent() -> None:
     table, _ = step([run("a", "b", 5000), run("b", "c", 7000), run("a", "d", 1000), run("d", "c", 30_000)])
     assert (table.zones["a", "c"].cost, table.zones["a", "c"].basis) == (12, "inferred")
     assert (table.zones["c", "a"].cost, table.zones["c", "a"].basis) == (12, "inferred")
     assert table.absent == ()
+    table, _ = step([run("a", "b", 5000)])
+    assert {("a", "c"), ("c", "d")} <= set(table.absent)
+    assert table.zones.keys() == {("a", "b"), ("b", "a")}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -141,13 +136,6 @@ def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(restar
     # From then on it is held against the noise of measurements.
     again, _ = step([*known, run("a", "c", 18_500), run("a", "c", 19_300, sequence=2)], state)
     assert again.zones["a", "c"].cost == 19
-
-
-def test_what_cannot_be_inferred_is_absent_and_not_zero() -> None:
-    table, _ = step([run("a", "b", 5000)])
-    assert ("a", "c") in table.absent
-    assert ("c", "d") in table.absent
-    assert all(entry.cost >= 2 for entry in table.zones.values())
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), latencies))
@@ -245,21 +233,6 @@ def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
     assert ("a", "b") in step([throttled], policy=policy)[0].absent
 
 
-def test_a_run_too_short_for_the_percentile_does_not_count() -> None:
-    table, _ = step([run("a", "b", 5000, p99_us=5500.0, transactions=50)], policy=CostPolicy(percentile="p99"))
-    assert ("a", "b") in table.absent
-
-
-@given(st.lists(st.floats(0.95, 1.05), min_size=1, max_size=40), st.sampled_from([500.0, 2400.0, 10_000.0, 80_000.0]))
-def test_a_quiet_network_never_moves_a_cost(noise: list[float], level_us: float) -> None:
-    """Once the first five runs have set it."""
-    seen, state = set[int](), None
-    for sequence, factor in enumerate([1.0, *noise], start=1):
-        table, state = step([run("a", "b", level_us * factor, sequence)], state, now_s=60.0 * sequence)
-        seen |= {table.zones["a", "b"].cost} if sequence >= 5 else set()
-    assert len(seen) <= 1
-
-
 @given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
 def test_pricing_twice_changes_nothing(measured: dict[str, float]) -> None:
     samples = [run(pair[0], pair[1], us) for pair, us in measured.items()]
@@ -296,12 +269,6 @@ def test_a_cost_tells_by_how_much_runs_in_a_row_differ() -> None:
     _, state = step([run("a", "b", 5000)])
     table, _ = step([run("a", "b", 5400, sequence=2)], state, now_s=30)
     assert table.zones["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
-
-
-def test_netperf_is_believed_before_numbers_of_others() -> None:
-    external = run("a", "b", 3000, prober="external", origin=Place("a3", "a"), transactions=None)
-    assert step([external, run("a", "b", 5000)])[0].zones["a", "b"].cost == 5
-    assert step([external])[0].zones["a", "b"].cost == 3
 
 
 def test_numbers_of_others_do_not_age_unless_told_and_are_followed_when_they_change() -> None:
@@ -379,6 +346,10 @@ def test_numbers_of_others_are_no_readings_whatever_test_they_claim(test: str) -
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
     assert table.disputed == frozenset()
+    table, _ = step(
+        [run("a", "b", 9_000.0, prober="external", test=test, origin=Place("a3", "a")), run("a", "b", 5000)]
+    )
+    assert table.zones["a", "b"].cost == 5, "netperf is trusted more"
 
 
 def test_readings_that_are_set_aside_are_no_last_good_value() -> None:

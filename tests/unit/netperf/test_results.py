@@ -82,12 +82,6 @@ def test_what_is_written_is_what_is_read(original: Sample) -> None:
     assert results.refused == {}
 
 
-@given(samples)
-def test_two_writers_of_different_pairs_share_no_key(one: Sample) -> None:
-    other = msgspec.structs.replace(one, origin=PLACES["c1"], destination=PLACES["a1"])
-    assert not set(encode_samples([one], ("p50", "p90"))) & set(encode_samples([other], ("p50", "p90")))
-
-
 label = st.text(alphabet="abz09-._", min_size=1, max_size=63)
 node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 

@@ -33,17 +33,6 @@ def test_a_change_arrives_soon(factor: float, rounds: int) -> None:
     assert network.latency_us(A, C) == pytest.approx(network.rtt_us[frozenset((A, C))], rel=0.03)
 
 
-def test_one_spike_is_no_level_and_the_same_twice_is() -> None:
-    network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
-    network.rounds(8)
-    changed(network, A, B, 3.0)
-    assert network.rounds(1) == 0
-    changed(network, A, B, 1 / 3.0)
-    assert network.rounds(5) == 0
-    changed(network, A, B, 3.0)
-    assert network.rounds(2) == 1
-
-
 def test_a_rotation_neither_forgets_nor_moves_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "ROTATION_S", 60.0)
     network = settled(nodes=8, noise=0.002)
