@@ -1,6 +1,6 @@
 """The ordered list of conditions that a pod must meet to be evicted.
 
-`kubectl netaware deschedule --dry-run` and docs/descheduling.md show this list.
+`kubectl netaware deschedule --dry-run` prints it, and docs/generate.py writes it into docs/descheduling.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 
 from controller.descheduler.config import Strategy, resolve_limit
 from controller.descheduler.history import short_uid
-from controller.descheduler.round import Candidate, Round, workload_of
+from controller.descheduler.round import Candidate, Round, Scope, workload_of
 
 ALL: frozenset[Strategy] = frozenset(get_args(Strategy))
 LOAD: frozenset[Strategy] = frozenset({"LowNodeLoad"})
@@ -43,7 +43,7 @@ class FailedCondition(NamedTuple):
 
 
 def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]) -> FailedCondition | None:
-    """Report the first condition that the candidate does not meet; None if it meets all."""
+    """Check conditions in order; report and return the first that the candidate does not meet."""
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
             if condition.scope == "round":
@@ -88,7 +88,7 @@ def _local_storage(round_: Round, candidate: Candidate) -> str:
 def _age(round_: Round, candidate: Candidate) -> str:
     age_s = round_.now - candidate.pod.created_s
     is_young = age_s < round_.settings.protection.min_pod_age_s
-    return f"it is {max(age_s, 0):.0f} s old (protection.minPodAgeS)" if is_young else ""
+    return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
 
 
 def _namespace(round_: Round, candidate: Candidate) -> str:
@@ -115,21 +115,8 @@ def _usage(_: Round, candidate: Candidate) -> str:
 # --- limits and earlier moves ----------------------------------------------------------------------------------------
 
 
-def _round_limit(round_: Round, _: Candidate) -> str:
-    limit = round_.settings.limits.per_round
-    return f"limit of {limit} evictions per round" if round_.evictions["round", ""] >= limit else ""
-
-
-def _node_limit(round_: Round, candidate: Candidate) -> str:
-    limit = round_.settings.limits.per_node
-    is_reached = round_.evictions["node", candidate.pod.node] >= limit
-    return f"limit of {limit} evictions per node and round" if is_reached else ""
-
-
-def _namespace_limit(round_: Round, candidate: Candidate) -> str:
-    limit = round_.settings.limits.per_namespace
-    is_reached = round_.evictions["namespace", candidate.pod.namespace] >= limit
-    return f"limit of {limit} evictions per namespace and round" if is_reached else ""
+def _limit(round_: Round, scope: tuple[Scope, str], limit: int, unit: str) -> str:
+    return f"limit of {limit} evictions per {unit}" if round_.evictions[scope] >= limit else ""
 
 
 def _group_limit(round_: Round, candidate: Candidate) -> str:
@@ -168,7 +155,8 @@ def _replicas(round_: Round, candidate: Candidate) -> str:
 def _workload_limit(round_: Round, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), round_.settings.limits
     since_s = round_.now - limits.workload_backoff_s
-    recent = round_.history.evictions_since(since_s, workload) + round_.evictions_by_workload[workload]
+    earlier = sum(1 for e in round_.history.evictions if e.at_s > since_s and e.workload == workload)
+    recent = earlier + round_.evictions_by_workload[workload]
     limit = resolve_limit(limits.per_workload, round_.workload_size(candidate.pod)[0])
     return (
         f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}" if recent >= limit else ""
@@ -186,7 +174,7 @@ def _unavailable(round_: Round, candidate: Candidate) -> str:
 
 
 REASON_CONDITIONS = (
-    MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better place for `holdS`.",
+    MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
               lambda _, c: c.lasting_refusal, scope="node"),
     MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lags, LOAD, "node"),
 )  # fmt: skip
@@ -209,14 +197,17 @@ POD_CONDITIONS = (
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
-    MoveCondition("round-limit", "`limits.perRound` is not reached.", _round_limit, scope="round"),
-    MoveCondition("node-limit", "`limits.perNode` is not reached.", _node_limit, scope="node"),
+    MoveCondition("round-limit", "`limits.perRound` is not reached.",
+              lambda r, _: _limit(r, ("round", ""), r.settings.limits.per_round, "round"), scope="round"),
+    MoveCondition("node-limit", "`limits.perNode` is not reached.",
+              lambda r, c: _limit(r, ("node", c.pod.node), r.settings.limits.per_node, "node and round"), scope="node"),
     MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
               lambda _, c: c.finder.capacity_refusal(c), LOAD, "node"),
-    MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.", _namespace_limit),
+    MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.",
+              lambda r, c: _limit(r, ("namespace", c.pod.namespace), r.settings.limits.per_namespace, "namespace and round")),
     MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
     MoveCondition("group-complete", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK),
-    MoveCondition("replica-backoff", "It is not in a back-off (see below) after its own move or after the planner refused it.",
+    MoveCondition("replica-backoff", "It is not in a back-off after the planner refused its move, nor the replacement of a pod that was moved not long ago.",
               _replica_backoff),
     MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff),
     MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",

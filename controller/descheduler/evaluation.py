@@ -121,7 +121,9 @@ def _with_replacement(
 
     A replacement that is gone before the evaluation is followed by its successor, which would otherwise not be backed off.
     """
-    if pending.replacement_node and not _is_replacement_gone(pending, snapshot):
+    current = snapshot.pods.by_key.get(pending.replacement_pod)
+    is_gone = current is None or not current.is_active or current.uid != pending.replacement_uid
+    if pending.replacement_node and not is_gone:
         return pending
     node, target = pending.move.node, pending.move.target
     bound = [pod for pod in _new_pods(pending, snapshot, claimed_uids) if pod.node]
@@ -137,11 +139,6 @@ def _with_replacement(
         replacement_uid=replacement.uid,
         replacement_bound_s=min(now, max(replacement.created_s, pending.at_s)),
     )
-
-
-def _is_replacement_gone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
-    pod = snapshot.pods.by_key.get(pending.replacement_pod)
-    return pod is None or not pod.is_active or pod.uid != pending.replacement_uid
 
 
 def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> list[PodInfo]:

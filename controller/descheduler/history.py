@@ -121,10 +121,6 @@ class History(Stored, frozen=True):
         backoff = self.backoffs.get(key)
         return backoff if backoff is not None and backoff.until_s > now else None
 
-    def evictions_since(self, start_s: float, workload: str) -> int:
-        """Number of evictions of a workload after ``start_s``."""
-        return sum(1 for e in self.evictions if e.at_s > start_s and e.workload == workload)
-
 
 _decode_history = msgspec.json.Decoder(History).decode
 

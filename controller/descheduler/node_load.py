@@ -61,16 +61,6 @@ class NodeLoad:
         return ""
 
 
-def nodes_by_pool(nodes: Iterable[Host], pools: Iterable[Pool]) -> dict[str, list[Host]]:
-    """Name of a pool -> its nodes, sorted by name. A node belongs to the first pool that selects it, or to none."""
-    by_pool: dict[str, list[Host]] = {pool.name: [] for pool in pools}
-    for node in sorted(nodes, key=lambda node: node.name):
-        pool = next((pool for pool in pools if pool.selector.matches(node.labels)), None)
-        if pool is not None:
-            by_pool[pool.name].append(node)
-    return by_pool
-
-
 def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Percents, Percents]:
     """The pool's low and high thresholds; with deviation, ``mean - low`` and ``mean + high``, within 0 and 100.
 
@@ -97,7 +87,11 @@ def classify(settings: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, M
     unknown if usage of a resource with a threshold is missing. A resource that the node does not have does not count.
     """
     loads: list[NodeLoad] = []
-    by_pool = nodes_by_pool(nodes, settings.pools)
+    by_pool: dict[str, list[Host]] = {pool.name: [] for pool in settings.pools}
+    for node in sorted(nodes, key=lambda node: node.name):
+        pool_name = next((pool.name for pool in settings.pools if pool.selector.matches(node.labels)), None)
+        if pool_name is not None:
+            by_pool[pool_name].append(node)
     for pool in settings.pools:
         used = {node.name: _used(node, pool, usage.get(node.name, {})) for node in by_pool[pool.name]}
         percent = {node.name: percents(used[node.name], node.allocatable) for node in by_pool[pool.name]}

@@ -125,7 +125,7 @@ class Descheduler:
         decision = unconfirmed.decision
         self._history, self._state = decision.history, decision.state
         for evaluated in decision.evaluated:
-            self._metrics.count_outcome(evaluated)
+            self._metrics.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
             self._reporter.report_outcome(evaluated)
         avoided = frozenset(name for name, detector in self._state.detectors.items() if detector.is_avoided)
         self._inputs.node_cache.set_hot_nodes(avoided)

@@ -37,11 +37,6 @@ _OUTCOME_TEXTS = {
 }
 
 
-def describe_eviction(move: Move) -> str:
-    """The event's note, as users know it: ``Pod evicted from node "n1" by the reason "node is overutilized, ..."``."""
-    return f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
-
-
 def _about_pod(key: str, uid: str) -> Reference:
     namespace, _, name = key.partition("/")
     return Reference("v1", "Pod", name, namespace, uid)
@@ -58,7 +53,8 @@ class RoundReporter:
         """Report the result of an eviction."""
         if result.kind == "evicted":
             log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
-            self._recorder.normal(_about_pod(move.pod, move.uid), DESCHEDULED, describe_eviction(move))
+            note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
+            self._recorder.normal(_about_pod(move.pod, move.uid), DESCHEDULED, note)
         elif result.kind == "dry-run":
             fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
             log.change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
@@ -190,10 +186,6 @@ class DeschedulerMetrics:
         breaker = EvictionBreaker(history, settings.limits, now)
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
-
-    def count_outcome(self, evaluated: EvaluatedMove) -> None:
-        """Count the outcome of a move."""
-        self.outcomes.labels(evaluated.pending.move.strategy, evaluated.outcome).inc()
 
     def clear(self) -> None:
         """Remove the gauges of a replica that no longer leads."""

@@ -73,7 +73,9 @@ class FindingEventFilter:
         """
         events: list[FindingEvent] = []
         has_event: dict[FindingKey, bool] = {}
-        for finding in filter(is_event, findings):
+        for finding in findings:
+            if finding.severity == "info" or finding.code.startswith(_CONDITION_PREFIXES):
+                continue
             for about in objects_of(finding, facts):
                 key = (finding.code, about, finding.affects if finding.code in _SEVERAL_PER_OBJECT else ())
                 before = self._has_event.get(key)
@@ -133,11 +135,6 @@ def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> li
     }
     metadata = {(kind, item.metadata.key): item.metadata for kind, items in objects.items() for item in items}
     return [(event, metadata[event.about]) for event in events if event.about in metadata]
-
-
-def is_event(finding: Finding) -> bool:
-    """Whether a finding is reported as an event."""
-    return finding.severity != "info" and not finding.code.startswith(_CONDITION_PREFIXES)
 
 
 def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:

@@ -254,15 +254,11 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
             default: Severity = "info" if condition.type == "OutlierNodes" else "warning"
             severity, summary, fix, alert = _REASONS.get(reason, (default, reason, (_DESCRIBE_TOPOLOGY,), ""))
             since = seconds(condition.last_transition_time)
-            if condition.type == "OutlierNodes" and severity == "info" and _may_end_soon(since, facts):
-                continue
+            is_recent = since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s
+            if condition.type == "OutlierNodes" and severity == "info" and is_recent:
+                continue  # It may end when its pair is measured again.
             nodes = [word for word in _WORDS.findall(message) if word in facts.nodes] or ["NODE"]
             names = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(message)}
             commands = tuple(command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
             summary = f"NetworkTopology {key}: {summary}"
             yield Finding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)
-
-
-def _may_end_soon(since: float | None, facts: Facts) -> bool:
-    """Whether an outlier may end when its pair is measured again."""
-    return since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s

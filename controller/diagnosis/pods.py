@@ -110,7 +110,7 @@ def _set_scheduler(facts: Facts) -> str:
 
 
 def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
-    foreign = _foreign_gates(pod)
+    foreign = [gate for gate in pod.gates if gate != GATE]
     if foreign:
         summary = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which another controller opens"
         return PodDiagnosis("foreign-gate", summary, pod.created, fix=(describe,))
@@ -128,10 +128,6 @@ def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bo
         summary = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
         return PodDiagnosis("planned", summary, pod.created, until, fix)
     return PodDiagnosis("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, fix)
-
-
-def _foreign_gates(pod: PodFact) -> tuple[str, ...]:
-    return tuple(gate for gate in pod.gates if gate != GATE)
 
 
 def _groups_by_key(facts: Facts) -> dict[str, AppGroup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts
@@ -44,11 +44,16 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
     elif not_ready["extender"]:
         yield _program_down(facts, "extender", not_ready["extender"], waiting, "NetawareExtenderDown")
     if status.complaints:
+        access: tuple[str, ...] = (
+            "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it",
+        )
+        if any("403" in line for line in status.complaints):
+            access = APPLY_AGAIN
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
             command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-            *_fix_access(status.complaints),
+            *access,
         )
         yield Finding("controller-not-ready", "warning", summary, status.complaints[:3], fix=fix)
 
@@ -140,9 +145,3 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
         undo += f" --to-revision=$({latest})"
     correct = "correct your overlay and apply it, if no earlier version ran"
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)
-
-
-def _fix_access(complaints: Iterable[str]) -> tuple[str, ...]:
-    if any("403" in line for line in complaints):
-        return APPLY_AGAIN
-    return ("open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it",)

@@ -105,7 +105,9 @@ async def read_control_plane(
     """The state of netaware's programs in namespace ``home``; what cannot be read is unknown."""
     lease, programs = None, None
     try:
-        lease = read_lease(await client.get(LEASES, CONTROLLER, Lease, namespace=home))
+        spec = (await client.get(LEASES, CONTROLLER, Lease, namespace=home)).spec
+        duration_s = float(spec.lease_duration_seconds or 10)
+        lease = LeaseFact(spec.holder_identity or "", seconds(spec.renew_time), duration_s)
         is_lease_known = True
     except KubekitError as error:
         is_lease_known = isinstance(error, ApiError) and error.not_found
@@ -114,14 +116,6 @@ async def read_control_plane(
             await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)
         )
     return ControlPlaneStatus(installed, topologies_known, programs, lease, is_lease_known, tuple(complaints))
-
-
-def read_lease(lease: Lease | None) -> LeaseFact | None:
-    """The leader's Lease."""
-    if lease is None:
-        return None
-    spec = lease.spec
-    return LeaseFact(spec.holder_identity or "", seconds(spec.renew_time), float(spec.lease_duration_seconds or 10))
 
 
 def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:

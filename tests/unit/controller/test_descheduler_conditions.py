@@ -112,7 +112,10 @@ CASES = [
     Case("namespace", {}, {"policy": {"evictableNamespaces": {"exclude": ["default"]}}}),
     Case("selector", {}, OTHER_POOL),
     Case(
-        "age", {"created_s": NOW_S - 30}, {"protection": {"minPodAgeS": 60}}, "it is 30 s old (protection.minPodAgeS)"
+        "age",
+        {"created_s": NOW_S - 30},
+        {"protection": {"minPodAgeS": 60}},
+        "it is 30 s old, less than protection.minPodAgeS",
     ),
     Case("replicas", {}, {"protection": {"minReplicas": 2}}, f"{WEB} has 1 of at least 2 pods"),
     Case("usage", {}, {"cpu": 0}, "it uses no cpu"),
