@@ -17,7 +17,7 @@ from controller.diagnosis.findings import CLUSTER_WIDE, Finding
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.rules import diagnose
 
-SHOWN_AFFECTED = 4
+MAX_AFFECTED = 4
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -98,8 +98,8 @@ def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
         parts.append(head)
         parts += [Padding(Text(f"cause: {cause}", style=FAINT), (0, 0, 0, 2)) for cause in finding.cause]
         if finding.affects:
-            more = f" and {len(finding.affects) - SHOWN_AFFECTED} more" if len(finding.affects) > SHOWN_AFFECTED else ""
-            text = f"affects: {', '.join(finding.affects[:SHOWN_AFFECTED])}{more}"
+            more = f" and {len(finding.affects) - MAX_AFFECTED} more" if len(finding.affects) > MAX_AFFECTED else ""
+            text = f"affects: {', '.join(finding.affects[:MAX_AFFECTED])}{more}"
             parts.append(Padding(Text(text, style=FAINT), (0, 0, 0, 2)))
         parts += _commands(finding.fix)
     return parts

@@ -21,8 +21,8 @@ from controller.diagnosis.rules import diagnose
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
 from kubekit.text import counted
 
-SHOWN_CANDIDATES = 30
-SHOWN_PEERS, SHOWN_REASONS = 6, 2
+MAX_CANDIDATES = 30
+MAX_PEERS, MAX_REASONS = 6, 2
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
@@ -78,14 +78,10 @@ class ExplainCommand(Command):
             parts += [Text(), _peers(now)]
         if now.candidates:
             parts += [Text(), _candidates(now)]
-            more = len(now.candidates) - SHOWN_CANDIDATES
+            more = len(now.candidates) - MAX_CANDIDATES
             if more > 0:
                 parts.append(Text(f"and {more} more; -o json has all", style=FAINT))
         return Group(*parts)
-
-
-def _columns(explanation: Explanation) -> Sequence[str]:
-    return [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in explanation.peers]
 
 
 def _headline(now: Explanation) -> Text:
@@ -109,7 +105,8 @@ def _peers(now: Explanation) -> RenderableType:
 
 
 def _candidates(now: Explanation) -> RenderableType:
-    names = _columns(now)[:SHOWN_PEERS]
+    peers = now.peers[:MAX_PEERS]
+    names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
     hidden = len(now.peers) - len(names)
     columns = (*names, *((f"+{hidden}",) if hidden > 0 else ()))
     table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
@@ -135,13 +132,13 @@ def _candidates(now: Explanation) -> RenderableType:
 
 def _shown(lines: Sequence[CandidateLine]) -> Iterable[CandidateLine]:
     """The best candidates, and those where the pod is or is planned."""
-    return [line for i, line in enumerate(lines) if i < SHOWN_CANDIDATES or line.chosen or line.planned]
+    return [line for i, line in enumerate(lines) if i < MAX_CANDIDATES or line.chosen or line.planned]
 
 
 def _reasons(line: CandidateLine) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
     ranked = sorted(line.ineligible.items(), key=lambda item: (-item[1], item[0]))
-    return [why if line.node else f"{count} {why}" for why, count in ranked[:SHOWN_REASONS]]
+    return [why if line.node else f"{count} {why}" for why, count in ranked[:MAX_REASONS]]
 
 
 def _cell(cell: Cell, peer: PeerLine) -> Text:

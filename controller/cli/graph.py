@@ -19,7 +19,7 @@ from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from kubekit.text import listed
 
-SHOWN_STOPS = 5
+MAX_STOPS = 5
 
 
 class GraphCommand(Command):
@@ -128,7 +128,7 @@ def _remarks(group: GroupView) -> Iterator[RenderableType]:
         for c in group.conditions
         if expected.get(c.type, c.status) != c.status
     ]
-    losses = ((loss.zone, listed(loss.stops, SHOWN_STOPS)) for loss in group.zone_losses if loss.stops)
+    losses = ((loss.zone, listed(loss.stops, MAX_STOPS)) for loss in group.zone_losses if loss.stops)
     remarks += [Text(f"without {zone}: {workloads} would stop", style=FAINT) for zone, workloads in losses]
     if remarks:
         yield Text()

@@ -17,7 +17,7 @@ from controller.traffic.graph import TrafficGraph
 from controller.traffic.money import Bill, Money, bill_of
 from controller.traffic.prices import PRESETS
 
-_ROWS = 15
+_MAX_ROWS = 15
 
 
 class MoneyView(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class MoneyCommand(Command):
         crossings = [p for p in bill.zone_pairs if p.reach != "zone"]
         if crossings:
             table = grid("FROM ZONE", "TO ZONE", "RATE", "A MONTH", right=["RATE", "A MONTH"])
-            for pair in crossings[:_ROWS]:
+            for pair in crossings[:_MAX_ROWS]:
                 table.add_row(
                     pair.client_zone, pair.server_zone, rate(pair.bytes_per_s * 8), money(pair.month, bill.currency)
                 )
@@ -84,12 +84,12 @@ class MoneyCommand(Command):
 
 def _dependencies(bills: tuple[Bill, ...], currency: str) -> RenderableType:
     table = grid("FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "A MONTH", right=["RATE", "ACROSS ZONES", "A MONTH"])
-    for bill in bills[:_ROWS]:
+    for bill in bills[:_MAX_ROWS]:
         mark = "" if bill.measured else "~"
         crossing = Text(mark + rate(bill.crossing_bytes_per_s * 8), style=BAD if bill.crossing_bytes_per_s else FAINT)
         table.add_row(
             bill.client, bill.server, bill.group, rate(bill.bytes_per_s * 8), crossing, money(bill.month, currency)
         )
-    if len(bills) > _ROWS:
-        table.add_row(Text(f"... and {len(bills) - _ROWS} more; -o json has all", style=FAINT))
+    if len(bills) > _MAX_ROWS:
+        table.add_row(Text(f"... and {len(bills) - _MAX_ROWS} more; -o json has all", style=FAINT))
     return table

@@ -26,21 +26,33 @@ PIPE_WIDTH = 10_000
 
 
 class Screen:
-    """Standard output and standard error; ``width`` is in columns."""
+    """Standard output and standard error, with colours on a terminal unless NO_COLOR is set.
 
-    def __init__(self, console: Console, errors: Console) -> None:
-        self._console, self._errors = console, errors
+    Args:
+        stream: instead of standard output.
+    """
 
-    @property
-    def width(self) -> int:
-        """Columns of the terminal; `PIPE_WIDTH` if standard output is no terminal and COLUMNS is not set."""
-        return self._console.width
+    def __init__(self, stream: TextIOBase | None = None) -> None:
+        out = stream or sys.stdout
+        has_colours = out.isatty() and not os.environ.get("NO_COLOR")
+        is_piped = not out.isatty() and not os.environ.get("COLUMNS")
+        self._console = Console(
+            file=out,  # type: ignore[arg-type]
+            force_terminal=out.isatty(),
+            color_system="auto" if has_colours else None,
+            no_color=not has_colours,
+            width=PIPE_WIDTH if is_piped else None,
+            highlight=False,
+            emoji=False,
+            markup=False,
+        )
+        self._errors = Console(stderr=True, no_color=not has_colours, highlight=False, soft_wrap=True)
 
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
         """A table for a person, or data for programs."""
         if options.output == "table":
             shown = answer if command.prints_documents else _escape_texts(answer)
-            self._print_table(command.render(shown, options, self.width))
+            self._print_table(command.render(shown, options, self._console.width))
         else:
             self._print_data(answer, options.output)
 
@@ -83,21 +95,3 @@ def _escape_texts(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_escape_texts, value))
     return type(value)(map(_escape_texts, value)) if isinstance(value, list | tuple) else value
-
-
-def open_screen(stream: TextIOBase | None = None) -> Screen:
-    """The screen: with colours on a terminal, unless NO_COLOR is set."""
-    out = stream or sys.stdout
-    colours = out.isatty() and not os.environ.get("NO_COLOR")
-    piped = not out.isatty() and not os.environ.get("COLUMNS")
-    console = Console(
-        file=out,  # type: ignore[arg-type]
-        force_terminal=out.isatty(),
-        color_system="auto" if colours else None,
-        no_color=not colours,
-        width=PIPE_WIDTH if piped else None,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    return Screen(console, Console(stderr=True, no_color=not colours, highlight=False, soft_wrap=True))

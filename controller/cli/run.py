@@ -53,9 +53,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _run(command: Command, options: argparse.Namespace) -> ExitCode:
-    from controller.cli.output import open_screen
+    from controller.cli.output import Screen
 
-    screen = open_screen()
+    screen = Screen()
     async with AsyncExitStack() as stack:
         session = await _connect(command, options, stack)
         answer = await command.run(session, options)

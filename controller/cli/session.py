@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.resources import (
     APPGROUP_LABEL,
     APPGROUPS,
     NETWORK_TOPOLOGIES,
     SERVICES,
+    WORKLOAD_LABEL,
     AppGroup,
     NetworkTopology,
 )
@@ -47,7 +47,9 @@ from kubekit.wire import (
     ConfigMap,
     Node,
     Object,
+    ObjectMeta,
     Resource,
+    Wire,
 )
 from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
 from netperf.errors import PlanRefusedError
@@ -59,6 +61,46 @@ CONFIG_FILE = "config.yaml"
 VERDICTS = "netaware_pod_bandwidth_verdict == 1"
 
 T = TypeVar("T", bound=Object)
+
+
+class _Template(Wire, frozen=True):
+    """A pod template."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: GroupPodSpec = GroupPodSpec()
+
+
+class _ControllerSpec(Wire, frozen=True):
+    """The spec of a Deployment or StatefulSet."""
+
+    replicas: int | None = None
+    template: _Template = _Template()
+
+
+class Controller(Object, frozen=True):
+    """A Deployment or StatefulSet.
+
+    Attributes:
+        kind: set by the reader, because items of a list lack it.
+    """
+
+    kind: str = ""
+    spec: _ControllerSpec = _ControllerSpec()
+
+    @property
+    def replicas(self) -> int:
+        """Declared replicas, by default 1."""
+        return 1 if self.spec.replicas is None else self.spec.replicas
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its pods."""
+        return self.spec.template.metadata.labels or {}
+
+    @property
+    def workload(self) -> tuple[str, str]:
+        """AppGroup and workload selector of its pods."""
+        return self.labels.get(APPGROUP_LABEL, ""), self.labels.get(WORKLOAD_LABEL, "")
 
 
 class _Deployment(Object, frozen=True):

@@ -17,9 +17,8 @@ from controller.cli.command import Command
 from controller.cli.offline import OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster, read_documents
 from controller.cli.plan_inputs import belongs_to, read_inputs
-from controller.cli.session import Session
+from controller.cli.session import Controller, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
-from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
@@ -34,7 +33,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit.errors import ConfigError
 from kubekit.text import counted, listed
 
-SHOWN = 8
+MAX_NAMED_WORKLOADS = 8
 RUNS = 25
 """Runs of the default scheduler, which picks at random between equal nodes."""
 
@@ -134,7 +133,7 @@ class SimulateCommand(Command):
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
         if unknown:
-            names = listed(unknown, SHOWN)
+            names = listed(unknown, MAX_NAMED_WORKLOADS)
             session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
         return await asyncio.to_thread(simulate, inputs, group, mine)
 

@@ -15,7 +15,7 @@ from controller.traffic.workloads import Workloads
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 
-SHOWN_UNKNOWN = 3
+MAX_UNKNOWN = 3
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
     known, unknown = workloads.resolve(flows)
     if unknown:
-        first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN])
+        first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:MAX_UNKNOWN])
         session.remarks.append(
             f"ignored traffic of {len(unknown)} workloads that do not exist (any more), such as {first}"
         )

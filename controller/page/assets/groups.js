@@ -1,7 +1,7 @@
 // AppGroups: each as a graph, callers left of their dependencies, and as a table of dependencies with their costs.
 
-const LARGEST_DRAWN = 60;
-const MOST_LABELS = 3;
+const MAX_DRAWN_WORKLOADS = 60;
+const MAX_LABELS = 3;
 
 function drawGroups() {
   const panel = byId("panel-groups");
@@ -41,7 +41,7 @@ function groupBox(group, open) {
   } else if (placed && group.zoneLosses?.length > 1) {
     remarks.push(h("p", { class: "soft" }, "Every workload survives the loss of any one zone."));
   }
-  const isDrawn = group.workloads.length <= LARGEST_DRAWN;
+  const isDrawn = group.workloads.length <= MAX_DRAWN_WORKLOADS;
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
     h("div", { class: "grouphead" },
       h("h2", {}, key),
@@ -118,7 +118,7 @@ function drawGraph(group) {
     const position = leading.indexOf(edge) - (leading.length - 1) / 2;
     const offset = leading.length > 1 ? position * Math.min(13, 44 / leading.length) : 0;
     const violated = edge.state === "violated";
-    const hidden = leading.length > MOST_LABELS && !violated;
+    const hidden = leading.length > MAX_LABELS && !violated;
     const label = hidden ? "" : violated ? `✗ ${edge.cost} > ${edge.maxCost}` : `${edge.cost} ≤ ${edge.maxCost}`;
     const place = { x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" };
     costs.push(s("text", { class: `cost ${edge.state}`, ...place }, label));

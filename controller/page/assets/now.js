@@ -18,11 +18,11 @@ function copyButton(text) {
 // An age that `drawAges` keeps current.
 function ageBox(at) { return h("span", { class: "soft", "data-since": at }, `for ${age(since(at))}`); }
 
-const SHOWN_AFFECTED = 6;
+const MAX_AFFECTED = 6;
 function findingBox(finding) {
   const sinceBox = finding.since === null ? null : ageBox(finding.since);
-  const affected = finding.affects.slice(0, SHOWN_AFFECTED).join(", ");
-  const more = finding.affects.length > SHOWN_AFFECTED ? ` and ${finding.affects.length - SHOWN_AFFECTED} more` : "";
+  const affected = finding.affects.slice(0, MAX_AFFECTED).join(", ");
+  const more = finding.affects.length > MAX_AFFECTED ? ` and ${finding.affects.length - MAX_AFFECTED} more` : "";
   return h("li", { class: `finding ${finding.severity}` },
     h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, sinceBox),
     ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),

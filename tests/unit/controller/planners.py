@@ -10,8 +10,8 @@ import msgspec
 from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
+from controller.cli.session import Controller
 from controller.cli.simulate import simulate
-from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import Volumes

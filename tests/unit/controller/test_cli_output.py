@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import re
@@ -18,10 +19,11 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from aiohttp import web
 
 from controller.cli.command import Command
 from controller.cli.commands import HELP, load_command
-from controller.cli.output import open_screen
+from controller.cli.output import Screen
 from controller.cli.parser import EPILOG, parse
 from controller.cli.run import run
 from controller.cli.session import NotFoundError, Session
@@ -35,6 +37,7 @@ from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP
 from tests.unit.controller.test_views_of_a_cluster import bandwidth_pod
+from tests.unit.kubekit.simulated_api import connected
 
 
 class Terminal(io.StringIO):
@@ -109,8 +112,7 @@ async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | N
         session = MadeUpSession(client, None, options.namespace or None, HOME)
         session.made_up = snapshot
         answer = await command.run(session, options)
-    screen = open_screen(out)
-    screen.print_answer(command, answer, options)
+    Screen(out).print_answer(command, answer, options)
     return out.getvalue()
 
 
@@ -169,6 +171,43 @@ async def test_a_command_without_its_main_objects_is_an_error_and_other_gaps_are
             command, options = parsed(name)
             with pytest.raises(NotFoundError, match="appgroups: not allowed") if name == "graph" else nullcontext():
                 await command.run(session, options)
+
+
+CONTROLLER_PODS = "/api/v1/namespaces/netaware-system/pods"
+UNAVAILABLE = {
+    "kind": "Status",
+    "code": 503,
+    "reason": "ServiceUnavailable",
+    "message": "error trying to reach service",
+}
+
+
+async def test_replicas_are_asked_at_once_and_an_old_store_is_reported_by_its_replica() -> None:
+    """No replica answers before two are asked; the client makes no more reads at a time."""
+    asked: set[str] = set()
+    both_asked = asyncio.Event()
+    answers = {
+        "old": lambda: web.Response(status=503, text="age: store of nodes is 130 s old (503)\n"),
+        "fine": lambda: web.Response(text="ok\n"),
+        "gone": lambda: web.json_response(UNAVAILABLE, status=503),
+    }
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/readyz"):
+            asked.add(request.path)
+            if len(asked) == 2:
+                both_asked.set()
+            await both_asked.wait()
+            return answers[request.path.removeprefix(f"{CONTROLLER_PODS}/controller-").removesuffix("/proxy/readyz")]()
+        names = answers if request.path == CONTROLLER_PODS else ()
+        return web.json_response({"metadata": {}, "items": [{"metadata": {"name": f"controller-{n}"}} for n in names]})
+
+    async with connected(answer) as client:
+        session = Session(client, None, None, "netaware-system")
+        status = (await session.snapshot(everything=True)).control_plane
+    assert status is not None
+    assert status.complaints == ("controller-old: age: store of nodes is 130 s old (503)",)
+    assert session.remarks == []
 
 
 def test_convert_prints_accepted_objects_and_lists_its_changes(

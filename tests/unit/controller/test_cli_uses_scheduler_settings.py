@@ -1,4 +1,4 @@
-"""Commands use the running controller's configuration, AppGroups, costs and nodes."""
+"""Commands use the running controller's configuration, AppGroups, costs and nodes; `propose` shows what a plan would gain."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
+from controller.cli.propose import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.shared import read_facts_of, state_of
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
+from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
+from controller.traffic.proposals import Proposal, propose
+from controller.traffic.workloads import Workloads
 from kubekit.errors import ConfigError
 from tests.unit.controller.test_cli_output import parsed
-from tests.unit.controller.test_one_answer import HEAD, HOME, NODES, group, pod, session_of, topology, weight
+from tests.unit.controller.test_one_answer import HEAD, HOME, NODES, group, node, pod, session_of, topology, weight
 
 APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
+Json = dict[str, Any]
 CUSTOM_CONFIG = (
     HEAD
     + """
@@ -86,12 +93,27 @@ async def test_malformed_documents_are_usage_errors(document: dict[str, Any], me
         await answer_of(session, "simulate", "-f", str(file))
 
 
-def deployment(name: str, *, replicas: int) -> dict[str, Any]:
-    template = pod(name, "", namespace="default")
-    labels = {**template["metadata"]["labels"], "app": name}
-    spec = {"replicas": replicas, "template": {"metadata": {"labels": labels}, "spec": {}}}
-    meta = {"name": name, "namespace": "default"}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
+def requesting(cpu: str) -> Json:
+    """A pod's spec."""
+    return {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+
+
+def manifest(kind: str, name: str, spec: Json, *, namespace: str = "shop", **metadata: Any) -> Json:
+    return {"kind": kind, "metadata": {"name": name, "namespace": namespace, **metadata}, "spec": spec}
+
+
+def controller(
+    kind: str, name: str, labels: Json, replicas: int, *, cpu: str = "100m", namespace: str = "shop"
+) -> Json:
+    template = {"metadata": {"labels": {**labels, "app": name}}, "spec": requesting(cpu)}
+    spec = {"replicas": replicas, "template": template}
+    return {"apiVersion": "apps/v1", **manifest(kind, name, spec, namespace=namespace)}
+
+
+def deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
+    """A Deployment of a workload of the group."""
+    labels = pod(name, "")["metadata"]["labels"]
+    return controller("Deployment", name, labels, replicas, cpu=cpu, namespace="default")
 
 
 async def test_more_replicas_than_a_plan_may_have_are_refused(tmp_path: Any) -> None:
@@ -100,24 +122,13 @@ async def test_more_replicas_than_a_plan_may_have_are_refused(tmp_path: Any) -> 
         await answer_of(session_of(HEAD, *NODES), "simulate", "-f", file)
 
 
-def three_cpu_pod(name: str, node: str = "") -> dict[str, Any]:
-    """A pod, or a template, that takes three of a node's four CPUs."""
-    found = pod(name, node, namespace="shop")
-    containers = [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]
-    return {**found, "spec": {**found["spec"], "containers": containers}}
-
-
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     app_group = group("default")
-    objects = [app_group]
-    for name in "ab":
-        template = three_cpu_pod(name)
-        template["spec"] = {"containers": template["spec"]["containers"]}
-        one = deployment(name, replicas=1)
-        objects.append({**one, "spec": {**one["spec"], "template": template}})
-    file = group_file(tmp_path, *objects)
-    session = session_of(HEAD, *nodes, app_group, three_cpu_pod("a", "n1"), three_cpu_pod("b", "n2"))
+    file = group_file(tmp_path, app_group, *(deployment(name, replicas=1, cpu="3") for name in "ab"))
+    bound = [pod(name, on, namespace="shop") for name, on in (("a", "n1"), ("b", "n2"))]
+    pods = [{**each, "spec": {**each["spec"], **requesting("3")}} for each in bound]
+    session = session_of(HEAD, *nodes, app_group, *pods)
     session.namespace = "default"
     simulated = await answer_of(session, "simulate", "-f", file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
@@ -166,3 +177,58 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
     assert shown.network.weights is not None
     assert shown.network.unused
     assert "the scheduler does not use" in session.notes["costs"]
+
+
+WORKLOADS = [f"w{number}" for number in range(8)]
+LOCATIONS = {f"n{number}": Location("west", f"z{number}") for number in range(3)}
+
+
+def workload(name: str, number: int, *, labelled: bool) -> list[Json]:
+    """A Deployment with its Service and two pods, each in another zone."""
+    labels = {"app": name, **({APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name} if labelled else {})}
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-5d9f", "uid": name, "controller": True}
+    own: Json = {"labels": {**labels, "pod-template-hash": "5d9f"}, "ownerReferences": [owner]}
+    pods = [
+        {
+            **manifest("Pod", f"{name}-5d9f-{i}", {**requesting("100m"), "nodeName": f"n{(number + i) % 3}"}, **own),
+            "status": {},
+        }
+        for i in (1, 2)
+    ]
+    service = {"selector": {"app": name}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    return [controller("Deployment", name, labels, 2), manifest("Service", name, service), *pods]
+
+
+async def gained(cpu: str, *more: Json, labelled: bool = False) -> tuple[Proposal, Gain]:
+    """The gain of w0, which calls the seven others, on three nodes of three zones."""
+    status = {"allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"}}
+    nodes = [{**node(name, zone), "status": status} for name, (_, zone) in LOCATIONS.items()]
+    objects = [each for i, name in enumerate(WORKLOADS) for each in workload(name, i, labelled=labelled)]
+    ends = [WorkloadId("shop", name, "Deployment") for name in WORKLOADS]
+    calls = [ObservedDependency(ends[0], end, bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for end in ends[1:]]
+    first = {"workload": {"kind": "Deployment", "name": "w0", "selector": "w0"}}
+    spread: Json = {"annotations": {"netaware.io/spread": "zone"}}
+    app_group = manifest("AppGroup", "shop", {"numMembers": 1, "workloads": [first]}, **spread)
+    session = session_of(HEAD, *nodes, *more, *objects, app_group)
+    workloads = Workloads.from_objects(await session.unfinished_pods(), LOCATIONS)
+    snapshot, graph = await session.snapshot(groups=True), TrafficGraph(tuple(calls), ())
+    (proposal,) = propose(graph, workloads, snapshot.groups, "shop", CostTable())
+    return proposal, await gain_of(session, proposal, snapshot)
+
+
+async def test_the_gain_is_that_of_one_plan_of_the_whole_group() -> None:
+    proposal, gain = await gained("16")
+    labelled, same = await gained("16", labelled=True)
+    assert (len(proposal.patches), len(labelled.patches)) == (len(WORKLOADS), 0)
+    assert same == gain
+    assert gain.planned.latency_us < gain.now.latency_us
+    assert gain.planned.zones.keys() == gain.now.zones.keys() == set(gain.planned.nodes)
+    assert {len(set(zones)) for zones in gain.planned.zones.values()} == {2}
+    assert (gain.now.unplaced, gain.planned.unplaced) == (0, 0)
+    twin = controller("StatefulSet", "w1", {"app": "w1"}, 7)
+    assert (await gained("16", twin))[1] == gain, "a StatefulSet with a Deployment's name is another workload"
+
+
+async def test_pods_without_a_place_are_counted() -> None:
+    _, gain = await gained("300m")
+    assert gain.planned.unplaced == 2 * len(WORKLOADS) - 9

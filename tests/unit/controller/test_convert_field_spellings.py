@@ -57,23 +57,17 @@ spec:
         kind: Deployment
         name: P1-deployment
         selector: P1
-        apiVersion: apps/v1
-        namespace: default
         dependencies:
           - workload:
               kind: Deployment
               name: P2-deployment
               selector: P2
-              apiVersion: apps/v1
-              namespace: default
               minBandwidth: "100Mi"
               maxNetworkCost: 30
     - workload:
         kind: Deployment
         name: P2-deployment
         selector: P2
-        apiVersion: apps/v1
-        namespace: default
 """
 PROPOSAL_TOPOLOGY = """
 # Example Network CRD
@@ -130,9 +124,8 @@ def test_the_proposals_group_gets_selectors_from_its_names(group: str) -> None:
 def test_the_slides_group_gets_its_dependencies_out_of_the_reference() -> None:
     found, changes = only(SLIDES_GROUP)
     assert edges(found) == [("P1", "P2", 30)]
-    assert found["spec"]["workloads"][0]["workload"] == {
-        "kind": "Deployment", "name": "P1-deployment", "selector": "P1", "apiVersion": "apps/v1", "namespace": "default",
-    }  # fmt: skip
+    reference = {"kind": "Deployment", "name": "P1-deployment", "selector": "P1"}
+    assert found["spec"]["workloads"][0]["workload"] == reference
     assert found["spec"]["workloads"][0]["dependencies"][0]["minBandwidth"] == "100Mi"
     assert edges(only(SLIDES_GROUP.replace("              selector: P2\n", ""))[0]) == [("P1", "P2", 30)]
     assert any("moved out of the workload's reference" in change for change in changes)

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from controller.appgroups.status import admission_condition, gather, plan_status
-from controller.cli.output import open_screen
+from controller.cli.output import Screen
 from controller.cli.parser import FORMATS
 from controller.cli.run import run
 from controller.cli.session import Session
@@ -344,11 +344,11 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
                 continue
             options.output = form
             stream = io.StringIO()
-            open_screen(stream).print_answer(command, answer, options)
+            Screen(stream).print_answer(command, answer, options)
             check(printed := stream.getvalue() + capsys.readouterr().out, form)
             assert printed
         for remark in [*session.remarks, *map(": ".join, session.notes.items())]:
-            open_screen().note(remark)
+            Screen().note(remark)
         check(capsys.readouterr().err)
         lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()
