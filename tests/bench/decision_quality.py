@@ -21,28 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.appgroups.order import ALGORITHMS
-from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.extender.program import ExtenderService
-from controller.scheduler.gating.controller import GatingController
 from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder
-from kubekit.runtime import supervise
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from netperf.contract import ZONE_LABEL
 from tests.integration.conftest import definitions
 from tests.support.bodies import weight_body
+from tests.support.scheduling import run_leader, serve_extender
 from tests.unit.controller import groups
 
 NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
@@ -187,41 +182,23 @@ async def run_mode(
 ) -> dict[int, list[GroupPod]]:
     """Place every case; its pods at the end."""
     async with AsyncExitStack() as stack:
-        tasks: dict[str, Any] = {}
         url = None
         if mode.config is not None:
-            registry = CollectorRegistry()
-            service = ExtenderService(client, mode.config, listen="127.0.0.1:0", namespace=NAMESPACE, registry=registry)
-            url = "http://" + await stack.enter_async_context(service.server.running())
-            caches = Caches(client, NAMESPACE)
-            recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)
-            leader = GatingController(client, caches, mode.config, recorder, registry)
-            tasks = {**service.stores(), **caches.tasks(), **leader.stores()}
-            tasks |= {"lead": lead(caches, leader), "events": recorder.run()}
-        running = asyncio.create_task(supervise(tasks)) if tasks else None
+            url = await stack.enter_async_context(serve_extender(client, mode.config, namespace=NAMESPACE))
+            await stack.enter_async_context(run_leader(client, mode.config, namespace=NAMESPACE))
         scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)
         try:
             await in_batches([make_group(client, mode, number, case) for number, case in enumerate(cases)])
-            return await settled(client, running)
+            return await settled(client)
         finally:
             await plane.programs.stop(scheduler)
-            if running is not None:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
 
 
-async def lead(caches: Caches, leader: GatingController) -> None:
-    await caches.wait_for_sync()
-    await leader.run()
-
-
-async def settled(client: Client, running: asyncio.Task[None] | None) -> dict[int, list[GroupPod]]:
+async def settled(client: Client) -> dict[int, list[GroupPod]]:
     """Wait until all pods are bound, or nothing has been bound for a while."""
     began = moved = time.monotonic()
     bound = -1
     while True:
-        if running is not None and running.done():
-            running.result()
         pods = await client.list(PODS, GroupPod, namespace=NAMESPACE)
         now = sum(bool(pod.spec.node_name) for pod in pods)
         if now != bound:
@@ -235,15 +212,15 @@ async def settled(client: Client, running: asyncio.Task[None] | None) -> dict[in
     return by_case
 
 
-async def clean(client: Client) -> None:
+async def clean(client: Client, namespace: str = NAMESPACE) -> None:
     for resource in (PODS, APPGROUPS):
-        path = resource.path(NAMESPACE)
+        path = resource.path(namespace)
         await client.request("DELETE", path, body={"gracePeriodSeconds": 0}, timeout_s=120)
-    await until(lambda: is_empty(client))
 
+    async def is_empty() -> bool:
+        return not await client.list(PODS, Object, namespace=namespace)
 
-async def is_empty(client: Client) -> bool:
-    return not await client.list(PODS, Object, namespace=NAMESPACE)
+    await until(is_empty)
 
 
 def summarise(

@@ -32,7 +32,7 @@ from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, S
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
-from tests.bench.decision_quality import in_batches, until
+from tests.bench.decision_quality import clean, in_batches
 from tests.integration.conftest import definitions
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
@@ -186,17 +186,7 @@ async def run_mode(
             return pods / (time.monotonic() - started)
         finally:
             await plane.programs.stop(running)
-            await clean(client)
-
-
-async def clean(client: Client) -> None:
-    for resource in (PODS, APPGROUPS):
-        await client.request("DELETE", resource.path(NAMESPACE), body={"gracePeriodSeconds": 0}, timeout_s=120)
-    await until(lambda: is_empty(client))
-
-
-async def is_empty(client: Client) -> bool:
-    return not await client.list(PODS, Object, namespace=NAMESPACE)
+            await clean(client, NAMESPACE)
 
 
 async def main() -> None:

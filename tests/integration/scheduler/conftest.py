@@ -13,9 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 import yaml
-from prometheus_client import CollectorRegistry
 
-from controller.cluster.caches import Caches
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import (
     APPGROUP_LABEL,
@@ -26,15 +24,13 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.events import EventRecorder
-from kubekit.runtime import supervise
 from kubekit.wire import NODES, PODS, Node, Object, Resource
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, StartScheduler, eventually
 from tests.support.bodies import appgroup_spec, weight_body
+from tests.support.scheduling import run_leader, serve_extender
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
 ADMISSION = {
@@ -85,66 +81,14 @@ def ready_node(client: Client, make_node: MakeNode, kwok: Program) -> MakeNode:
 
 @pytest.fixture
 def extender(client: Client) -> Serve:
-    """``async with extender(config) as url`` serves the extender; ready when the block begins."""
-
-    @asynccontextmanager
-    async def serve(config: SchedulerConfig | None = None) -> AsyncIterator[str]:
-        service = ExtenderService(
-            client,
-            config or SchedulerConfig(),
-            listen="127.0.0.1:0",
-            namespace="netaware-system",
-            registry=CollectorRegistry(),
-        )
-        async with service.server.running() as address:
-            running = asyncio.create_task(supervise(service.stores()))
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    while service.unready():
-                        await asyncio.sleep(0.02)
-                yield f"http://{address}"
-            finally:
-                await _end(running)
-
-    return serve
+    """``async with extender(config) as url`` serves the extender."""
+    return partial(serve_extender, client)
 
 
 @pytest.fixture
 def lead(client: Client) -> Lead:
-    """``async with lead(config)`` runs what the leader runs: plans, gates, retries; it leads from ``begins`` on."""
-
-    @asynccontextmanager
-    async def run(
-        config: SchedulerConfig | None = None,
-        *,
-        writer: Client | None = None,
-        begins: asyncio.Event | None = None,
-    ) -> AsyncIterator[GatingController]:
-        registry = CollectorRegistry()
-        caches = Caches(client, "netaware-system")
-        recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
-        controller = GatingController(
-            writer or client,
-            caches,
-            config or SchedulerConfig(),
-            recorder,
-            registry,
-        )
-
-        async def work() -> None:
-            await caches.wait_for_sync()
-            if begins is not None:
-                await begins.wait()
-            await controller.run()
-
-        tasks = {**caches.tasks(), **controller.stores(), "events": recorder.run(), "work": work()}
-        running = asyncio.create_task(supervise(tasks))
-        try:
-            yield controller
-        finally:
-            await _end(running)
-
-    return run
+    """``async with lead(config)`` runs what the leader runs, see `run_leader`."""
+    return partial(run_leader, client)
 
 
 @pytest.fixture
@@ -174,13 +118,6 @@ def zones(client: Client, namespace: str, ready_node: MakeNode) -> MakeZones:
         await set_costs(client, namespace, costs or {(a, b): 40 for a in names for b in names if a != b})
 
     return make
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    if not task.cancelled() and task.exception() is not None:
-        raise task.exception()  # type: ignore[misc]
 
 
 @pytest_asyncio.fixture
@@ -220,12 +157,7 @@ async def create_pod(
     owners = spec.pop("owners", None)
     body: dict[str, Any] = {
         "metadata": {"name": name, "labels": {**all_labels, **(labels or {})}},
-        "spec": {
-            "schedulerName": scheduler,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": "none", "resources": {"requests": requests or {}}}],
-            **spec,
-        },
+        "spec": pod_spec(requests, schedulerName=scheduler, **spec),
     }
     if owners:
         body["metadata"]["ownerReferences"] = owners
@@ -262,16 +194,45 @@ async def set_costs(
     )
 
 
-until = partial(eventually, deadline_s=DEADLINE_S)
+def workload_body(
+    name: str,
+    workload: str,
+    *,
+    replicas: int = 1,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    requests: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A Deployment of a workload of the AppGroup a1; everything else is of its pods' spec. With more fields, a StatefulSet."""
+    all_labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: workload, **(labels or {})}
+    template = {"metadata": {"labels": all_labels, "annotations": annotations}, "spec": pod_spec(requests, **spec)}
+    spec = {"replicas": replicas, "selector": {"matchLabels": all_labels}, "template": template}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def pod_spec(requests: Mapping[str, str] | None, **spec: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "none", "resources": {"requests": requests or {}}}
+    return {"terminationGracePeriodSeconds": 0, "containers": [container], **spec}
+
+
+async def until(check: Callable[[], Awaitable[bool] | bool]) -> None:
+    """Wait until ``check`` holds; TimeoutError when it does not in time."""
+
+    async def holds() -> bool:
+        result = check()
+        return result if isinstance(result, bool) else await result
+
+    await eventually(holds, DEADLINE_S)
 
 
 async def read_pod(client: Client, namespace: str, name: str) -> GroupPod:
     return await client.get(PODS, name, GroupPod, namespace=namespace)
 
 
-async def until_bound(client: Client, namespace: str, *names: str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
+async def until_bound(client: Client, namespace: str, *names: str) -> dict[str, str]:
     """Wait until these pods, or all of the namespace, are bound; their nodes."""
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, GroupPod, namespace=namespace)}
             wanted = {name: pods.get(name, "") for name in names} if names else pods
@@ -280,9 +241,9 @@ async def until_bound(client: Client, namespace: str, *names: str, deadline_s: f
             await asyncio.sleep(0.05)
 
 
-async def until_unschedulable(client: Client, namespace: str, name: str, deadline_s: float = DEADLINE_S) -> str:
+async def until_unschedulable(client: Client, namespace: str, name: str) -> str:
     """Wait until the scheduler gave a pod up; its words."""
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             found = (await read_pod(client, namespace, name)).condition("PodScheduled")
             if found is not None and found.status == "False" and found.reason == "Unschedulable":
@@ -310,6 +271,18 @@ async def until_scheduler_knows_cordoned(client: Client, namespace: str, node: s
         return not pod.spec.node_name
 
     await until(refused)
+
+
+async def until_event(client: Client, namespace: str, pod: str, reason: str) -> str:
+    """Wait for an event about a pod; its note."""
+    notes: list[str] = []
+
+    async def recorded() -> bool:
+        notes[:] = [e["note"] for e in await events_of(client, namespace, pod) if e["reason"] == reason]
+        return bool(notes)
+
+    await until(recorded)
+    return notes[0]
 
 
 async def events_of(client: Client, namespace: str, pod: str) -> list[dict[str, Any]]:

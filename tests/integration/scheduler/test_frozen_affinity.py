@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.retries import REPLACE_AFTER_S
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import Lead, cordon, create_group, create_pod, set_costs, until
+from tests.integration.scheduler.conftest import Lead, cordon, create_group, create_pod, set_costs, until, workload_body
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
@@ -40,14 +39,7 @@ async def costs_moved(client: Client, namespace: str) -> None:
 
 
 async def create_deployment(client: Client, namespace: str) -> None:
-    labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "A", **OPT_IN}
-    resources = {"requests": {"cpu": "3"}}
-    spec = {"containers": [{"name": "main", "image": "none", "resources": resources}]}
-    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, **spec}}
-    body = {
-        "metadata": {"name": "a"},
-        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
+    body = workload_body("a", "A", labels=OPT_IN, requests={"cpu": "3"})
     await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
 
 

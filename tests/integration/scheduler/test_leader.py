@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
+from controller.cluster.resources import APPGROUPS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
@@ -26,6 +26,7 @@ from tests.integration.scheduler.conftest import (
     events_of,
     read_pod,
     until,
+    workload_body,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -104,9 +105,9 @@ async def _told(client: Client, namespace: str, pod: str) -> bool:
     return await placements(client, namespace, pod) == [1]
 
 
-async def _sees_gated(controller: GatingController, count: int) -> bool:
+def _sees_gated(controller: GatingController, count: int) -> bool:
     (family,) = controller.metrics.gated.collect()
-    return family.samples[0].value == count
+    return bool(family.samples[0].value == count)
 
 
 @pytest_asyncio.fixture
@@ -140,28 +141,17 @@ async def test_room_of_a_deleted_group_is_free_for_others(
             automountServiceAccountToken=False,
         )
 
-        async def reserved() -> bool:
-            return bool(controller.plans.reservations.reserved_by_others(""))
-
         await until(lambda: _open(client, guest, "theirs"))
-        assert await reserved()
+        assert controller.plans.reservations.reserved_by_others("")
         await client.delete(APPGROUPS, "first", namespace=namespace)
-        await until(lambda: _has_no_group(controller))
+        await until(lambda: not controller.state.groups)
         await client.delete(PODS, "theirs", namespace=guest, grace_period_s=0)
         await create_group(client, namespace, ALONE, name="second", members=1)
         await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
-        await until(lambda: _is_planned(controller, f"{namespace}/second"))
+        await until(lambda: controller.plans.report(f"{namespace}/second") is not None)
         planned = controller.plans.report(f"{namespace}/second")
         assert planned is not None
         assert planned.reason == "Complete"
-
-
-async def _has_no_group(controller: GatingController) -> bool:
-    return not controller.state.groups
-
-
-async def _is_planned(controller: GatingController, group: str) -> bool:
-    return controller.plans.report(group) is not None
 
 
 async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
@@ -170,31 +160,19 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
     """Asked for when a leadership begins, not learned from a pod that is stuck."""
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}})
-    labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
-    template = {
-        "metadata": {"labels": labels},
-        "spec": {"schedulerName": PROFILE, "containers": [{"name": "main", "image": "none"}]},
-    }
-    body = {
-        "metadata": {"name": "p1"},
-        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
+    found: list[GroupPod] = []
+    body = workload_body("p1", "P1", schedulerName=PROFILE)
     async with lead(SchedulerConfig(gates=PATIENT, placement="affinity"), writer=cast("Client", Powerless(client))):
         await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
 
-        async def released() -> list[GroupPod]:
-            pods = await client.list(PODS, GroupPod, namespace=namespace)
-            return [pod for pod in pods if pod.workload == "P1" and not pod.gated]
+        async def released() -> bool:
+            found[:] = [p for p in await client.list(PODS, GroupPod, namespace=namespace) if p.workload == "P1"]
+            return bool(found) and not found[0].gated
 
-        await until(lambda: _any(released))
-        (pod,) = await released()
-    affinity = pod.spec.affinity
+        await until(released)
+    affinity = found[0].spec.affinity
     assert affinity is not None
     assert affinity.node_affinity is not None
     assert affinity.node_affinity.preferred_during_scheduling_ignored_during_execution
     assert affinity.node_affinity.required_during_scheduling_ignored_during_execution is None
-
-
-async def _any(found: Callable[[], Awaitable[Sized]]) -> bool:
-    return len(await found()) > 0

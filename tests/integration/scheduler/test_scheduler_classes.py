@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
@@ -17,6 +16,7 @@ from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PATIENT,
+    PROFILE,
     Lead,
     MakeZones,
     Scheduling,
@@ -26,6 +26,7 @@ from tests.integration.scheduler.conftest import (
     set_costs,
     until,
     until_bound,
+    workload_body,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -62,14 +63,11 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
     await zones("a", "b")
     await create_group(client, namespace, {"P1": {"P2": 50}, "P2": {}}, members=4)
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
-    stateful = {
-        "metadata": {"name": "p1"},
-        "spec": {
-            **workload_of("P1", schedulerName="network-aware-scheduler"),
-            "serviceName": "p1",
-            "podManagementPolicy": "Parallel",
-            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
-        },
+    stateful = workload_body("p1", "P1", replicas=3, schedulerName=PROFILE)
+    stateful["spec"] |= {
+        "serviceName": "p1",
+        "podManagementPolicy": "Parallel",
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
     }
     config = SchedulerConfig(placement=mode, gates=PATIENT)
     async with AsyncExitStack() as stack:
@@ -84,14 +82,6 @@ async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_s
     assert placed == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
 
 
-def workload_of(workload: str, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """Three replicas of a workload: what Deployments and StatefulSets have in common."""
-    all_labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: workload, **(labels or {})}
-    pod = {"terminationGracePeriodSeconds": 0, "containers": [{"name": "main", "image": "none"}], **spec}
-    template = {"metadata": {"labels": all_labels}, "spec": pod}
-    return {"replicas": 3, "selector": {"matchLabels": all_labels}, "template": template}
-
-
 async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
     client: Client, namespace: str, ready_node: MakeNode, scheduling: Scheduling
 ) -> None:
@@ -100,24 +90,17 @@ async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
     await ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
     await set_costs(client, namespace, FAR)
     await create_group(client, namespace, {"P1": {"P2": 50}, "P2": {}}, members=4)
-    spec = workload_of("P1", {"netaware.io/placement": "affinity"})
-    deployment = {"metadata": {"name": "p1"}, "spec": spec}
+    deployment = workload_body("p1", "P1", replicas=3, labels={"netaware.io/placement": "affinity"})
 
-    async def nodes() -> list[str]:
+    async def all_on(node: str) -> bool:
         pods = await client.list(PODS, GroupPod, namespace=namespace)
-        return sorted(pod.spec.node_name for pod in pods if pod.workload == "P1")
-
-    async def on_a() -> bool:
-        return await nodes() == ["n-a"] * 3
-
-    async def on_b() -> bool:
-        return await nodes() == ["n-b"] * 3
+        return [pod.spec.node_name for pod in pods if pod.workload == "P1"] == [node] * 3
 
     async with scheduling(SchedulerConfig(gates=PATIENT), asks=False):
         await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
         await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
-        await until(on_a)
+        await until(lambda: all_on("n-a"))
         patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
         path = f"/apis/apps/v1/namespaces/{namespace}/deployments/p1"
         await client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-        await until(on_b)
+        await until(lambda: all_on("n-b"))

@@ -18,7 +18,7 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
+from kubekit.wire import NAMESPACES, PODS, Object, Resource
 from tests.integration.conftest import MakeNode
 from tests.integration.scheduler.conftest import (
     DEADLINE_S,
@@ -27,11 +27,11 @@ from tests.integration.scheduler.conftest import (
     Scheduling,
     create_group,
     create_pod,
-    events_of,
     read_pod,
     set_costs,
     until,
     until_bound,
+    until_event,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
@@ -72,9 +72,7 @@ async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
         for workload in group["spec"]["workloads"]:
             selector = workload["workload"]["selector"]
             await create_pod(client, namespace, selector.lower(), group="online-boutique", workload=selector)
-        async with asyncio.timeout(DEADLINE_S):
-            while len(bound) < len(ORDER.split()):
-                await asyncio.sleep(0.05)
+        await until(lambda: len(bound) == len(ORDER.split()))
     assert " ".join(name.upper() for name in bound) == ORDER
 
 
@@ -99,49 +97,8 @@ async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
         assert target.node == placed["w"]
         has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
         assert has_affinity == (mode == "affinity")
-        async with asyncio.timeout(DEADLINE_S):
-            while not (found := await events_of(client, namespace, "w")) or not any(
-                e["reason"] == "NetworkPlacement" for e in found
-            ):
-                await asyncio.sleep(0.1)
-        note = next(e["note"] for e in found if e["reason"] == "NetworkPlacement")
+        note = await until_event(client, namespace, "w", "NetworkPlacement")
         assert f"on {placed['w']} as planned with its group" in note
-
-
-async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
-    client: Client, namespace: str, scheduling: Scheduling, zones: MakeZones
-) -> None:
-    """No extender at all, the default profile; pods are made by a Deployment, whose zone is then required."""
-    await zones("a", "b")
-    await create_group(client, namespace, {"P1": {"P2": 10}, "P2": {}}, members=4)
-    async with scheduling(asks=False):
-        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
-        labels = {
-            "appgroup.diktyo.x-k8s.io": "a1",
-            "appgroup.diktyo.x-k8s.io.workload": "P1",
-            "netaware.io/placement": "affinity",
-        }
-        spec = {"terminationGracePeriodSeconds": 0, "containers": [{"name": "main", "image": "none"}]}
-        template = {"metadata": {"labels": labels}, "spec": spec}
-        deployment = {
-            "metadata": {"name": "p1"},
-            "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template},
-        }
-        await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                pods = await client.list(PODS, GroupPod, namespace=namespace)
-                if len(pods) == 4 and all(p.spec.node_name for p in pods):
-                    break
-                await asyncio.sleep(0.1)
-    assert {p.spec.node_name for p in pods} == {"n-b"}
-    one = next(p for p in pods if p.workload == "P1")
-    assert one.spec.affinity is not None
-    assert one.spec.affinity.node_affinity is not None
-    required = one.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution
-    terms = msgspec.to_builtins(required)["nodeSelectorTerms"]
-    zone = "topology.kubernetes.io/zone"
-    assert terms == [{"matchExpressions": [{"key": zone, "operator": "In", "values": ["b"]}]}]
 
 
 async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as_it_is(
@@ -194,9 +151,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
         await create_pod(client, namespace, "huge-a", group="huge", workload="A")
         names = ("orphan", "stranger", "lonely", "cycle-a", "cycle-b", "huge-a")
         await until_bound(client, namespace, *names)
-        async with asyncio.timeout(DEADLINE_S):
-            while not any(e["reason"] == "GateOpened" for e in await events_of(client, namespace, "orphan")):
-                await asyncio.sleep(0.1)
+        await until_event(client, namespace, "orphan", "GateOpened")
     assert not (await read_pod(client, namespace, "huge-b")).gated
 
 
@@ -208,12 +163,7 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
     await create_group(client, namespace, {"A": {"B": 5}, "B": {}}, algorithm="ReverseKahn")
     async with scheduling(config, asks=False):
         await create_pod(client, namespace, "a", group="a1", workload="A")
-        async with asyncio.timeout(DEADLINE_S):
-            while not (
-                found := [e for e in await events_of(client, namespace, "a") if e["reason"] == "WaitingForGroup"]
-            ):
-                await asyncio.sleep(0.2)
-        assert "workload B comes first" in found[0]["note"]
+        assert "workload B comes first" in await until_event(client, namespace, "a", "WaitingForGroup")
         await create_pod(client, namespace, "b", group="a1", workload="B")
         await until_bound(client, namespace, "a", "b")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, t
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.group_plans import GroupPlans
+from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError, plan_group
@@ -118,6 +119,19 @@ class World:
     def seat(self, key: str) -> None:
         self.node_cache.on_pod_change(key, None, PodReader().read(self.pods[key]))
 
+    def run(self, key: str, node: str) -> None:
+        """A pod runs on a node, which counts it."""
+        self.bind(key, node)
+        self.seat(key)
+
+    def request(self, group: str) -> PlanState:
+        return self.plans.get_or_request(group, self.of(group))
+
+    async def nodes(self, group: str) -> dict[str, str]:
+        """Make the group's plan now; pod key -> node."""
+        await self.plans.make(group)
+        return {key: target.node for key, target in self.plan_of(group).targets.items()}
+
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
         self.node_cache.on_pod_change(key, None, None)
@@ -134,6 +148,15 @@ class World:
         self.asked.append(snapshot)
         self.solved.append((snapshot.group.metadata.namespace, search_s))
         return plan_group(snapshot, deadline_s=search_s)
+
+    async def plan_all(self, *groups: str) -> None:
+        """Request plans of all these groups, and have them made."""
+        for group in groups:
+            self.request(group)
+        planner = asyncio.create_task(self.plans.run())
+        while len(self.solved) < len(groups):
+            await asyncio.sleep(0)
+        planner.cancel()
 
     def plan_of(self, group: str) -> Plan:
         """The plan that was made last, whether or not it holds; an empty one where there is none."""

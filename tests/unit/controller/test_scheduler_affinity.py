@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GATE, GroupPod, Target
-from controller.scheduler.affinity import NARROWED_ANNOTATION, is_daemon_pod, is_replaceable, without_added_requirement
+from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.gating.patches import placement_of_pod, release_patch
@@ -152,6 +152,7 @@ def test_a_pod_without_a_place_and_one_of_a_daemon_set_keep_the_words_of_their_u
     state = cluster(["n1"])
     plain = release_patch(state, CONFIG, owned_by("ReplicaSet"), None, keep_user_affinity=True)
     tied = release_patch(state, CONFIG, owned_by("DaemonSet"), TARGET)
+    assert "affinity" in release_patch(state, CONFIG, owned_by("DaemonSet", controller=False), TARGET)["spec"]
     for patch in (plain, tied):
         assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
         assert NARROWED_ANNOTATION not in patch["metadata"].get("annotations", {})
@@ -244,19 +245,3 @@ def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
     labels = {"netaware.io/placement": "affinity"}
     state.on_namespace_change("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
     assert placement_of_pod(pod, config, state) == (mode if label else "affinity")
-
-
-@pytest.mark.parametrize(
-    ("pod", "replaceable", "tied"),
-    [
-        (owned_by("ReplicaSet"), True, False),
-        (owned_by("StatefulSet"), True, False),
-        (owned_by("Job"), False, False),
-        (owned_by("DaemonSet"), False, True),
-        (owned_by("ReplicaSet", controller=False), False, False),
-        (owned_by("DaemonSet", controller=False), False, False),
-        (gated(), False, False),
-    ],
-)
-def test_only_the_owner_that_controls_a_pod_makes_it_anew(pod: GroupPod, *, replaceable: bool, tied: bool) -> None:
-    assert (is_replaceable(pod), is_daemon_pod(pod)) == (replaceable, tied)

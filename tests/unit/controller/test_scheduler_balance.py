@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.balance import PlacedGroup, advice_conditions, placed_group
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.state import State
 from tests.unit.controller import groups
+from tests.unit.controller.scheduling import state_with, topology_of
 
 CASE = groups.Case((3, 3, 1), ((0, 1, 100), (1, 2, 100)), ((0, 5, 5), (5, 0, 5), (5, 5, 0)), (9, 9, 9))
 """w0 calls w1, which calls w2; zones are 5 ms apart."""
@@ -22,24 +21,15 @@ ZONES = {"a": "z0", "b": "z1", "c": "z2", "-": ""}
 
 def stands(where: Sequence[Sequence[str]], *services: Service, **annotations: str) -> PlacedGroup:
     """Per workload, the nodes of its pods: ``a1`` is a node of zone a, ``-1`` one without a zone."""
-    state = State(SchedulerConfig(), "netaware-system")
-    state.on_group_change("default/g", None, groups.group_of(CASE, **annotations))
-    topology = {
-        "metadata": {"name": "nt-default", "namespace": "default"},
-        "spec": {"weights": [groups.weight_of(CASE)]},
-    }
-    state.on_topology_change(
-        "default/nt-default", None, msgspec.convert(msgspec.to_builtins(topology), NetworkTopology)
-    )
-    for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1"):
-        state.on_node_change(name, None, groups.node(name, ZONES[name[0]]))
-    for found in services:
-        state.on_service_change(found.metadata.key, None, found)
-    for workload, nodes in enumerate(where):
-        for number, name in enumerate(nodes):
-            pod = groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
-            state.on_pod_change(pod.metadata.key, None, pod)
-    return placed_group(state, "default/g")
+    nodes = [groups.node(name, ZONES[name[0]]) for name in ("a1", "a2", "b1", "b2", "c1", "c2", "-1")]
+    pods = [
+        groups.bound_pod(f"w{workload}-{number}", f"w{workload}", name)
+        for workload, names in enumerate(where)
+        for number, name in enumerate(names)
+    ]
+    costs = topology_of(msgspec.to_builtins(groups.weight_of(CASE)))
+    group = groups.group_of(CASE, **annotations)
+    return placed_group(state_with(SchedulerConfig(), group, costs, *nodes, *services, *pods), "default/g")
 
 
 def advice(current: PlacedGroup) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Why there: tables and sentences that agree with the rules; and what is done about pods that got stuck."""
+"""Explanations of placements: tables and sentences that agree with the rules."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ import pytest
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
-from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.gating.retries import Action, Retry, StuckPods
-from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
-from kubekit.wire import format_time
 from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topology
 
-NOW = 1_700_000_000.0
 CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
@@ -137,68 +132,3 @@ def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_i
         ("z1", "", False),
         ("z2", "", False),
     ]
-
-
-def stuck(message: str = "0/4 nodes: Workload dependencies", *, since_s: float = 60, **fields: Any) -> GroupPod:
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": message,
-        "lastTransitionTime": format_time(NOW - since_s),
-    }
-    return pod("P1", status={"phase": "Pending", "conditions": [condition]}, **fields)
-
-
-def looked(
-    keeper: StuckPods, pod: GroupPod, plan: Plan | None, state: State, now: float
-) -> tuple[list[Action], float | None]:
-    """What is to be done about a pod, and done."""
-    actions, again_s = keeper.decide([pod], plan, state, now)
-    for action in actions:
-        if isinstance(action, Retry):
-            keeper.on_retried(action, now)
-    return actions, again_s
-
-
-def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> None:
-    state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
-    first, _ = looked(keeper, stuck(), None, state, NOW)
-    assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
-    assert looked(keeper, stuck(), None, state, NOW + 10) == ([], None)
-    state.on_topology_change("default/nt-default", topology_of_cost(20), topology_of_cost(10))
-    again, _ = looked(keeper, stuck(), None, state, NOW + 20)
-    assert [type(a) for a in again] == [Retry]
-    assert looked(keeper, stuck(), None, state, NOW + 30) == ([], None)
-
-
-def test_tries_are_not_closer_than_a_second() -> None:
-    state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
-    looked(keeper, stuck(), None, state, NOW)
-    state.on_topology_change("default/nt-default", topology_of_cost(20), topology_of_cost(10))
-    assert looked(keeper, stuck(), None, state, NOW + 0.25) == ([], 0.75)
-
-
-def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
-    keeper = StuckPods(SchedulerConfig())
-    assert looked(keeper, stuck("0/4 nodes are available: 4 Insufficient cpu"), None, example(), NOW) == ([], None)
-
-
-def test_a_stuck_pods_new_target_is_written_to_it() -> None:
-    keeper, target = StuckPods(SchedulerConfig()), Target("z2", "r", "n3")
-    plan = Plan({"default/p1": target})
-    waiting = stuck("4 Insufficient cpu", metadata=planned(Target("z1", "r", "n1")))
-    actions, _ = looked(keeper, waiting, plan, example(), NOW)
-    assert isinstance(actions[0], Retry)
-    assert msgspec.json.decode(actions[0].patch["metadata"]["annotations"]["netaware.io/target"])["node"] == "n3"
-    moved = stuck("4 Insufficient cpu", metadata=planned(target))
-    assert looked(keeper, moved, plan, example(), NOW + 5) == ([], None)
-
-
-def test_a_pod_that_was_shown_only_its_planned_node_is_shown_all_once_whoever_refused_it() -> None:
-    keeper, target = StuckPods(SchedulerConfig()), Target("z1", "r", "n1")
-    refused = stuck("1 node(s) refused by another extender", metadata=planned(target))
-    plan = Plan({"default/p1": target})
-    actions, _ = looked(keeper, refused, plan, example(), NOW)
-    assert [type(a) for a in actions] == [Retry]
-    assert looked(keeper, refused, plan, example(), NOW + 30) == ([], None)

@@ -138,20 +138,16 @@ async def test_nodes_that_were_never_seen_are_judged_as_nodes_without_labels() -
         assert await service.scores(asked_pod(), ["brand-new", "n1", "n2"]) == {"brand-new": 0, "n1": 100, "n2": 99}
 
 
-async def test_an_empty_list_gets_an_empty_answer() -> None:
+@pytest.mark.parametrize(
+    ("names", "kept", "refused"), [([], [], set()), (None, [], set()), (["n1", "n1", "n3", "n3"], ["n1"], {"n3"})]
+)
+async def test_odd_lists_of_nodes_are_answered(names: list[str] | None, kept: list[str], refused: set[str]) -> None:
     async with serving() as service:
-        nothing: tuple[list[str] | None, ...] = ([], None)
-        for names in nothing:
-            status, answer = await service.post("filter", arguments(asked_pod(), names))
-            assert (status, answer["nodenames"], answer["error"]) == (200, [], "")
-            assert await service.post("prioritize", arguments(asked_pod(), names)) == (200, [])
-
-
-async def test_a_name_given_twice_is_answered_once_and_no_other_is_added() -> None:
-    async with serving() as service:
-        answer = await service.ask("filter", asked_pod(), ["n1", "n1", "n3", "n3"])
-        assert answer["nodenames"] == ["n1"]
-        assert set(answer["failedAndUnresolvableNodes"]) == {"n3"}
+        status, answer = await service.post("filter", arguments(asked_pod(), names))
+        assert (status, answer["nodenames"], answer["error"]) == (200, kept, "")
+        assert set(answer["failedAndUnresolvableNodes"]) == refused
+        status, scores = await service.post("prioritize", arguments(asked_pod(), names))
+        assert (status, len(scores)) == (200, len(set(names or ())))
 
 
 async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed_in_between() -> None:

@@ -33,28 +33,24 @@ def names(found: list[GroupPod]) -> list[str]:
     return [one.metadata.name for one in found]
 
 
-def test_gates_are_opened_when_the_leader_should_have_and_not_before() -> None:
+LEAVING = pod("leaving", 9999, GATE, deletionTimestamp=format_time(NOW))
+HELD = pod("held", 9999, GATE, "somebodys/else")
+
+
+@pytest.mark.parametrize(
+    ("max_wait_s", "overdue"), [(WAIT_S, ["later", "late"]), (-1, ["held", "later", "late", "young"])]
+)
+def test_overdue_gates_are_opened_and_before_an_uninstall_all(max_wait_s: float, overdue: list[str]) -> None:
+    """Gates of others, and pods that terminate, are left alone."""
     pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE))
-    assert names(opener(*pods).overdue()) == ["later", "late"]
+    others = (pod("other", 9999, "somebodys/else"), pod("free", 9999), LEAVING, HELD)
+    assert names(opener(*pods, *others, max_wait_s=max_wait_s).overdue()) == overdue
 
 
-def test_a_pod_that_others_hold_waits_from_when_their_last_gate_opens() -> None:
-    held = pod("held", 9999, GATE, "somebodys/else")
-    made = opener(held)
-    assert made.overdue() == []
+def test_a_pod_with_another_gate_waits_from_the_opening_of_that_gate() -> None:
+    made = opener(HELD)
     made.pods._set("d/held", pod("held", 9999, GATE, resourceVersion="2"))
     assert made.overdue() == []
-    assert names(opener(held, max_wait_s=-1).overdue()) == ["held"]
-
-
-def test_other_peoples_gates_and_pods_on_their_way_out_are_left_alone() -> None:
-    leaving = pod("leaving", 9999, GATE, deletionTimestamp=format_time(NOW))
-    assert opener(pod("other", 9999, "somebodys/else"), pod("free", 9999), leaving).overdue() == []
-
-
-@pytest.mark.parametrize("age_s", [0.0, 9999.0])
-def test_before_an_uninstall_every_gate_is_opened(age_s: float) -> None:
-    assert names(opener(pod("a", age_s, GATE), max_wait_s=-1).overdue()) == ["a"]
 
 
 async def test_a_refused_patch_backs_off() -> None:

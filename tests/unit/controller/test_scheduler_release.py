@@ -120,11 +120,12 @@ def test_a_workload_goes_when_those_before_it_are_bound_done_or_missing_for_long
 def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_listed() -> None:
     """Z is first, A second, M last."""
     places = {"M": 3, "A": 2, "Z": 1}
-    waiting = GroupQueue((pod("m", "M"), pod("a", "A"), pod("z", "Z")), places)
+    waiting = GroupQueue((pod("m", "M"), pod("x", "nowhere"), pod("a2", "A"), pod("a1", "A"), pod("z", "Z")), places)
     turns = plan_release(waiting, CREATED, CONFIG)
     assert released(turns) == [("z", "turn")]
-    assert turns.waiting["d/a"] == turns.waiting["d/m"] == "workload Z comes first, and its pod z is not bound yet"
-    assert [r.pod.metadata.name for r in plan_release(waiting, CREATED + 100, CONFIG).releases] == ["z", "a", "m"]
+    assert turns.waiting["d/a1"] == turns.waiting["d/m"] == "workload Z comes first, and its pod z is not bound yet"
+    late = plan_release(waiting, CREATED + 100, CONFIG)
+    assert [r.pod.metadata.name for r in late.releases] == ["z", "a1", "a2", "m", "x"], "unknown workloads come last"
 
 
 def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together() -> None:
@@ -293,15 +294,3 @@ def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_go
 def test_of_two_reasons_the_earlier_workload_s_is_reported(replicas: dict[str, int]) -> None:
     missing = queue(pod("c", "C"), replicas=replicas)
     assert plan_release(missing, CREATED, CONFIG).waiting["d/c"].startswith("workload A comes first, and ")
-
-
-def test_gates_open_in_the_groups_order_and_those_that_nobody_orders_come_last() -> None:
-    old = CONFIG.max_wait_s
-    pods = [
-        pod("x", "nowhere", age_s=old),
-        pod("c2", "C", age_s=old),
-        pod("a", "A", age_s=old),
-        pod("c1", "C", age_s=old),
-    ]
-    turns = plan_release(queue(*pods), CREATED, CONFIG)
-    assert [r.pod.metadata.name for r in turns.releases] == ["a", "c1", "c2", "x"]

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from controller.cluster.pods import GroupPod, Target
+from controller.cluster.resources import NetworkTopology
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.gating.retries import REPLACE_AFTER_S, Action, Replace, Report, Retry, StuckPods
 from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
+from tests.unit.controller.scheduling import node, pod, state_of, topology
 
 CONFIG = SchedulerConfig(placement="affinity")
 ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
@@ -20,7 +22,9 @@ NARROWED = '{"key":"topology.kubernetes.io/zone","operator":"In","values":["a"]}
 
 
 def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> GroupPod:
-    owners = [{"kind": kind, "name": "o", "uid": f"u-{kind}", "controller": True}] if kind else None
+    controls = not kind.endswith(" of another")
+    owner = {"kind": kind.removesuffix(" of another"), "name": "o", "uid": f"u-{kind}", "controller": controls}
+    owners = [owner] if kind else None
     annotations = {"netaware.io/target": msgspec.json.encode(ZONE_A).decode(), NARROWED_ANNOTATION: NARROWED}
     metadata = {"name": name, "namespace": "d", "ownerReferences": owners, "annotations": annotations}
     conditions = [{"type": "PodScheduled", "status": "False", "reason": reason}]
@@ -39,7 +43,7 @@ def look(stuck: StuckPods, pod: GroupPod, now: float, target: Target | None = No
 
 @pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
 @pytest.mark.parametrize("target", [None, ZONE_A], ids=["no place", "the same place"])
-def test_a_frozen_pod_that_cannot_be_met_is_replaced_and_its_successor_gets_wishes(
+def test_a_pod_with_unmet_terms_is_replaced_and_its_successor_gets_preferred_terms(
     kind: str, target: Target | None
 ) -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
@@ -62,8 +66,8 @@ def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
     assert stuck.may_require_zones(stuck_pod("StatefulSet", "db-1"))
 
 
-@pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow"])
-def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_taken_back(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow", "ReplicaSet of another"])
+def test_no_zone_is_required_of_a_pod_that_is_not_replaced_without_a_penalty(kind: str) -> None:
     stuck = StuckPods(CONFIG)
     assert not stuck.may_require_zones(stuck_pod(kind))
     look(stuck, stuck_pod(kind), 0, ZONE_B)
@@ -71,7 +75,7 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
     assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
-def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_reported_once() -> None:
+def test_without_the_right_to_delete_no_zone_is_required_and_stuck_pods_are_reported_once() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     assert stuck.may_require_zones(pod)
     stuck.may_delete = False
@@ -84,7 +88,7 @@ def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_reporte
     assert isinstance(look(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], Replace)
 
 
-def test_a_pod_that_we_demand_nothing_of_is_left_to_the_scheduler() -> None:
+def test_a_pod_without_our_requirement_is_left_to_the_scheduler() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(annotations={})
     assert look(stuck, pod, 0) == []
     assert look(stuck, pod, 10 * REPLACE_AFTER_S) == []
@@ -101,36 +105,91 @@ def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
     assert all(look(stuck, pod, 3600.0 * n, ZONE_B) for n in range(1, 1100))  # 2.0 ** 1024 overflows.
 
 
-def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
-    """kube-scheduler says SchedulerError then; the extender must not be asked for the same host for ever."""
-    config = SchedulerConfig()
-    stuck, pod = StuckPods(config), stuck_pod(reason="SchedulerError")
-    actions, _ = stuck.decide([pod], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
-    assert [isinstance(action, Retry) for action in actions] == [True]
-    gated = stuck_pod(reason="SchedulingGated")
-    assert stuck.decide([gated], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)[0] == []
+def of_extender(reason: str = "Unschedulable", message: str = "", **changes: Any) -> GroupPod:
+    """A pod of P1 in extender mode that found no node."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return pod("P1", status={"conditions": [condition]}, metadata=changes)
 
 
-def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
-    config = SchedulerConfig()
-    stuck, state, tries = StuckPods(config), State(config, "netaware-system"), 0
+def planned(target: Target) -> dict[str, str]:
+    return {"netaware.io/target": msgspec.json.encode(target).decode()}
+
+
+def retried(stuck: StuckPods, pod: GroupPod, target: Target | None, state: State, now: float) -> bool:
+    """Whether a pod is tried again now; if so, that is written."""
+    plan = Plan({pod.metadata.key: target} if target is not None else {})
+    actions, _ = stuck.decide([pod], plan, state, now)
+    for action in actions:
+        assert isinstance(action, Retry)
+        stuck.on_retried(action, now)
+    return len(actions) == 1
+
+
+def costs(cost: int) -> NetworkTopology:
+    return topology({("z1", "z2"): cost, ("z2", "z1"): cost})
+
+
+def cluster() -> State:
+    """P1 calls P2 on n1, in zone z1; n2 is 20 away."""
+    nodes = [node("n1", "r", "z1"), node("n2", "r", "z2")]
+    return state_of(nodes, costs(20), {"P1": {"P2": 15}, "P2": {}}, [("P2", "n1")])
+
+
+REFUSED = of_extender(message="0/2 nodes: Workload dependencies")
+
+
+def test_a_refused_pod_is_tried_again_once_for_every_new_answer_of_the_filter() -> None:
+    state, stuck = cluster(), StuckPods(SchedulerConfig())
+    assert retried(stuck, REFUSED, None, state, 0), "the answer that refused it is unknown"
+    assert not retried(stuck, REFUSED, None, state, 10)
+    state.on_topology_change("default/nt-default", costs(20), costs(10))
+    assert retried(stuck, REFUSED, None, state, 20)
+    assert not retried(stuck, REFUSED, None, state, 30)
+
+
+def test_tries_are_at_least_a_second_apart() -> None:
+    state, stuck = cluster(), StuckPods(SchedulerConfig())
+    assert retried(stuck, REFUSED, None, state, 0)
+    state.on_topology_change("default/nt-default", costs(20), costs(10))
+    assert stuck.decide([REFUSED], None, state, 0.25) == ([], 0.75)
+
+
+def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
+    assert not retried(StuckPods(SchedulerConfig()), of_extender(message="4 Insufficient cpu"), None, cluster(), 0)
+
+
+def test_a_new_target_is_written_to_a_stuck_pod() -> None:
+    stuck, waiting = StuckPods(SchedulerConfig()), of_extender(annotations=planned(ZONE_A))
+    ((action,), _) = stuck.decide([waiting], Plan({"default/p1": ZONE_B}), cluster(), 0)
+    assert isinstance(action, Retry)
+    assert action.patch["metadata"]["annotations"].items() >= planned(ZONE_B).items()
+    stuck.on_retried(action, 0)
+    assert not retried(stuck, of_extender(annotations=planned(ZONE_B)), ZONE_B, cluster(), 5)
+
+
+def test_a_pod_that_was_shown_only_its_planned_node_is_shown_all_nodes_once() -> None:
+    stuck, waiting = StuckPods(SchedulerConfig()), of_extender(annotations=planned(ZONE_A))
+    assert retried(stuck, waiting, ZONE_A, cluster(), 0)
+    assert not retried(stuck, waiting, ZONE_A, cluster(), 30)
+
+
+@pytest.mark.parametrize(("reason", "is_retried"), [("SchedulerError", True), ("SchedulingGated", False)])
+def test_a_volume_that_cannot_be_bound_counts_as_a_refusal(reason: str, *, is_retried: bool) -> None:
+    """kube-scheduler sets SchedulerError then."""
+    assert retried(StuckPods(SchedulerConfig()), of_extender(reason), ZONE_B, cluster(), 0) == is_retried
+
+
+def test_a_pod_that_every_node_refuses_is_tried_less_and_less_often() -> None:
+    stuck, state, waiting, tries = StuckPods(SchedulerConfig()), cluster(), of_extender(), 0
     for second in [*range(3600), *range(3600, 120_000, 100)]:  # 2.0 ** 1024 overflows.
-        target = Target("a", "r", f"n{second}")
-        actions, _ = stuck.decide([stuck_pod()], Plan({"d/p": target}), state, float(second))
-        for action in actions:
-            assert isinstance(action, Retry)
-            stuck.on_retried(action, float(second))
-        tries += len(actions)
+        tries += retried(stuck, waiting, Target("a", "r", f"n{second}"), state, float(second))
         assert second != 3599 or 10 < tries < 90
     assert tries > 1100
 
 
 def test_a_retry_is_due_until_it_is_written() -> None:
     """An API error in between loses nothing."""
-    config = SchedulerConfig()
-    stuck, state, plan = StuckPods(config), State(config, "netaware-system"), Plan({"d/p": ZONE_A})
-    assert len(stuck.decide([stuck_pod()], plan, state, 0.0)[0]) == 1
-    (action,), _ = stuck.decide([stuck_pod()], plan, state, 5.0)
-    assert isinstance(action, Retry)
-    stuck.on_retried(action, 5.0)
-    assert stuck.decide([stuck_pod()], plan, state, 100.0)[0] == []
+    stuck, state, plan = StuckPods(SchedulerConfig()), cluster(), Plan({"default/p1": ZONE_A})
+    assert len(stuck.decide([of_extender()], plan, state, 0.0)[0]) == 1
+    assert retried(stuck, of_extender(annotations=planned(ZONE_B)), ZONE_A, state, 5.0)
+    assert not retried(stuck, of_extender(annotations=planned(ZONE_A)), ZONE_A, state, 100.0)

@@ -1,0 +1,72 @@
+"""Our part of scheduling in the test's process: the extender, and what the leader runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from controller.cluster.caches import Caches
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.extender.program import ExtenderService
+from controller.scheduler.gating.controller import GatingController
+from kubekit.client import Client
+from kubekit.events import EventRecorder
+from kubekit.runtime import supervise
+from netperf.contract import HOME_NAMESPACE
+
+READY_S = 150.0
+
+
+@asynccontextmanager
+async def serve_extender(
+    client: Client, config: SchedulerConfig | None = None, *, namespace: str = HOME_NAMESPACE
+) -> AsyncIterator[str]:
+    """The extender's address; its stores are full when the block begins."""
+    config = config or SchedulerConfig()
+    registry = CollectorRegistry()
+    service = ExtenderService(client, config, listen="127.0.0.1:0", namespace=namespace, registry=registry)
+    async with service.server.running() as address, running(service.stores()):
+        async with asyncio.timeout(READY_S):
+            while service.unready():
+                await asyncio.sleep(0.02)
+        yield f"http://{address}"
+
+
+@asynccontextmanager
+async def run_leader(
+    client: Client,
+    config: SchedulerConfig | None = None,
+    *,
+    writer: Client | None = None,
+    begins: asyncio.Event | None = None,
+    namespace: str = HOME_NAMESPACE,
+) -> AsyncIterator[GatingController]:
+    """Plans, gates and retries; it leads from ``begins`` on, and writes by ``writer``."""
+    registry, caches = CollectorRegistry(), Caches(client, namespace)
+    recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
+    controller = GatingController(writer or client, caches, config or SchedulerConfig(), recorder, registry)
+
+    async def lead() -> None:
+        await caches.wait_for_sync()
+        if begins is not None:
+            await begins.wait()
+        await controller.run()
+
+    async with running({**caches.tasks(), **controller.stores(), "events": recorder.run(), "lead": lead()}):
+        yield controller
+
+
+@asynccontextmanager
+async def running(tasks: dict[str, Awaitable[None]]) -> AsyncIterator[None]:
+    """Run endless tasks during the block; a failure of one is raised at its end."""
+    task = asyncio.create_task(supervise(tasks))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise failure
