@@ -7,6 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -127,12 +128,15 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
 @pytest.mark.parametrize(
     ("routing", "at", "latency", "max_load_ratio"),
     [
-        # Hosts 0, 1 in zone 0 and 2, 3 in zone 1; two callers, then two replicas of the callee.
+        # Hosts 0, 1 in zone 0, 2, 3 in zone 1, and 4 in none; two callers, then the replicas of the callee.
         (Routing.ANY, (0, 2, 0, 2), (30 + 1000) / 2, 1.0),
         (Routing.ZONE, (0, 2, 0, 2), 30.0, 1.0),
         (Routing.ZONE, (0, 2, 1, 3), 100.0, 1.0),
         (Routing.ZONE, (0, 2, 0, 1), ((30 + 100) / 2 + 1000) / 2, 1.0),
         (Routing.ZONE, (0, 1, 0, 2), (30 + 100) / 2, 2.0),
+        (Routing.ZONE, (4, 4, 0, 2), 1000.0, 1.0),
+        (Routing.ZONE, (0, 2, 0, 2, 4), (30 + 2 * 1000) / 3, 1.0),
+        (Routing.NODE, (0, 2, 0, 2, 4), 30.0, 1.5),
         (Routing.NODE, (0, 0, 0, 1), 30.0, 2.0),
         (Routing.NODE, (0, 1, 0, 2), (30 + 100) / 2, 2.0),
         (Routing.NODE, (2, 2, 0, 1), 1000.0, 1.0),
@@ -141,15 +145,10 @@ def test_a_hint_is_kept_unless_another_placement_is_better() -> None:
 def test_calls_are_routed_as_by_kube_proxy(
     routing: Routing, at: tuple[int, ...], latency: float, max_load_ratio: float
 ) -> None:
-    problem = make_problem([0, 0, 1, 1], [2, 2], (0, 1, routing))
+    zoned = np.array([True, True, False])
+    problem = make_problem([0, 0, 1, 1, 2], [2, len(at) - 2], (0, 1, routing), zoned=zoned)
     found = evaluate(problem, on_hosts(*at))
     assert (found.latency, found.max_load_ratio) == pytest.approx((latency, max_load_ratio))
-
-
-def test_a_caller_on_a_node_without_a_zone_label_calls_any_replica() -> None:
-    problem = make_problem([0, 1], [1, 2], (0, 1, Routing.ZONE), zoned=np.array([False, True]))
-    assert evaluate(problem, on_hosts(0, 0, 1)).latency == (30 + 1000) / 2
-    assert evaluate(problem, on_hosts(0, 1, 1)).latency == 1000
 
 
 def test_only_replicas_that_may_answer_violate_a_limit() -> None:
@@ -188,34 +187,52 @@ def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes:
 
 BOTH = COUNTED | OWNER
 ZONES, HOSTS = [0, 0, 1, 1], [0, 1, 2, 3]
+FIRST_ZONE, FIRST_DOMAIN = np.array([[True, True, False, False]]), np.array([True, False])
 
 
-def solve_with(replicas: list[int], bound_by: Rule, free_cpu: int = 9) -> list[int]:
-    """The hosts of a placement on two hosts in each of two zones, under one rule."""
-    return [int(host) for host in solve(make_problem(ZONES, replicas, rules=(bound_by,), free_cpu=free_cpu))]
-
-
-def test_a_topology_spread_constraint_balances_the_zones() -> None:
-    hosts = solve_with([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}))
-    assert np.bincount(np.array(ZONES)[hosts]).tolist() == [2, 2]
-
-
-def test_anti_affinity_leaves_a_replica_without_a_host_unplaced() -> None:
-    assert sorted(solve_with([5], rule(RuleKind.ANTI_AFFINITY, HOSTS, {0: BOTH}))) == [-1, 0, 1, 2, 3]
-
-
-def test_anti_affinity_is_symmetric() -> None:
-    owner, *counted = solve_with([1, 3], rule(RuleKind.ANTI_AFFINITY, ZONES, {0: OWNER, 1: COUNTED}))
-    assert {ZONES[host] for host in counted} == {1 - ZONES[owner]}
-
-
-def test_host_capacity_lets_only_one_owner_of_an_affinity_run_beside_its_peer() -> None:
-    *owners, peer = solve_with([2, 1], rule(RuleKind.AFFINITY, HOSTS, {0: OWNER, 1: COUNTED}), free_cpu=2)
-    assert sorted(owners) == [-1, peer]
-
-
-def test_a_preference_spreads_replicas_over_the_hosts() -> None:
-    assert sorted(solve_with([4], rule(RuleKind.PREFERENCE, HOSTS, {0: BOTH}, price=1.0))) == HOSTS
+@pytest.mark.parametrize(
+    ("replicas", "bound_by", "changes", "holds"),
+    [
+        (
+            [4],
+            rule(RuleKind.SPREAD, ZONES, {0: BOTH}),
+            {},
+            lambda at: sorted(ZONES[host] for host in at) == [0, 0, 1, 1],
+        ),
+        (
+            [2],
+            rule(RuleKind.SPREAD, ZONES, {0: OWNER}, bound=np.array([2, 0])),
+            {},
+            lambda at: {ZONES[host] for host in at} == {1},
+        ),
+        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}, short=True), {}, lambda at: at.count(-1) == 2),
+        ([4], rule(RuleKind.SPREAD, ZONES, {0: BOTH}), {"allowed": FIRST_ZONE}, lambda at: at.count(-1) == 3),
+        (
+            [4],
+            rule(RuleKind.SPREAD, ZONES, {0: BOTH}, eligible=FIRST_DOMAIN),
+            {"allowed": FIRST_ZONE},
+            lambda at: -1 not in at,
+        ),
+        ([5], rule(RuleKind.ANTI_AFFINITY, HOSTS, {0: BOTH}), {}, lambda at: sorted(at) == [-1, *HOSTS]),
+        (
+            [1, 3],
+            rule(RuleKind.ANTI_AFFINITY, ZONES, {0: OWNER, 1: COUNTED}),
+            {},
+            lambda at: {ZONES[host] for host in at[1:]} == {1 - ZONES[at[0]]},
+        ),
+        (
+            [2, 1],
+            rule(RuleKind.AFFINITY, HOSTS, {0: OWNER, 1: COUNTED}),
+            {"free_cpu": 2},
+            lambda at: sorted(at[:2]) == [-1, at[2]],
+        ),
+        ([4], rule(RuleKind.PREFERENCE, HOSTS, {0: BOTH}, price=1.0), {}, lambda at: sorted(at) == HOSTS),
+    ],
+)
+def test_a_rule_about_other_pods_holds(replicas: list[int], bound_by: Rule, changes: Any, holds: Any) -> None:
+    """On two hosts in each of two zones. A spread counts missing domains as empty, and leaves out ineligible ones."""
+    at = solve(make_problem(ZONES, replicas, rules=(bound_by,), **changes)).tolist()
+    assert holds(at), at
 
 
 def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
@@ -235,26 +252,6 @@ def test_the_target_of_an_affinity_moves_to_the_zone_of_its_owner() -> None:
     at = solve(problem)
     assert (at >= 0).all()
     assert zones[at[0]] == zones[at[1]] == 1
-
-
-def test_a_spread_holds_for_an_owner_that_its_own_selector_does_not_select() -> None:
-    zones = [0, 0, 1, 1]
-    held = np.array([2, 0])
-    strict = rule(RuleKind.SPREAD, zones, {0: OWNER}, bound=held)
-    at = solve(make_problem(zones, [2], rules=(strict,)))
-    assert {zones[h] for h in at} == {1}, "zone 0 has two more matching pods than zone 1, so maxSkew forbids it"
-
-
-def test_a_spread_counts_missing_domains_as_empty_and_leaves_out_ineligible_ones() -> None:
-    zones = [0, 0, 1, 1]
-    both = COUNTED | OWNER
-    short = make_problem(zones, [4], rules=(rule(RuleKind.SPREAD, zones, {0: both}, short=True),))
-    assert (solve(short) >= 0).sum() == 2
-    allowed = np.array([[True, True, False, False]])
-    closed = make_problem(zones, [4], allowed=allowed, rules=(rule(RuleKind.SPREAD, zones, {0: both}),))
-    assert (solve(closed) >= 0).sum() == 1
-    left_out = rule(RuleKind.SPREAD, zones, {0: both}, eligible=np.array([True, False]))
-    assert (solve(make_problem(zones, [4], allowed=allowed, rules=(left_out,))) >= 0).sum() == 4
 
 
 def test_replicas_without_calls_take_the_emptier_hosts() -> None:
@@ -320,11 +317,3 @@ def test_the_search_finds_the_best_of_all_placements_with_nodes_without_a_zone(s
     placements = (np.array(p, np.int64) for p in product(range(4), repeat=5))
     best = min(objective(at) for at in placements if (np.bincount(at, minlength=4) <= problem.free[:, 0]).all())
     assert objective(solve(problem, seed=seed)) == pytest.approx(best)
-
-
-def test_a_replica_without_a_zone_disables_the_zone_hints_of_all() -> None:
-    for routing, latency in ((Routing.ZONE, (30 + 2 * 1000) / 3), (Routing.NODE, 30.0)):
-        problem = make_problem([0, 1, 2], [2, 3], (0, 1, routing), zoned=np.array([True, True, False]))
-        assert evaluate(problem, on_hosts(0, 1, 0, 1, 2)).latency == pytest.approx(latency)
-        labelled = msgspec.structs.replace(problem, zoned=np.ones(3, np.bool_))
-        assert evaluate(labelled, on_hosts(0, 1, 0, 1, 2)).latency == 30.0
