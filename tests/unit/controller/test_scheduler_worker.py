@@ -21,7 +21,8 @@ from controller.scheduler.placement.planner import Plan, PlanningError, plan_gro
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.tables import IN_ZONE_US
 from controller.scheduler.placement.worker import PlanningProcess
-from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.contract import REGION_LABEL
+from tests.support.bodies import weight_body
 from tests.unit.controller import groups
 
 
@@ -143,23 +144,11 @@ async def test_a_failure_of_the_planner_is_reported_and_the_process_goes_on() ->
 
 def far_apart(rng: random.Random) -> CostTable:
     """40 zones in four regions, zone i in region i modulo 4; costs at random."""
-    levels = [
-        {
-            "topologyKey": key,
-            "originList": [
-                {
-                    "origin": a,
-                    "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in names if a != b],
-                }
-                for a in names
-            ],
-        }
-        for key, names in (
-            (REGION_LABEL, [f"r{r}" for r in range(4)]),
-            (ZONE_LABEL, [f"z{z:02}" for z in range(40)]),
-        )
-    ]
-    return CostTable(msgspec.convert({"name": "UserDefined", "topologyList": levels}, WeightInfo))
+    regions, zones = [f"r{r}" for r in range(4)], [f"z{z:02}" for z in range(40)]
+    between_regions, between_zones = (
+        {(a, b): rng.randint(2, 20) for a in names for b in names if a != b} for names in (regions, zones)
+    )
+    return CostTable(msgspec.convert(weight_body(between_zones, between_regions), WeightInfo))
 
 
 def test_a_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_them() -> None:
