@@ -108,7 +108,7 @@ async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_say
 
 
 @pytest.mark.timeout(240)
-async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
+async def test_a_dry_run_evicts_no_pod_and_shows_the_moves_of_the_live_loop(
     stage: DeschedulerHarness, make_node: MakeNode
 ) -> None:
     names = await make_nodes(stage, make_node, 4)

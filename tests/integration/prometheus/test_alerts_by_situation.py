@@ -178,11 +178,11 @@ SHOWN: Mapping[str, Series] = {
     "no agent runs anywhere": NO_AGENTS,
     "the path between two zones is cut": CUT,
     "a pair was never measured": ABSENT,
-    "nobody is told what to measure": ABSENT,
+    "there is no probe plan": ABSENT,
     "the NetworkTopology was deleted": ended({name: v for name, v in LEADER_SERIES.items() if "topology=" in name}),
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
     "a costPolicy that makes no sense": {},
-    "results that nobody asked for": {REFUSED: "0x4 3x55"},
+    "results that no plan asks for": {REFUSED: "0x4 3x55"},
     "old measurements": {latency("z0", "z1"): ENDS, latency("z0", "z1", "stale"): "_x5 0.002x55"},
     "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
     "dependencies that cost too much": {

@@ -135,19 +135,37 @@ def topology(type_: str, status: str, reason: str, message: str, **fields: Any) 
 
 DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
 SILENT = {"newest_at": NOW_S - 900}
-LOST = {"workload": {"name": "front", "selector": "front"}, "dependencies": [{"workload": {"selector": "lost"}}]}
-ONE = {"workload": {"name": "a", "selector": "a"}, "dependencies": [{"workload": {"selector": "b"}}]}
-OTHER = {"workload": {"name": "b", "selector": "b"}, "dependencies": [{"workload": {"selector": "a"}}]}
+FRONT_WORKLOAD = {"workload": {"name": "front", "selector": "front"}}
+LOST = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "lost"}}]}
+BAD = {**FRONT_WORKLOAD, "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}]}
 TWICE = {"workload": {"name": "other", "selector": "front"}}
-BAD = {
-    "workload": {"name": "front", "selector": "front"},
-    "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}],
-}
+A_TO_B, B_TO_A = (
+    {"workload": {"name": name, "selector": name}, "dependencies": [{"workload": {"selector": other}}]}
+    for name, other in ("ab", "ba")
+)
+ELSEWHERE = {"workload": {"name": "front", "selector": "front", "namespace": "other"}}
+NOT_ADMITTED = condition_of(
+    "Admitted",
+    "False",
+    "NamespaceNotAdmitted",
+    "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
+)
 FRONT = ("Deployment", "front")
 FOREIGN = "kueue.x-k8s.io/admission"
 TAINT = Taint("gpu", "NoSchedule", "only")
 CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(4)}
 TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
+
+
+def bad_spec(name: str, code: str, **fields: Any) -> Situation:
+    """An AppGroup with an invalid spec."""
+    return Situation(name, code, "edit appgroup shop", facts(groups=(group(**fields),)))
+
+
+def bad_group(name: str, code: str, fix: str, *condition: str) -> Situation:
+    """An AppGroup with a False condition: its type, reason and message."""
+    type_, reason, message = condition
+    return Situation(name, code, fix, facts(groups=(group([condition_of(type_, "False", reason, message)]),)))
 
 
 def stuck(name: str, code: str, fix: str, message: str, **fields: Any) -> Situation:
@@ -240,7 +258,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(network=network(absent=(("z0", "z1"),))),
     ),
     Situation(
-        "nobody is told what to measure",
+        "there is no probe plan",
         "no-plan",
         "logs deployment/netaware-controller",
         facts(network=network(None, absent=(("z0", "z1"),))),
@@ -266,7 +284,7 @@ SITUATIONS: tuple[Situation, ...] = (
         topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
     ),
     Situation(
-        "results that nobody asked for",
+        "results that no plan asks for",
         "topology-UnplannedResults",
         "logs daemonset/netaware-agent",
         topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
@@ -283,36 +301,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "kubectl netaware costs",
         topology("Measured", "False", "MeasurementsOld", "2 keep their last good value"),
     ),
-    Situation(
-        "a dependency on a workload that is not there",
-        "spec-UnknownDependency",
-        "edit appgroup shop",
-        facts(groups=(group(workloads=[LOST]),)),
+    bad_spec("a dependency on a workload that is not there", "spec-UnknownDependency", workloads=[LOST]),
+    bad_spec("two workloads with one selector", "spec-DuplicateSelector", workloads=[FRONT_WORKLOAD, TWICE]),
+    bad_spec(
+        "a bandwidth that is no quantity", "spec-BadBandwidth", workloads=[BAD, {"workload": {"selector": "cart"}}]
     ),
-    Situation(
-        "two workloads with one selector",
-        "spec-DuplicateSelector",
-        "edit appgroup shop",
-        facts(groups=(group(workloads=[{"workload": {"name": "front", "selector": "front"}}, TWICE]),)),
-    ),
-    Situation(
-        "a bandwidth that is no quantity",
-        "spec-BadBandwidth",
-        "edit appgroup shop",
-        facts(groups=(group(workloads=[BAD, {"workload": {"selector": "cart"}}]),)),
-    ),
-    Situation(
-        "dependencies in a circle",
-        "dependency-cycle",
-        "edit appgroup shop",
-        facts(groups=(group(workloads=[ONE, OTHER]),)),
-    ),
-    Situation(
-        "an algorithm that nobody knows",
-        "spec-UnknownAlgorithm",
-        "edit appgroup shop",
-        facts(groups=(group(topologySortingAlgorithm="Bogo"),)),
-    ),
+    bad_spec("dependencies in a circle", "dependency-cycle", workloads=[A_TO_B, B_TO_A]),
+    bad_spec("an unknown algorithm", "spec-UnknownAlgorithm", topologySortingAlgorithm="Bogo"),
     Situation(
         "a quota keeps pods from being made",
         "members-missing",
@@ -327,41 +322,20 @@ SITUATIONS: tuple[Situation, ...] = (
         "namespace-not-admitted",
         "kubectl label namespace other",
         facts(
-            groups=(
-                group(
-                    [
-                        condition_of(
-                            "Admitted",
-                            "False",
-                            "NamespaceNotAdmitted",
-                            "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
-                        )
-                    ],
-                    workloads=[
-                        {"workload": {"name": "front", "selector": "front", "namespace": "other"}},
-                        {"workload": {"name": "cart", "selector": "cart"}},
-                    ],
-                ),
-            )
+            groups=(group([NOT_ADMITTED], workloads=[ELSEWHERE, {"workload": {"name": "cart", "selector": "cart"}}]),)
         ),
     ),
-    Situation(
+    bad_group(
         "dependencies that cost too much",
         "costs-violated",
         "graph shop -n web",
-        facts(
-            groups=(
-                group(
-                    [condition_of("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")]
-                ),
-            )
-        ),
+        *("CostsMet", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)"),
     ),
-    Situation(
+    bad_group(
         "replicas that one zone's loss would stop",
         "not-balanced",
         "graph shop -n web",
-        facts(groups=(group([condition_of("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
+        *("Balanced", "OneZone", "all 2 replicas of cart are in z0"),
     ),
     Situation(
         "a workload label that is wrong",
@@ -394,7 +368,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
     ),
     Situation(
-        "a scheduler's name that nobody answers to",
+        "a scheduler's name that no scheduler has",
         "no-scheduler",
         "schedulerName: network-aware-scheduler",
         facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),

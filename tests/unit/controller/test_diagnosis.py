@@ -61,7 +61,7 @@ BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "le
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
-def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Situation) -> None:
+def test_the_first_finding_is_the_root_cause_and_has_a_fix(situation: Situation) -> None:
     first, *others = diagnose(situation.facts)
     assert first.code == situation.code
     assert any(situation.fix in line for line in first.fix), first.fix
@@ -73,7 +73,7 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     assert verb in CHANGE or verb in BY_HAND, first.fix[-1]
 
 
-def test_an_undo_goes_to_the_last_template_that_is_not_broken_however_often_it_is_pasted() -> None:
+def test_an_undo_names_its_revision_so_that_it_can_be_pasted_twice() -> None:
     crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template="bad")
     fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template="good")
     both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
@@ -85,7 +85,7 @@ def test_an_undo_goes_to_the_last_template_that_is_not_broken_however_often_it_i
     assert "rollout status deployment/netaware-scheduler" in alone[1]
 
 
-def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> None:
+def test_a_container_that_has_just_ended_is_a_crash() -> None:
     """Between two starts it is terminated and waits for nothing yet; a restart would only repeat its end."""
     ended = {"name": "kube-scheduler", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
     body = {
@@ -99,7 +99,7 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
     assert any("rollout undo" in line for line in found.fix)
 
 
-def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
+def test_a_users_taint_is_tolerated_and_a_taint_of_kubernetes_is_not() -> None:
     reason = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
@@ -119,7 +119,7 @@ def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill(
     assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].fix[-1]
 
 
-def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
+def test_few_failed_agents_are_restarted_one_by_one_and_many_by_the_daemon_set() -> None:
     few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
     assert [line for line in few if " delete pods " in line] == [
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
@@ -129,7 +129,7 @@ def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
     assert diagnose(facts(agents=(*agents(), *many)))[0].fix[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
-def test_running_pods_that_a_rollout_replaces_or_that_go_are_not_told_as_lost() -> None:
+def test_pods_that_a_rollout_replaces_and_terminating_pods_are_no_finding() -> None:
     old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created": NOW_S - 900}
     fresh = pod("new", owner=FRONT, created=NOW_S - 5)
     assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
@@ -157,7 +157,9 @@ def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s:
     assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), network=network(interval_s))) == ()
 
 
-def test_every_leaderless_finding_says_that_nobody_leads() -> None:
+def test_codes_of_findings_without_a_leader() -> None:
+    (finding,) = diagnose(facts(control_plane=status(lease=None)))
+    assert (finding.code, finding.since) == ("no-leader", None)
     codes = {
         situation.code
         for situation in SITUATIONS
@@ -236,7 +238,7 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
         ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "affinity"}, "affinity", False),
     ],
 )
-def test_the_way_of_placement_is_read_of_pod_namespace_and_configuration(
+def test_the_placement_mode_comes_from_pod_namespace_or_configuration(
     labels: dict[str, str], space: dict[str, str], placement: Placement, *, told: bool
 ) -> None:
     body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
@@ -312,7 +314,7 @@ def without_a_node(message: str) -> Facts:
         ),
     ],
 )
-def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> None:
+def test_all_findings_of_the_facts(now: Facts, codes: list[str]) -> None:
     assert [finding.code for finding in diagnose(now)] == codes
 
 
@@ -357,16 +359,11 @@ def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> No
         (facts(control_plane=status(complaints=("controller-0: store of nodes: HTTP 403",))), " -k dist/overlay"),
     ],
 )
-def test_the_last_line_names_what_is_to_be_changed(now: Facts, line: str) -> None:
+def test_the_last_line_names_what_to_change(now: Facts, line: str) -> None:
     assert diagnose(now)[0].fix[-1].endswith(line)
 
 
-def test_without_a_lease_nobody_knows_since_when_nobody_leads() -> None:
-    (finding,) = diagnose(facts(control_plane=status(lease=None)))
-    assert (finding.code, finding.since) == ("no-leader", None)
-
-
-def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured_and_without_a_leader_at_no_time() -> None:
+def test_a_gated_pod_waits_until_the_configured_time_but_without_a_leader_forever() -> None:
     gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
     led = diagnose_pod(gated, facts(max_wait_s=300.0))
     assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)

@@ -19,63 +19,63 @@ HEALTHY = facts()
 STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def reported_news(*moments: Facts) -> list[list[FindingEvent]]:
-    news = FindingEventFilter()
-    return [news.update(diagnose(moment), moment) for moment in moments]
+def events_after(*moments: Facts) -> list[list[FindingEvent]]:
+    events = FindingEventFilter()
+    return [events.update(diagnose(moment), moment) for moment in moments]
 
 
-def test_what_is_found_twice_is_reported_once_and_again_when_it_comes_back() -> None:
-    counts = [len(found) for found in reported_news(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
+def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
+    counts = [len(found) for found in events_after(STUCK, STUCK, STUCK, HEALTHY, STUCK, STUCK)]
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 
 
 def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
-    first = reported_news(STUCK, STUCK)[1][0]
+    first = events_after(STUCK, STUCK)[1][0]
     assert (first.about, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
     assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
 
 
-def test_of_many_findings_about_one_object_each_has_its_turn_and_hides_no_other() -> None:
-    """Unreachable zones are told of at the NetworkTopology: all of them, old and new, and what ranks below as well."""
+def test_each_of_many_findings_about_one_object_gets_an_event() -> None:
+    """Unreachable zones are events of the NetworkTopology."""
 
     def cuts(number: int) -> list[Finding]:
         pairs = [("z0", f"z{i:02}") for i in range(number)]
         paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
         return [*paths, Finding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    now, news = facts(topologies={"netaware-system/nt-default": ()}), FindingEventFilter()
-    looks = [news.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
-    assert [len(found) for found in looks] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
-    assert looks[2][-1].reason == "UnknownWorkload"
+    now, events = facts(topologies={"netaware-system/nt-default": ()}), FindingEventFilter()
+    batches = [events.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
+    assert [len(batch) for batch in batches] == [0, MAX_EVENTS_AT_ONCE, 11, 0, 0, 1]
+    assert batches[2][-1].reason == "UnknownWorkload"
 
 
-def test_a_command_is_in_the_event_as_a_whole_or_not_at_all() -> None:
+def test_a_command_is_never_cut() -> None:
     """The API server takes 1,024 bytes, and half a command may do something else than the whole."""
     now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
     for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
         finding = Finding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
-        news = FindingEventFilter()
-        news.update([finding], now)
-        (told_now,) = news.update([finding], now)
-        assert len(told_now.note.encode()) <= NOTE_LIMIT
-        assert told_now.note.endswith(f"Fix: {last}") == (len(last) < 100)
-        assert "Fix:" not in told_now.note or told_now.note.endswith(last)
+        events = FindingEventFilter()
+        events.update([finding], now)
+        (event,) = events.update([finding], now)
+        assert len(event.note.encode()) <= NOTE_LIMIT
+        assert event.note.endswith(f"Fix: {last}") == (len(last) < 100)
+        assert "Fix:" not in event.note or event.note.endswith(last)
 
 
-def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
+def test_info_findings_and_those_of_conditions_have_no_event() -> None:
     """The event of a condition is written when it changes; a second one about the same would only be noise."""
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
         if codes <= {"dependency-cycle"} or situation.code.startswith(("spec-", "topology-")):
-            assert reported_news(situation.facts, situation.facts) == [[], []], situation.code
+            assert events_after(situation.facts, situation.facts) == [[], []], situation.code
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.code)
-def test_each_finding_is_about_objects_that_there_are(situation: Situation) -> None:
+def test_each_event_is_about_an_existing_object(situation: Situation) -> None:
     now = situation.facts
     there = {(PODS, pod.key) for pod in now.pods} | {(APPGROUPS, group.metadata.key) for group in now.groups}
     there |= {(NODES, agent.node) for agent in now.agents} | {(NETWORK_TOPOLOGIES, key) for key in now.topologies}
-    for news in reported_news(now, now)[1]:
-        assert news.about in there
-        assert re.fullmatch(r"([A-Z][a-z]*)+", news.reason), news.reason
+    for event in events_after(now, now)[1]:
+        assert event.about in there
+        assert re.fullmatch(r"([A-Z][a-z]*)+", event.reason), event.reason
