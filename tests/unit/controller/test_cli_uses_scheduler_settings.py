@@ -81,18 +81,6 @@ async def test_all_commands_use_the_networktopology_and_weights_of_the_scheduler
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [({"kind": []}, "holds 0 AppGroups"), ({"kind": "Deployment", "metadata": [1]}, r"Deployment \?: ")],
-)
-async def test_malformed_documents_are_usage_errors(document: dict[str, Any], message: str, tmp_path: Any) -> None:
-    file = tmp_path / "odd.json"
-    file.write_text(json.dumps([document]))
-    session = session_of(HEAD)
-    with pytest.raises(ConfigError, match=message):
-        await answer_of(session, "simulate", "-f", str(file))
-
-
 def requesting(cpu: str) -> Json:
     """A pod's spec."""
     return {"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
@@ -116,10 +104,17 @@ def deployment(name: str, *, replicas: int, cpu: str = "100m") -> Json:
     return controller("Deployment", name, labels, replicas, cpu=cpu, namespace="default")
 
 
-async def test_more_replicas_than_a_plan_may_have_are_refused(tmp_path: Any) -> None:
-    file = group_file(tmp_path, group("default"), deployment("a", replicas=2_000_000_000))
-    with pytest.raises(ConfigError, match="at most 10000 are planned"):
-        await answer_of(session_of(HEAD, *NODES), "simulate", "-f", file)
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ([{"kind": []}], "holds 0 AppGroups"),
+        ([{"kind": "Deployment", "metadata": [1]}], r"Deployment \?: "),
+        ([group("default"), deployment("a", replicas=2_000_000_000)], "at most 10000 are planned"),
+    ],
+)
+async def test_malformed_or_too_large_groups_are_usage_errors(objects: list[Json], message: str, tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await answer_of(session_of(HEAD, *NODES), "simulate", "-f", group_file(tmp_path, *objects))
 
 
 async def test_simulate_ignores_resources_of_the_groups_own_pods_in_any_namespace(tmp_path: Any) -> None:

@@ -83,26 +83,25 @@ def test_yaml_and_lists_of_one_kind_are_read(simulate: Any) -> None:
     assert set(simulate(text=text)["placements"]) == {"default/p"}
 
 
-def test_pods_without_a_group_are_not_planned(simulate: Any) -> None:
+def test_unplaced_pods_have_reasons_and_pods_without_a_group_are_left_out(simulate: Any) -> None:
     lost = pod("lost", "w0", metadata={"labels": {GROUP: "absent", f"{GROUP}.workload": "w0"}})
-    answer = simulate(node("n"), app_group(workloads=1), pod("alone"), lost, pod("p", "w0"))
-    assert set(answer["placements"]) == {"default/p"}
-    assert not answer["unplaced"]
-
-
-def test_unplaced_pods_have_reasons_and_the_command_succeeds(simulate: Any) -> None:
-    picky = pod("picky", "w1", nodeSelector={"pool": "db"})
     answer = simulate(
         node("n", taints=[{"key": "k", "effect": "NoSchedule"}]),
         node("m", cpu="2"),
         app_group(),
         pod("big", "w0", cpu="64"),
-        picky,
+        pod("picky", "w1", nodeSelector={"pool": "db"}),
+        pod("held", "w0", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}]),
+        pod("ours", "w1", schedulingGates=[{"name": "netaware.io/topological-order"}]),
+        pod("alone"),
+        lost,
     )
-    assert answer["placements"] == {}
+    assert answer["placements"] == {"default/ours": "m"}
+    assert set(answer["unplaced"]) == {"default/big", "default/picky", "default/held"}
     assert "1 insufficient cpu" in answer["unplaced"]["default/big"]
     assert "1 taint k" in answer["unplaced"]["default/big"]
     assert "nodeSelector pool=db" in answer["unplaced"]["default/picky"]
+    assert "kueue" in answer["unplaced"]["default/held"]
 
 
 def test_a_resource_of_one_node_leaves_no_pod_unplaced(simulate: Any) -> None:
@@ -112,14 +111,6 @@ def test_a_resource_of_one_node_leaves_no_pod_unplaced(simulate: Any) -> None:
     answer = simulate(*nodes, app_group(), *(pod(f"p{i}", "w0") for i in range(9)), pod("q", "w1", **gpu))
     assert answer["unplaced"] == {}
     assert answer["placements"]["default/q"] == "gpu"
-
-
-def test_pods_behind_a_gate_of_others_are_unplaced(simulate: Any) -> None:
-    held = pod("held", "w0", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
-    ours = pod("ours", "w1", schedulingGates=[{"name": "netaware.io/topological-order"}])
-    answer = simulate(node("n"), app_group(), held, ours)
-    assert answer["placements"] == {"default/ours": "n"}
-    assert "kueue" in answer["unplaced"]["default/held"]
 
 
 def test_a_plan_counts_the_placements_of_earlier_plans(simulate: Any) -> None:
