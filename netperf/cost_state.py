@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -152,8 +151,10 @@ def update_state(
             continue
         pair = state.get(sample.zones, ZonePairState())
         expected_us = starting_latency_us(pair, state.get((sample.zones[1], sample.zones[0])))
-        clocks = _Clocks(now_s, wall_s, interval_s / 2)
-        node_pair = _update_node_pair(sample, _find_node_pair(sample, pair.node_pairs), policy, expected_us, clocks)
+        before = _find_node_pair(sample, pair.node_pairs)
+        sighting = update_sighting(before.sighting if before else None, sample, now_s, wall_s)
+        times = {"now_s": now_s, "replace_within_s": interval_s / 2}
+        node_pair = _update_node_pair(sample, before, sighting, policy, expected_us=expected_us, **times)
         if node_pair is not None:
             by_pair[sample.zones].append(node_pair)
     failed: dict[ZonePair, list[Failure]] = defaultdict(list)
@@ -189,32 +190,31 @@ def _find_node_pair(sample: Sample, node_pairs: Iterable[NodePairState]) -> Node
     )
 
 
-class _Clocks(NamedTuple):
-    """The time, and for how long after a sample the next one replaces it."""
-
-    now_s: float
-    wall_s: float
-    replace_within_s: float
-
-
 def _update_node_pair(
-    sample: Sample, before: NodePairState | None, policy: CostPolicy, expected_us: float | None, clocks: _Clocks
+    sample: Sample,
+    before: NodePairState | None,
+    sighting: Sighting,
+    policy: CostPolicy,
+    *,
+    expected_us: float | None,
+    now_s: float,
+    replace_within_s: float,
 ) -> NodePairState | None:
+    """The state after a sample; unchanged if it is flagged, lacks the percentile, or was added before."""
     value_us = sample.percentile_us(policy.percentile)
     if value_us is None or not set(sample.quality_flags) <= set(policy.accept_quality_flags):
         return before
-    sighting = update_sighting(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
-    added_s = clocks.now_s
+    added_s = now_s
     if sample.cost_measurement.prober == "external":
         # That format has no time: only a changed number shows a new sample.
         if before is not None and value_us != before.smoothed.latency_us:
-            sighting = Sighting(0, 0.0, clocks.now_s)
+            sighting = Sighting(0, 0.0, now_s)
         smoothed = SmoothedLatency(latency_us=value_us, recent_us=(value_us,), count=1)
     elif before is None:
         smoothed = add_sample(None, value_us, expected_us)
     elif sighting == before.sighting:
         return before
-    elif clocks.now_s - before.added_s < clocks.replace_within_s:
+    elif now_s - before.added_s < replace_within_s:
         smoothed, added_s = replace_newest_sample(before.smoothed, value_us), before.added_s
     else:
         smoothed = add_sample(before.smoothed, value_us, expected_us)

@@ -117,7 +117,8 @@ def compute_costs(
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
     oldest_s = now_s - max(policy.expire_after_s, stale_s)
     pairs = [(a, b) for a in sorted(zones) for b in sorted(zones) if a != b]
-    fresh = {p: _fresh_node_pairs(state[p], policy, now_s, stale_s) for p in pairs if p in state}
+    state = {pair: state.get(pair, ZonePairState()) for pair in pairs}
+    fresh = {pair: _fresh_node_pairs(state[pair], policy, now_s, stale_s) for pair in pairs}
     unreachable = {link for link in {link_of(*p) for p in pairs} if _is_unreachable(link, state, fresh)}
     consensus = _find_consensus(fresh, state, unreachable)
     measured_latencies = {p: latency for p in pairs if (latency := _measured_latency(p, fresh, consensus)) is not None}
@@ -125,11 +126,11 @@ def compute_costs(
     latencies = _latencies_of(reachable, measured_latencies, state, fresh, oldest_s)
     for pair in pairs:
         if link_of(*pair) in unreachable:
-            latencies[pair] = _unreachable_latency(state.get(pair, ZonePairState()), now_s)
+            latencies[pair] = _unreachable_latency(state[pair], now_s)
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
     for pair in pairs:
-        old, latency, measured = state.get(pair, ZonePairState()), latencies.get(pair), measured_latencies.get(pair)
+        old, latency, measured = state[pair], latencies.get(pair), measured_latencies.get(pair)
         cost = None if latency is None else _cost(latency, measured, old, policy)
         if latency is not None and cost is not None:
             table[pair] = ZoneCost(
@@ -159,9 +160,9 @@ def _latencies_of(
     oldest_s: float,
 ) -> dict[ZonePair, _ZonePairLatency]:
     """The measured latency of each pair, else the last good one, else an inferred one, else an unverified one."""
-    latencies = {pair: measured[pair] for pair in pairs if pair in measured}
+    latencies: dict[ZonePair, _ZonePairLatency] = {}
     for pair in pairs:
-        if pair not in measured and (latency := _last_good(pair, state, fresh, oldest_s)) is not None:
+        if (latency := measured.get(pair) or _last_good(pair, state, fresh, oldest_s)) is not None:
             latencies[pair] = latency
     if len(latencies) < len(pairs):
         zones = sorted({zone for pair in pairs for zone in pair})
@@ -254,18 +255,18 @@ def _is_unreachable(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple
     Without samples and failures the last state stays, because missing results are no recovery.
     """
     both = (link, (link[1], link[0]))
-    failures = [f for pair in both for f in (state[pair].failures if pair in state else ())]
+    failures = [f for pair in both for f in state[pair].failures]
     failing = {(f.origin.node, f.destination.node) for f in failures}
     answering = [
         s
         for pair in both
-        for s in fresh.get(pair, ())
+        for s in fresh[pair]
         if s.prober != "external" and (s.origin.node, s.destination.node) not in failing
     ]
     if answering:
         return False
     if not failures:
-        return any(state[pair].is_unreachable for pair in both if pair in state)
+        return any(state[pair].is_unreachable for pair in both)
     runs = UNREACHABLE_FAILURES if len({f.origin.node for f in failures}) > 1 else UNREACHABLE_FAILURES_SINGLE_REPORTER
     return all(not f.alive and f.in_a_row >= runs for f in failures)
 
@@ -282,14 +283,8 @@ def _find_consensus(
         if link not in unreachable
         for s in node_pairs
     ]
-    agreed_us = {
-        link: us
-        for link in by_link
-        if (us := starting_latency_us(state.get(link, ZonePairState()), state.get(link[::-1])))
-    }
-    return find_consensus(
-        latencies, agreed_us, {link for link in by_link if state.get(link, ZonePairState()).is_disputed}
-    )
+    agreed_us = {link: us for link in by_link if (us := starting_latency_us(state[link], state[link[::-1]]))}
+    return find_consensus(latencies, agreed_us, {link for link in by_link if state[link].is_disputed})
 
 
 def _mark_ignored(node_pairs: Iterable[NodePairState], consensus: Consensus, now_s: float) -> tuple[NodePairState, ...]:
@@ -309,9 +304,9 @@ def _measured_latency(
     back = (pair[1], pair[0])
     link = link_of(*pair)
     value_us = consensus.latencies_us.get(link)
-    both = (*fresh.get(pair, ()), *fresh.get(back, ()))
+    both = (*fresh[pair], *fresh[back])
     if value_us is None:
-        own = [s for s in fresh.get(pair, ()) if s.prober == "external"]
+        own = [s for s in fresh[pair] if s.prober == "external"]
         best = representative_node_pair(own or [s for s in both if s.prober == "external"])
         if best is None:
             return None
@@ -328,7 +323,7 @@ def _measured_latency(
     error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
     if link in consensus.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)
-    basis: Basis = "measured" if any(s in measured for s in fresh.get(pair, ())) else "mirrored"
+    basis: Basis = "measured" if any(s in measured for s in fresh[pair]) else "mirrored"
     return _ZonePairLatency(
         latency_us=value_us,
         mad_us=mad_us,
@@ -354,9 +349,7 @@ def _last_good(
     """
     candidates: list[_ZonePairLatency] = []
     for direction in (pair, (pair[1], pair[0])):
-        pair_state = state.get(direction)
-        if pair_state is None:
-            continue
+        pair_state = state[direction]
         if pair_state.last_good_us is not None and pair_state.is_unverified == unverified:
             us = pair_state.last_good_us
             candidates.append(
@@ -366,7 +359,7 @@ def _last_good(
         candidates += [
             _ZonePairLatency(us := s.smoothed.latency_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
             for s in pair_state.node_pairs
-            if (s in fresh.get(direction, ())) == unverified
+            if (s in fresh[direction]) == unverified
         ]
     newest = max(candidates, key=lambda k: (k.seen_s, k.latency_us), default=None)
     return newest if newest is not None and newest.seen_s >= not_before_s else None

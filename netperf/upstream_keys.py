@@ -65,13 +65,13 @@ def _split_nodes(text: str) -> list[tuple[str, str]]:
 
 def to_sample(origin: Place, destination: Place, values: UpstreamValues) -> tuple[str, Sample]:
     """The numbers of a pair as one sample of prober ``external``, and the lexicographically greatest of their keys."""
-    known = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
+    us = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
     measurement = Measurement(
         prober="external",
         test="TCP_RR",
-        p50_us=known.get("p50"),
-        p90_us=known.get("p90"),
-        p99_us=known.get("p99"),
+        p50_us=us.get("p50"),
+        p90_us=us.get("p90"),
+        p99_us=us.get("p99"),
     )
     key = max(key for key, _, _ in values.values())
     return key, Sample(origin=origin, destination=destination, measurement=measurement)
