@@ -146,7 +146,7 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_netserver_that_cannot_be_started_is_not_listening_and_says_why(settings: ProbeSettings) -> None:
+async def test_a_netserver_that_cannot_start_has_a_failure(settings: ProbeSettings) -> None:
     server = Netserver("/nonexistent/netserver", ADDRESS, settings.port, SECRET)
     task = asyncio.create_task(server.run())
     while "No such file" not in server.failure:

@@ -102,13 +102,13 @@ async def close_to_the_delay(wan: Wan, programs: Netperf) -> Measurement:
             return measurement
 
 
-async def test_netperf_reads_the_delay_that_was_set(wan: Wan, netperf_programs: Netperf) -> None:
+async def test_netperf_measures_the_configured_delay(wan: Wan, netperf_programs: Netperf) -> None:
     measurement = await close_to_the_delay(wan, netperf_programs)
     assert measurement.transactions is not None
     assert measurement.transactions >= 12  # a connection that took long makes netperf count
 
 
-async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf) -> None:
+async def test_loss_under_netperf_is_flagged(wan: Wan, netperf_programs: Netperf) -> None:
     wan.set(loss=0.05)
     measurement = await measure(wan, netperf_programs, duration_s=4.0)
     assert measurement.retransmits
@@ -135,7 +135,9 @@ async def datagrams_sent(wan: Wan, seconds: float) -> AsyncIterator[Callable[[],
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
-async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
+async def test_netperf_and_datagrams_measure_the_effect_of_loss_on_a_call(
+    wan: Wan, netperf_programs: Netperf, loss: float
+) -> None:
     """At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
     wan.set(loss=loss)
     async with datagrams_sent(wan, 2 * WATCHED_S) as window:
@@ -180,7 +182,7 @@ async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Net
 
 
 @pytest.mark.parametrize("rtt_us", [130.0, 2160.0, 85_000.0, 329_000.0])
-async def test_datagrams_read_what_the_kernels_own_echo_reads_at_the_same_moment(wan: Wan, rtt_us: float) -> None:
+async def test_datagrams_measure_the_same_as_the_kernels_ping_at_the_same_time(wan: Wan, rtt_us: float) -> None:
     wan.control.set_link("east", "west", Link(rtt_us, jitter_us=0.02 * rtt_us))
     apart: list[str] = []
     for _ in range(WINDOWS):

@@ -52,7 +52,7 @@ class SimulatedApi:
         requests: method and path with query of every request that it understands, oldest first.
         fail_lists, fail_watches, fail_writes: statuses to answer with before all is well again, first one first.
         answering: cleared, the server accepts requests and does not answer.
-        deaf_to: user agents that get no answer while the others do.
+        unresponsive_to: user agents that get no answer while the others do.
         streams_lists: serves WatchList; otherwise it answers 422 to it, as servers without it do.
         during_lists: events that a streamed list sends before its end.
     """
@@ -67,7 +67,7 @@ class SimulatedApi:
         self.fail_writes: list[int] = []
         self.answering = asyncio.Event()
         self.answering.set()
-        self.deaf_to: set[str] = set()
+        self.unresponsive_to: set[str] = set()
         self.page_size = 500
         self.streams_lists = False
         self.during_lists: list[dict[str, Any]] = []
@@ -84,24 +84,24 @@ class SimulatedApi:
                 self.answering.set()
 
     def put(self, name: str, *, event: bool = True, **fields: Any) -> dict[str, Any]:
-        """Create or change an object, and tell the watches."""
+        """Create or change an object, and send an event to the watches."""
         self.version += 1
         before = self.objects.get(name)
         found = {"metadata": {"name": name, "resourceVersion": str(self.version)}, **fields}
         self.objects[name] = found
         if event:
-            self.tell("ADDED" if before is None else "MODIFIED", found)
+            self.send_event("ADDED" if before is None else "MODIFIED", found)
         return found
 
     def drop(self, name: str, *, event: bool = True) -> None:
-        """Delete an object, and tell the watches."""
+        """Delete an object, and send an event to the watches."""
         self.version += 1
         found = self.objects.pop(name)
         found["metadata"]["resourceVersion"] = str(self.version)
         if event:
-            self.tell("DELETED", found)
+            self.send_event("DELETED", found)
 
-    def tell(self, type_: str, found: dict[str, Any]) -> None:
+    def send_event(self, type_: str, found: dict[str, Any]) -> None:
         """Send an event to every open watch."""
         for queue in self._watches:
             queue.put_nowait({"type": type_, "object": json.loads(json.dumps(found))})
@@ -125,7 +125,7 @@ class SimulatedApi:
             return _status(422, "Invalid")
         self.requests.append(f"{request.method} {request.path_qs}")
         await self.answering.wait()
-        while request.headers.get("User-Agent") in self.deaf_to:
+        while request.headers.get("User-Agent") in self.unresponsive_to:
             await asyncio.sleep(0.01)
         name = request.path.removeprefix(self.resource.path("ns")).strip("/")
         if request.method == "GET" and not name and request.query.get("watch"):

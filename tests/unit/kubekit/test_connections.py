@@ -113,7 +113,7 @@ async def test_connections_to_a_dead_peer_end_within_45_s(monkeypatch: pytest.Mo
         await client.request("GET", "/x")
 
 
-async def test_what_the_server_has_no_room_for_is_sent_again_when_it_asks_for_it() -> None:
+async def test_a_throttled_request_is_sent_again_after_its_retry_after() -> None:
     times: list[float] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -49,7 +49,7 @@ async def test_an_event_and_its_repetition(api: SimulatedApi) -> None:
     assert (event["series"]["count"], api.count("PATCH")) == (3, 1)
 
 
-async def test_an_event_about_an_object_with_a_long_name_has_a_name_that_the_server_takes(api: SimulatedApi) -> None:
+async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, _, _):
         recorder.normal(Reference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan")
         await until(lambda: api.objects)

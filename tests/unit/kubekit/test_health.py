@@ -42,7 +42,7 @@ def config_map(name: str, value: str = "a") -> ConfigMap:
     )
 
 
-async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() -> None:
+async def test_long_work_yields_after_each_time_slice_and_short_work_never() -> None:
     others = Turns()
     task = asyncio.create_task(others.run())
     await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() ->
     task.cancel()
 
 
-async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there() -> None:
+async def test_a_replacement_cancelled_between_objects_has_called_handlers_for_all_changes() -> None:
     store = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
     reported: dict[str, ConfigMap] = {}
 

@@ -114,7 +114,7 @@ async def test_two_peers_that_hold_every_connection_keep_no_probe_out(path: str)
             writer.close()
 
 
-async def test_a_peer_with_many_idle_connections_makes_room_for_one_that_has_not_asked_yet() -> None:
+async def test_idle_connections_of_a_peer_with_many_are_closed_before_new_ones_of_others() -> None:
     server = serving((20, 15))
     async with server.running() as address:
         held = await hold(address, "127.0.0.2", 14, "/healthz")

@@ -85,7 +85,7 @@ async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
         assert api.objects["lease"]["spec"]["leaseTransitions"] == 0
 
 
-async def test_a_lease_that_somebody_touched_or_deleted_is_read_and_renewed_all_the_same(api: SimulatedApi) -> None:
+async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedApi) -> None:
     async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
         await until(lambda: leader.leads)
@@ -122,7 +122,7 @@ async def writing_leader(
     api: SimulatedApi, timing: LeaderElectionConfig
 ) -> AsyncIterator[tuple[LeaderElector, asyncio.Task[None]]]:
     """A leader of whose election one write, by a client of its own, gets no answer while the Lease's requests do."""
-    api.deaf_to.add("writes")
+    api.unresponsive_to.add("writes")
     async with (
         api.running() as config,
         Client(config, user_agent="lease") as client,
@@ -159,7 +159,7 @@ async def test_a_leader_that_stops_gives_its_lease_back_only_once_its_last_write
         await asyncio.sleep(0.1)
         assert holder(api) == "r", "what was sent may take effect while another leads"
         if answered:
-            api.deaf_to.clear()
+            api.unresponsive_to.clear()
         await asyncio.gather(task, return_exceptions=True)
         assert ("late" in api.objects, holder(api)) == ((True, "") if answered else (False, "r"))
 
@@ -197,7 +197,7 @@ async def test_a_refused_write_has_no_effect_and_that_of_a_failed_one_is_unknown
 
 
 @pytest.mark.parametrize("reading", [0, 2])
-async def test_a_write_that_waited_for_its_turn_is_not_sent_at_the_end_of_the_permission(
+async def test_a_write_that_waited_for_a_connection_is_not_sent_at_the_end_of_the_permission(
     api: SimulatedApi, reading: int
 ) -> None:
     now = [100.0]
@@ -235,9 +235,9 @@ async def test_a_former_leader_that_stops_does_not_release_its_successors_lease(
         first.start()
         await until(lambda: first.leads)
         second.start()
-        api.deaf_to.add("r0")
+        api.unresponsive_to.add("r0")
         await until(lambda: second.leads)
-        api.deaf_to.clear()
+        api.unresponsive_to.clear()
         seen = api.count("GET")
         await until(lambda: api.count("GET") >= seen + 2)
         await first.stop()
@@ -285,7 +285,7 @@ async def test_a_leader_that_is_cut_off_loses_the_lease_after_the_duration_and_m
         await until(lambda: first.leads)
         second.start()
         await asyncio.sleep(0.3)
-        api.deaf_to.add("r0")
+        api.unresponsive_to.add("r0")
         cut_off_at = loop.time()
         while not second.leads:
             assert not (first.working and second.working)
@@ -294,7 +294,7 @@ async def test_a_leader_that_is_cut_off_loses_the_lease_after_the_duration_and_m
         assert not first.working
         # The lease was renewed at most one pause before the cut.
         assert loop.time() - cut_off_at >= FAST.duration_s - 2 * FAST.retry_s
-        api.deaf_to.clear()
+        api.unresponsive_to.clear()
         await second.stop()
         await until(lambda: first.leads and first.working)
         assert first.terms == 2
@@ -319,18 +319,18 @@ async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -
         await fenced.get(LEASES, "x", Object, namespace="ns")
 
 
-class FrozenAfterAsking(WriteFence):
-    """Of a process that is stopped right after it was given permission, before anything is sent, and goes on a minute later."""
+class SuspendedAfterCheck(WriteFence):
+    """The fence of a process that is suspended for a minute between the permission and the sending of a write."""
 
     def __init__(self) -> None:
-        self._now, self.asked = 0.0, 0
+        self._now, self.checks = 0.0, 0
         super().__init__(clock=lambda: self._now)
         self.extend(10.0)
 
     def check(self) -> float:
         left_s = super().check()
-        self.asked += 1
-        if self.asked == 2:  # once before it waits for its turn, and once it has it
+        self.checks += 1
+        if self.checks == 2:  # once before it waits for its turn, and once it has it
             self._now += 60.0
         return left_s
 
@@ -339,11 +339,11 @@ class FrozenAfterAsking(WriteFence):
 async def test_a_process_that_was_frozen_between_permission_and_sending_does_not_send(
     api: SimulatedApi, number: int
 ) -> None:
-    leadership = FrozenAfterAsking()
+    leadership = SuspendedAfterCheck()
     async with api.running() as config, Client(config) as client:
         with pytest.raises(NotLeaderError):
             await _writes(client.fenced(leadership), {"metadata": {"name": "x"}})[number]()
-        assert leadership.asked == 2
+        assert leadership.checks == 2
         assert api.requests == []
 
 
@@ -367,7 +367,7 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
             await client.fenced(leadership).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
 
 
-async def test_times_written_in_the_lease_are_not_believed(api: SimulatedApi) -> None:
+async def test_times_in_the_lease_are_not_used(api: SimulatedApi) -> None:
     """A holder whose wall clock is years behind is alive as long as its lease changes."""
     async with replicas(api, 1) as (waiting,):
         old = "2001-01-01T00:00:00.000000Z"

@@ -19,7 +19,7 @@ THINGS = Resource("", "v1", "configmaps", "ConfigMap")
 Change = tuple[str, bool, bool]
 
 
-class Store:
+class RunningReflector:
     """A running reflector, its server, and the changes that it reported: key, had an old object, has a new one."""
 
     def __init__(self, api: SimulatedApi, reflector: Reflector[ConfigMap]) -> None:
@@ -34,10 +34,10 @@ class Store:
 
 
 @asynccontextmanager
-async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[Store]:
+async def reflecting(api: SimulatedApi, **selectors: str) -> AsyncIterator[RunningReflector]:
     async with api.running() as config, Client(config) as client:
         reflector: Reflector[ConfigMap] = Reflector(client, THINGS, ConfigMap, namespace="ns", **selectors)
-        store = Store(api, reflector)
+        store = RunningReflector(api, reflector)
         task = asyncio.create_task(reflector.run())
         try:
             yield store
@@ -82,7 +82,7 @@ async def test_an_expired_version_lists_again_and_reports_what_was_deleted_meanw
         api.put("changes", event=False, data={"v": "2"})
         api.put("comes", event=False, data={"v": "1"})
         if in_the_watch:
-            api.tell("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+            api.send_event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
         else:
             api.fail_watches.append(410)
             api.end_watches()
@@ -111,7 +111,7 @@ async def test_lists_are_streamed_if_the_server_can_and_one_malformed_object_fai
         await until(lambda: store.data == {"new": "2"})
 
 
-async def test_a_stale_store_says_its_age_and_the_failure(api: SimulatedApi) -> None:
+async def test_staleness_has_the_age_and_the_failure(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await wait_synced(store.reflector, timeout_s=60)
         store.reflector.contact_at -= 60
@@ -173,14 +173,14 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
 async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
-        api.tell("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
+        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
         api.end_watches()
         await until(lambda: api.count("resourceVersion=4711") == 1)
         assert store.data == {}
         assert store.changes == []
 
 
-async def test_a_watch_that_breaks_goes_on_from_the_last_event(api: SimulatedApi) -> None:
+async def test_a_broken_watch_continues_from_the_last_event(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
         version = api.put("a", data={"v": "1"})["metadata"]["resourceVersion"]
@@ -219,7 +219,7 @@ async def test_a_resource_that_is_not_installed_is_ready_and_listed_once_it_is(a
         assert store.data == {"a": "1"}
 
 
-async def test_a_resource_that_is_taken_away_and_comes_back_is_listed_anew(api: SimulatedApi) -> None:
+async def test_a_deleted_resource_empties_the_store(api: SimulatedApi) -> None:
     api.put("a", data={"v": "1"})
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
@@ -251,7 +251,7 @@ async def test_a_silent_watch_is_opened_again(api: SimulatedApi, monkeypatch: py
 async def test_a_malformed_bookmark_is_ignored(api: SimulatedApi) -> None:
     async with reflecting(api) as store:
         await until(lambda: api.watching == 1)
-        api.tell("BOOKMARK", {"metadata": {"resourceVersion": 7}})
+        api.send_event("BOOKMARK", {"metadata": {"resourceVersion": 7}})
         api.put("a", data={"v": "1"})
         await until(lambda: store.data == {"a": "1"})
 

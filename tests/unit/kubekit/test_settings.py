@@ -43,7 +43,7 @@ class Outer(Section, frozen=True):
         ([], "the document: expected `object`, got `array`"),
     ],
 )
-def test_what_makes_no_sense_is_named_as_the_file_spells_it(document: object, error: str) -> None:
+def test_an_invalid_field_is_named_as_in_the_file(document: object, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(document, Outer).validate()
     assert str(caught.value) == error

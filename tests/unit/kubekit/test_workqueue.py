@@ -160,7 +160,7 @@ async def test_a_worker_that_is_cancelled_gives_its_key_back() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 0.0, 0.001, 0.003])), max_size=30))
-def test_no_key_is_ever_lost_whatever_the_sequence_of_adds(adds: list[tuple[str, float | None]]) -> None:
+def test_no_key_is_lost_for_any_sequence_of_adds(adds: list[tuple[str, float | None]]) -> None:
     async def main() -> None:
         queue, wanted, seen = WorkQueue(), dict[str, int](), dict[str, int]()
 

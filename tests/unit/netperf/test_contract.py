@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from netperf.contract import MAX_ANNOTATION_BYTES, Announcement, encode_announcement, read_announcement
 
 
-def test_an_announcement_is_read_whatever_is_missing_or_new_in_it() -> None:
+def test_an_announcement_may_lack_fields_or_have_new_ones() -> None:
     assert read_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
     large = encode_announcement(Announcement(address="x" * MAX_ANNOTATION_BYTES))
     assert [read_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5

@@ -44,7 +44,7 @@ def step(
     return compute_costs(updated, ZONES, policy, now_s)
 
 
-def test_ignored_readings_make_a_pair_neither_younger_nor_better_supported() -> None:
+def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
     def reading(node: str, us: float, sequence: int) -> Sample:
         return run(
             "a", "b", us, sequence, origin=Place(f"a{node}", "a", "r1"), destination=Place(f"b{node}", "b", "r1")
@@ -103,9 +103,7 @@ def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost:
     ("samples", "cost", "back"),
     [([run("a", "b", 5000)], 5, "mirrored"), ([run("a", "b", 5000), run("b", "a", 5400)], 6, "measured")],
 )
-def test_a_round_trip_is_the_same_from_either_end_whoever_measured_it(
-    samples: list[Sample], cost: int, back: str
-) -> None:
+def test_a_round_trip_has_the_same_latency_in_both_directions(samples: list[Sample], cost: int, back: str) -> None:
     table, _ = step(samples)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (cost, "measured")
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (cost, back)
@@ -176,14 +174,14 @@ def test_nothing_is_stale_before_three_rounds() -> None:
     assert table.zones["a", "b"].basis == "stale"
 
 
-def test_samples_that_were_old_when_we_started_do_not_make_what_was_written_young() -> None:
+def test_old_samples_after_a_restart_are_stale() -> None:
     state = restore({("a", "b"): 5}, POLICY, 0.0)
     state = update_state([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
     table, _ = compute_costs(state, ZONES, POLICY, 0.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
 
 
-def test_one_leadership_after_the_other_gives_no_cost_a_new_lifetime() -> None:
+def test_repeated_leaderships_do_not_make_a_cost_younger() -> None:
     # Seeds 2 and 3 of the storm: an API server that starves takes the Lease away again and again, and agents cannot write.
     _, state = step([run("a", "b", 5000)], now_s=0)
     bases = []
@@ -195,7 +193,7 @@ def test_one_leadership_after_the_other_gives_no_cost_a_new_lifetime() -> None:
     assert set(bases[3:]) == {"absent"}
 
 
-def test_a_leadership_that_goes_on_takes_costs_as_they_were_written_meanwhile() -> None:
+def test_a_new_leadership_uses_the_costs_written_meanwhile() -> None:
     samples = [run("a", "b", 5000)]
     _, state = step(samples, now_s=0)
     resumed = resume(state, restore({("a", "b"): 9, ("c", "d"): 4}, POLICY, 100.0))
@@ -207,7 +205,7 @@ def test_a_leadership_that_goes_on_takes_costs_as_they_were_written_meanwhile() 
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
 
 
-def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() -> None:
+def test_a_flagged_sample_changes_neither_cost_nor_age() -> None:
     _, state = step([run("a", "b", 5000)], now_s=0)
     table, state = step([run("a", "b", 50_000, 2, quality_flags=("throttled",))], state, now_s=200)
     assert table.zones["a", "b"].cost == 5
@@ -215,14 +213,14 @@ def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() ->
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
 
 
-def test_loss_is_priced_and_not_thrown_away() -> None:
+def test_a_sample_with_loss_is_used_for_the_cost() -> None:
     table, _ = step([run("a", "b", 5000, quality_flags=("loss",), loss_ratio=0.05)])
     assert table.zones["a", "b"].cost == 5
     table, _ = step([run("a", "b", 5000, prober="datagrams", quality_flags=("loss",), loss_ratio=0.19)])
     assert table.zones["a", "b"].cost == pytest.approx(210, abs=5)
 
 
-def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
+def test_a_percentile_of_too_few_datagrams_is_netperfs() -> None:
     paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
     policy = CostPolicy(percentile="p99")
     netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, cost_source="datagrams")
@@ -234,7 +232,7 @@ def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
-def test_pricing_twice_changes_nothing(measured: dict[str, float]) -> None:
+def test_computing_costs_twice_changes_nothing(measured: dict[str, float]) -> None:
     samples = [run(pair[0], pair[1], us) for pair, us in measured.items()]
     once, state = step(samples)
     twice, again = step(samples, state)
@@ -256,7 +254,7 @@ def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], d
             assert entry.cost == written[pair]
 
 
-def test_of_several_pairs_of_nodes_the_middle_speaks_for_the_path() -> None:
+def test_the_latency_of_zones_is_the_median_of_their_pairs_of_nodes() -> None:
     others = [run("a", "b", 5200, origin=Place("a2", "a")), run("b", "a", 5100, origin=Place("b3", "b"))]
     odd = run("a", "b", 40_000, origin=Place("a9", "a", "r1"))
     table, _ = step([odd, *others, run("a", "b", 5000)])
@@ -265,13 +263,13 @@ def test_of_several_pairs_of_nodes_the_middle_speaks_for_the_path() -> None:
     assert table.zones["a", "b"].error_us == pytest.approx(1.5 * 100 / 3**0.5), "half of them lie within 100 us"
 
 
-def test_a_cost_tells_by_how_much_runs_in_a_row_differ() -> None:
+def test_the_error_bar_grows_with_the_noise_of_samples() -> None:
     _, state = step([run("a", "b", 5000)])
     table, _ = step([run("a", "b", 5400, sequence=2)], state, now_s=30)
     assert table.zones["a", "b"].error_us == pytest.approx(2 * 200 / 2**0.5)
 
 
-def test_numbers_of_others_do_not_age_unless_told_and_are_followed_when_they_change() -> None:
+def test_external_numbers_do_not_age_by_default_and_a_change_is_a_new_sample() -> None:
     external = run("a", "b", 3000, prober="external", sequence=0, taken_at=0.0, transactions=None)
     table, state = step([external], now_s=0)
     table, state = step([external], state, now_s=1e6)
@@ -291,7 +289,7 @@ def test_pairs_of_zones_that_are_gone_are_forgotten() -> None:
     assert table.zones == {}
 
 
-def test_samples_inside_a_zone_and_streams_price_nothing() -> None:
+def test_samples_inside_a_zone_and_streams_give_no_cost() -> None:
     table, _ = step([run("a", "a", 5000), run("a", "b", 5000, test="TCP_STREAM")])
     assert table.zones == {}
 
@@ -326,7 +324,7 @@ def test_a_policy_is_read_over_the_defaults() -> None:
         ({"unitUs": float("nan")}, "unitUs"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], named: str) -> None:
+def test_an_invalid_policy_is_refused_by_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_policy(fields)
 
@@ -341,7 +339,7 @@ def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restar
 
 
 @pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
-def test_numbers_of_others_are_no_readings_whatever_test_they_claim(test: str) -> None:
+def test_external_numbers_are_trusted_less_than_netperf_and_never_disputed(test: str) -> None:
     table, _ = step([run("a", "b", 9_000.0, prober="external", test=test)])
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
@@ -352,7 +350,7 @@ def test_numbers_of_others_are_no_readings_whatever_test_they_claim(test: str) -
     assert table.zones["a", "b"].cost == 5, "netperf is trusted more"
 
 
-def test_readings_that_are_set_aside_are_no_last_good_value() -> None:
+def test_ignored_latencies_are_no_last_good_value() -> None:
     def says(to_b1_us: float, to_b2_us: float, sequence: int) -> list[Sample]:
         found = run("a", "b", to_b1_us, sequence)
         other = run("a", "b", to_b2_us, sequence)
@@ -380,7 +378,7 @@ def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it()
     assert told == [False, True, True, True, False, False], "11.2 ms begins no dispute, and ends none"
 
 
-def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None:
+def test_the_median_of_two_that_disagree_contradicts_no_honest_latency() -> None:
     """Two nodes in each zone, three readings of each link: a1 lies in two of them, a2 is there in the four that are true."""
     forged = [("a1", "b1", 1_400.0), ("a1", "c1", 1_500.0)]
     honest = [("a2", "b2", 21_100.0), ("a2", "c2", 21_900.0), ("b2", "a2", 20_800.0), ("c2", "a2", 21_800.0)]

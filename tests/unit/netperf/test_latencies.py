@@ -35,7 +35,7 @@ def test_what_is_written_is_read(found: Latencies) -> None:
 
 
 @given(st.text() | st.sampled_from(['{"zones":["a"],"us":[]}', "[]", '{"zones":["a","b"],"us":[[1,2]]}']))
-def test_garbage_knows_nothing_and_says_why(text: str) -> None:
+def test_an_invalid_annotation_has_no_latencies_and_a_problem(text: str) -> None:
     found = decode_latencies(text)
     assert not found
     assert bool(found.problem) == bool(text)
@@ -56,7 +56,7 @@ def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
     assert 10_000 < len(encode_latencies(found)) < LIMIT_BYTES * 3 // 4
 
 
-def test_small_moves_write_nothing_and_a_write_takes_drifts_along() -> None:
+def test_small_changes_cause_no_write_but_are_part_of_one() -> None:
     written = Latencies({("a", "b"): 1000, ("b", "a"): 1000, ("a", "c"): 100_000})
     near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
     assert hold_latencies(written, near) is written

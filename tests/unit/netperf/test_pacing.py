@@ -29,7 +29,7 @@ def test_a_round_runs_each_probe_of_the_node_once() -> None:
 
 
 @given(st.floats(min_value=0, max_value=4e9))
-def test_there_is_always_a_next_turn_within_two_rounds(now_s: float) -> None:
+def test_the_next_run_is_within_two_rounds(now_s: float) -> None:
     run = next_run(BUSIEST, NODE, now_s)
     assert run is not None
     assert now_s <= run.starts_at_s <= now_s + 2 * BUSIEST.interval_s

@@ -46,7 +46,7 @@ options = st.builds(PlanOptions, node_pairs=st.integers(1, 5))
 
 
 @given(sizes)
-def test_every_pair_of_zones_is_probed_once_whatever_the_number_of_nodes(sizes: list[int]) -> None:
+def test_every_pair_of_zones_is_probed_once_for_any_number_of_nodes(sizes: list[int]) -> None:
     plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
     pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in all_probes(plan))
     assert len(pairs) == len(sizes) * (len(sizes) - 1) // 2
@@ -65,7 +65,7 @@ def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[i
 
 
 @given(sizes, st.data())
-def test_a_node_that_dies_takes_only_its_own_probes_along(sizes: list[int], data: st.DataObject) -> None:
+def test_a_dead_node_changes_only_its_own_probes(sizes: list[int], data: st.DataObject) -> None:
     nodes = cluster(sizes)
     before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
     # A history of earlier deaths first: stability must hold from any state, not only from a fresh one.
@@ -141,7 +141,7 @@ def by_link(plan: PairPlan) -> dict[frozenset[str], set[tuple[str, str]]]:
 
 
 @given(sizes, st.integers(1, 9))
-def test_a_few_pairs_of_nodes_stand_for_two_zones_and_no_node_is_asked_alone(sizes: list[int], count: int) -> None:
+def test_zones_have_a_few_pairs_of_nodes_with_different_origins(sizes: list[int], count: int) -> None:
     plan = plan_pairs(cluster(sizes), PlanOptions(node_pairs=count), None, NOW_S)
     for zones, pairs in by_link(plan).items():
         a, b = (sizes[int(zone[1:])] for zone in zones)
@@ -208,7 +208,7 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
 
 
 @pytest.mark.parametrize("zones", [1, 10, 13, 40, 66, 100, 101, 150, 200, 400, 1000])
-def test_agents_are_asked_to_write_to_no_object_that_their_role_does_not_name(zones: int) -> None:
+def test_the_agents_role_names_every_results_object(zones: int) -> None:
     role = Path(__file__).parents[3] / "manifests" / "base" / "agent" / "rbac.yaml"
     rules = [rule for found in yaml.safe_load_all(role.read_text()) for rule in found.get("rules", ())]
     named = {name for rule in rules if "configmaps" in rule["resources"] for name in rule.get("resourceNames", ())}
@@ -229,7 +229,7 @@ def test_shards_hold_a_bounded_number_of_zones_and_zones_stay_where_there_is_roo
         assert all(new.zones[zone].results == plan.results for zone, plan in old.zones.items())
 
 
-def test_epochs_only_grow_even_when_the_clock_goes_back() -> None:
+def test_epochs_increase_even_if_the_clock_is_set_back() -> None:
     first = plan_pairs(cluster([2, 2]), PlanOptions(), None, NOW_S)
     used = all_probes(first)[0].origin.node
     second = plan_pairs([n for n in cluster([2, 2]) if n.name != used], PlanOptions(), first.zones, NOW_S - 3000)

@@ -87,7 +87,7 @@ node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 
 
 @given(node_name, label, node_name, label)
-def test_keys_are_legal_whatever_nodes_and_zones_are_called(n1: str, z1: str, n2: str, z2: str) -> None:
+def test_keys_are_legal_for_all_names_of_nodes_and_zones(n1: str, z1: str, n2: str, z2: str) -> None:
     key = failure_key(Place(n1[:MAX_NAME_LENGTH], z1), Place(n2[:MAX_NAME_LENGTH], z2), "TCP_STREAM")
     assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
     assert len(key) <= KEY_LIMIT
@@ -122,9 +122,7 @@ def test_both_of_upstreams_spellings_are_read_and_microseconds_win() -> None:
         assert found.measurement.p99_us == pytest.approx(8104.2)
 
 
-def test_upstreams_format_rounds_to_milliseconds_gets_no_doubtful_or_missing_number_and_is_not_read_as_anothers() -> (
-    None
-):
+def test_upstreams_format_has_milliseconds_and_no_flagged_or_missing_numbers() -> None:
     key = "netperf.{}.latency.milliseconds.origin.a1.destination.b1.example.com"
     data = written(sample(p50_us=3, p90_us=1700, p99_us=2400), upstream=("p50", "p90", "p99"))
     assert [data[key.format(p)] for p in ("p50", "p90", "p99")] == ["1", "2", "2"]
@@ -278,7 +276,7 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
 
 
 @pytest.mark.parametrize(("sequence", "stands"), [(2, False), (3, True), (4, True)])
-def test_a_newer_success_of_any_test_overtakes_a_failure(sequence: int, stands: bool) -> None:
+def test_a_newer_success_of_any_test_replaces_a_failure(sequence: int, stands: bool) -> None:
     """The run of an extra test that failed last in an outage is repeated ten rounds later."""
     failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=sequence)
     told = {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
@@ -288,7 +286,7 @@ def test_a_newer_success_of_any_test_overtakes_a_failure(sequence: int, stands: 
 
 
 @pytest.mark.parametrize("far", [2**53 - 1, 2**62, int(1.8e9) + 12 * YEAR_S])
-def test_a_number_that_no_clock_gives_overtakes_nothing(far: int) -> None:
+def test_an_implausible_sequence_replaces_nothing(far: int) -> None:
     failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=1)
     good = sample("a1", "c1")
 
@@ -305,7 +303,7 @@ def test_a_number_that_no_clock_gives_overtakes_nothing(far: int) -> None:
     assert read(ahead + 1, ahead) == ([ahead + 1], [])
 
 
-def test_no_key_of_ours_passes_for_a_bare_number_by_somebody_else() -> None:
+def test_our_keys_cannot_have_the_external_prober() -> None:
     """These have no time and never age."""
     one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
     beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, cost_source="datagrams")

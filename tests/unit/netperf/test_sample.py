@@ -56,7 +56,7 @@ def test_a_latency_of_zero_or_of_no_sense_cannot_be_decoded(field: str, value: s
         msgspec.json.decode(text, type=Measurement)
 
 
-def test_a_percentile_needs_enough_transactions_to_be_told() -> None:
+def test_a_percentile_needs_enough_transactions() -> None:
     few = changed(transactions=20)
     assert few.percentile_us("p50") == 500
     assert few.percentile_us("p90") == 600
@@ -86,7 +86,7 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
         (changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None), ()),
     ],
 )
-def test_a_run_is_doubted_for_named_reasons(measurement: Measurement, quality_flags: tuple[str, ...]) -> None:
+def test_quality_flags(measurement: Measurement, quality_flags: tuple[str, ...]) -> None:
     assert find_quality_flags(measurement) == quality_flags
 
 
@@ -115,7 +115,7 @@ def test_datagrams_are_used_if_they_agree_with_netperf_or_its_run_is_flagged() -
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
-def test_age_runs_by_the_readers_clock_whatever_the_writers_says(skew_s: float) -> None:
+def test_age_is_by_the_readers_clock(skew_s: float) -> None:
     first = update_sighting(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
     second = update_sighting(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
     assert second.first_seen_s == 160.0

@@ -67,7 +67,7 @@ def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes
     assert network.table.zones[A, B].basis in {"measured", "mirrored"}
 
 
-def test_a_slow_node_is_named_and_does_not_colour_its_zone() -> None:
+def test_a_slow_node_is_reported_and_does_not_change_costs_of_its_zone() -> None:
     network = settled(6, 6, noise=0.002)
     before = dict(network.costs)
     used = [n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)]
@@ -127,7 +127,7 @@ def test_results_that_no_plan_names_are_refused_and_their_writer_is_named() -> N
     assert network.costs == before
 
 
-def test_a_liar_that_writes_most_readings_of_a_link_is_disputed_and_moves_it_by_nothing() -> None:
+def test_a_liar_that_writes_most_latencies_of_a_link_is_disputed_and_changes_no_cost() -> None:
     """Its zone has no other node, so it is the reporter of two of three readings of each link."""
     network = SimulatedNetwork(some_zones(3), 3, noise=0.002, only={A: 1})
     network.rounds(8)
@@ -147,7 +147,7 @@ def test_a_liar_that_writes_most_readings_of_a_link_is_disputed_and_moves_it_by_
     assert network.table.disputed or network.named == {liar}
 
 
-def test_what_one_writes_twice_within_a_round_is_one_run() -> None:
+def test_two_writes_within_a_round_are_one_sample() -> None:
     network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
     network.rounds(8)
     before = network.latency_us(A, B)
@@ -161,7 +161,7 @@ def test_what_one_writes_twice_within_a_round_is_one_run() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.4, 3.0])
-def test_a_real_change_that_two_nodes_tell_one_after_the_other_is_no_dispute(factor: float) -> None:
+def test_a_change_that_two_nodes_report_one_after_the_other_is_no_dispute(factor: float) -> None:
     """Each writes at its own moment of the round, and the controller prices in between."""
     network = SimulatedNetwork(some_zones(4), 1, noise=0.001, staggered=True)
     network.rounds(8)
@@ -173,7 +173,7 @@ def test_a_real_change_that_two_nodes_tell_one_after_the_other_is_no_dispute(fac
     assert network.latency_us(A, B) == pytest.approx(network.rtt_us[frozenset((A, B))], rel=0.03)
 
 
-def test_the_first_level_that_has_settled_sets_the_cost() -> None:
+def test_the_first_full_window_sets_the_cost_without_hysteresis() -> None:
     network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
     network.rtt_us[frozenset((A, B))] = 95_000.0
     network.rounds(1)
