@@ -28,7 +28,7 @@ from multidict import CIMultiDict
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError
-from kubekit.responses import RawPage, WatchEvent, decode_response, error_of, read_events, translated
+from kubekit.responses import RawPage, WatchEvent, decode_response, error_of, read_events, translate_errors
 from kubekit.transport import ConnectionPool, ConnectionPools, FencedBody, WriteGuard
 from kubekit.waiting import CooperativeYield
 from kubekit.wire import EVICTIONS, PODS, ObjectMeta, Resource
@@ -274,7 +274,7 @@ class Client:
         send: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]],
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send once, and read the response until ``deadline`` of the event loop's clock."""
-        with translated(method, path):
+        with translate_errors(method, path):
             async with (
                 asyncio.timeout_at(deadline) as timeout,
                 send(sending_context=partial(self._writing, method, timeout)) as response,
@@ -323,7 +323,7 @@ class Client:
         if initial:
             params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         path = resource.path(scope.get("namespace"))
-        with translated("WATCH", path):
+        with translate_errors("WATCH", path):
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
                     response = await stack.enter_async_context(

@@ -115,7 +115,7 @@ def error_of(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
 
 
 @contextmanager
-def translated(method: str, path: str) -> Iterator[None]:
+def translate_errors(method: str, path: str) -> Iterator[None]:
     """Raise errors of aiohttp and asyncio as UnreachableError, with method and path in the message."""
     request = f"{method} {path}"
     try:
