@@ -14,7 +14,7 @@ from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_traffic_arguments, read_traffic
 from controller.traffic.drift import groups_of_workloads
 from controller.traffic.graph import TrafficGraph
-from controller.traffic.money import Bill, Money, bill_of
+from controller.traffic.money import DependencyCost, TrafficCost, compute_cost
 from controller.traffic.prices import PRESETS
 
 _MAX_ROWS = 15
@@ -25,7 +25,7 @@ class MoneyView(msgspec.Struct, frozen=True):
 
     source: str
     window_s: int
-    bill: Money
+    bill: TrafficCost
 
 
 class MoneyCommand(Command):
@@ -54,7 +54,7 @@ class MoneyCommand(Command):
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(mine, graph.left_out)
         prices = PRESETS[options.prices] if options.prices else snapshot.prices
-        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(snapshot.membership))
+        bill = compute_cost(graph, traffic.workloads, prices, groups_of_workloads(snapshot.membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def render(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -82,7 +82,7 @@ class MoneyCommand(Command):
         return Group(*parts)
 
 
-def _dependencies(bills: tuple[Bill, ...], currency: str) -> RenderableType:
+def _dependencies(bills: tuple[DependencyCost, ...], currency: str) -> RenderableType:
     table = grid("FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "A MONTH", right=["RATE", "ACROSS ZONES", "A MONTH"])
     for bill in bills[:_MAX_ROWS]:
         mark = "" if bill.measured else "~"

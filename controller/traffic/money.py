@@ -13,15 +13,15 @@ from controller.traffic.prices import PriceTable, Reach, reach_of
 from controller.traffic.workloads import Workloads
 
 
-class Bill(msgspec.Struct, frozen=True):
+class DependencyCost(msgspec.Struct, frozen=True):
     """Traffic and price of one dependency.
 
     Attributes:
         client, server: as ``namespace/name``.
         group: the AppGroup of the client, as ``namespace/name``; empty without one.
-        bytes_per_s: all of it; ``crossing_bytes_per_s`` the part that leaves its zone.
-        month: money a month; None where no price is known.
-        measured: whether the zones of all bytes were measured; others are shared out as if every replica called every replica.
+        crossing_bytes_per_s: the part of ``bytes_per_s`` that leaves its zone.
+        month: money a month; None without prices.
+        measured: false if the zones of some bytes are unknown; those are spread over all pairs of replicas.
     """
 
     client: str
@@ -33,8 +33,8 @@ class Bill(msgspec.Struct, frozen=True):
     measured: bool
 
 
-class ZonePairBill(msgspec.Struct, frozen=True):
-    """Bytes from zone to zone, both ways of calls made that way, and their price."""
+class ZonePairCost(msgspec.Struct, frozen=True):
+    """Requests and responses of calls from clients in one zone to servers in another, and their price."""
 
     client_zone: str
     server_zone: str
@@ -43,8 +43,8 @@ class ZonePairBill(msgspec.Struct, frozen=True):
     month: float | None
 
 
-class Money(msgspec.Struct, frozen=True):
-    """The whole bill, greatest first.
+class TrafficCost(msgspec.Struct, frozen=True):
+    """Traffic and price of all dependencies and zone pairs, greatest first.
 
     Attributes:
         currency, source: of the price table; empty without one.
@@ -57,8 +57,8 @@ class Money(msgspec.Struct, frozen=True):
     month: float | None
     bytes_per_s: float
     crossing_bytes_per_s: float
-    dependencies: tuple[Bill, ...] = ()
-    zone_pairs: tuple[ZonePairBill, ...] = ()
+    dependencies: tuple[DependencyCost, ...] = ()
+    zone_pairs: tuple[ZonePairCost, ...] = ()
     groups: Mapping[str, float] = {}
 
 
@@ -79,14 +79,16 @@ def spread_over_zones(
     if not clients or not servers:
         return
     pairs = clients.total() * servers.total()
-    for client, calling in sorted(clients.items()):
-        for server, answering in sorted(servers.items()):
-            yield client, server, unplaced * calling * answering / pairs
+    for client, client_replicas in sorted(clients.items()):
+        for server, server_replicas in sorted(servers.items()):
+            yield client, server, unplaced * client_replicas * server_replicas / pairs
 
 
-def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]) -> Money:
-    """The bill of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
-    bills: list[Bill] = []
+def compute_cost(
+    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str]
+) -> TrafficCost:
+    """The cost of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
+    costs: list[DependencyCost] = []
     pairs: dict[tuple[Location, Location], float] = defaultdict(float)
     by_group: dict[str, float] = defaultdict(float)
     for dependency in graph.dependencies:
@@ -100,9 +102,11 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         if prices is not None:
             by_group[group] += month
         total, measured = dependency.bytes_per_s, not dependency.zoneless_bytes_per_s
-        bills.append(Bill(client_key, server_key, group, total, crossing, month if prices else None, measured))
+        costs.append(
+            DependencyCost(client_key, server_key, group, total, crossing, month if prices else None, measured)
+        )
     zone_pairs = [
-        ZonePairBill(
+        ZonePairCost(
             client.zone,
             server.zone,
             reach_of(client, server),
@@ -111,13 +115,13 @@ def bill_of(graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None
         )
         for (client, server), rate in pairs.items()
     ]
-    return Money(
+    return TrafficCost(
         currency=prices.currency if prices else "",
         source=prices.source if prices else "",
-        month=sum(b.month or 0.0 for b in bills) if prices else None,
+        month=sum(cost.month or 0.0 for cost in costs) if prices else None,
         bytes_per_s=graph.bytes_per_s,
-        crossing_bytes_per_s=sum(b.crossing_bytes_per_s for b in bills),
-        dependencies=tuple(sorted(bills, key=lambda b: (-(b.month or 0.0), -b.bytes_per_s, b.client, b.server))),
+        crossing_bytes_per_s=sum(cost.crossing_bytes_per_s for cost in costs),
+        dependencies=tuple(sorted(costs, key=lambda b: (-(b.month or 0.0), -b.bytes_per_s, b.client, b.server))),
         zone_pairs=tuple(
             sorted(zone_pairs, key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
         ),

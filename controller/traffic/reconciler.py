@@ -23,7 +23,7 @@ from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.drift import Drift, DriftKind, drift_of, groups_of_workloads, measured_weights, members_of
 from controller.traffic.graph import Flow, ObservedDependency, TrafficGraph, build_traffic_graph
-from controller.traffic.money import Money, bill_of
+from controller.traffic.money import TrafficCost, compute_cost
 from controller.traffic.prices import PriceTable
 from controller.traffic.sources import NoTrafficError, read_flows
 from controller.traffic.weights import Edges, Weights, annotated_weights, by_edge
@@ -50,9 +50,9 @@ KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The result of one reading: the bill of all traffic; drift and weights by AppGroup."""
+    """The result of one reading: the cost of all traffic; drift and weights by AppGroup."""
 
-    bill: Money
+    cost: TrafficCost
     drift: Mapping[str, Sequence[Drift]]
     weights: Mapping[str, Weights]
 
@@ -75,7 +75,7 @@ def compare(
         g.metadata.key: TrafficGraph(tuple(d for key in members_of(g) for d in calls.get(key, ()))) for g in groups
     }
     return Comparison(
-        bill_of(graph, workloads, prices, groups_of_workloads(membership)),
+        compute_cost(graph, workloads, prices, groups_of_workloads(membership)),
         {g.metadata.key: drift_of(g, graphs[g.metadata.key]) for g in groups},
         {g.metadata.key: measured_weights(g, graphs[g.metadata.key]) for g in groups},
     )
@@ -158,15 +158,17 @@ class TrafficController:
         self._has_result, self._failures = True, 0
         log.change("prometheus", "", "traffic is known again", source=reading.source.name)
         groups, membership = list(self._caches.app_groups), self._membership.copy()
-        self._comparison = seen = await asyncio.to_thread(
+        self._comparison = comparison = await asyncio.to_thread(
             compare, reading.flows, workloads, groups, self._prices, membership
         )
         self._read_at = time.time()
         # A group without any traffic gets no condition.
-        self._set_conditions({key: describe(drift) for key, drift in seen.drift.items() if drift or seen.weights[key]})
+        self._set_conditions(
+            {key: describe(drift) for key, drift in comparison.drift.items() if drift or comparison.weights[key]}
+        )
         if self._config.keep_weights:
             for group in groups:
-                await self._write_weights(group, seen.weights[group.metadata.key])
+                await self._write_weights(group, comparison.weights[group.metadata.key])
 
     def _note_failure(self) -> None:
         """Count a failed reading. After three in a row, so not for a restart of Prometheus, the conditions become Unknown."""
@@ -203,12 +205,12 @@ class TrafficController:
             "Dependencies that differ from traffic: new, gone, or ten times their minBandwidth.",
             labels=("namespace", "appgroup", "kind"),
         )
-        moved = GaugeMetricFamily(
+        rates = GaugeMetricFamily(
             "netaware_appgroup_traffic_bytes_per_second",
             "Traffic of the group's calls, by whether it crosses zones.",
             labels=("namespace", "appgroup", "crossing"),
         )
-        month = GaugeMetricFamily(
+        months = GaugeMetricFamily(
             "netaware_appgroup_traffic_cost_per_month",
             "Price of that traffic in a month of 730 hours.",
             labels=("namespace", "appgroup", "currency"),
@@ -218,34 +220,35 @@ class TrafficController:
             "Traffic between zones, by the caller's zone, answers included.",
             labels=("client_zone", "server_zone"),
         )
-        age = GaugeMetricFamily(
+        read_at = GaugeMetricFamily(
             "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
         )
-        seen = self._comparison  # Metrics are collected in a thread, meanwhile the leadership may end.
-        if self._read_at is not None and seen is not None:
-            age.add_metric((), self._read_at)
-            for key, found in seen.drift.items():
+        comparison = self._comparison  # Metrics are collected in a thread, meanwhile the leadership may end.
+        if self._read_at is not None and comparison is not None:
+            read_at.add_metric((), self._read_at)
+            for key, drifts in comparison.drift.items():
                 for kind in KINDS:
-                    drift.add_metric((*split_key(key), kind), sum(one.kind == kind for one in found))
-            self._add_bills(seen.bill, moved, month, pairs)
-        yield from (drift, moved, month, pairs, age)
+                    drift.add_metric((*split_key(key), kind), sum(one.kind == kind for one in drifts))
+            self._add_costs(comparison.cost, rates, months, pairs)
+        yield from (drift, rates, months, pairs, read_at)
 
-    def _add_bills(
-        self, bill: Money, moved: GaugeMetricFamily, month: GaugeMetricFamily, pairs: GaugeMetricFamily
+    def _add_costs(
+        self, cost: TrafficCost, rates: GaugeMetricFamily, months: GaugeMetricFamily, pairs: GaugeMetricFamily
     ) -> None:
         totals: dict[str, tuple[float, float]] = {}
-        for one in bill.dependencies:
-            if one.group:
-                stays, crosses = totals.get(one.group, (0.0, 0.0))
-                crossing = one.crossing_bytes_per_s
-                totals[one.group] = stays + one.bytes_per_s - crossing, crosses + crossing
-        for key, (stays, crosses) in totals.items():
-            moved.add_metric((*split_key(key), "false"), stays)
-            moved.add_metric((*split_key(key), "true"), crosses)
-        for key, amount in bill.groups.items():
+        for dependency in cost.dependencies:
+            if dependency.group:
+                within_zone, crossing = totals.get(dependency.group, (0.0, 0.0))
+                crossing += dependency.crossing_bytes_per_s
+                within_zone += dependency.bytes_per_s - dependency.crossing_bytes_per_s
+                totals[dependency.group] = within_zone, crossing
+        for key, (within_zone, crossing) in totals.items():
+            rates.add_metric((*split_key(key), "false"), within_zone)
+            rates.add_metric((*split_key(key), "true"), crossing)
+        for key, month in cost.groups.items():
             if key:
-                month.add_metric((*split_key(key), bill.currency), amount)
-        for pair in bill.zone_pairs:
+                months.add_metric((*split_key(key), cost.currency), month)
+        for pair in cost.zone_pairs:
             pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
 
 

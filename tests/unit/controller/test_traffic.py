@@ -342,13 +342,13 @@ def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_reported() -> N
 def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
     prices = PriceTable(between_zones=0.02)
     group = boutique({"workloads": [{"workload": reference("a", "A")}]})
-    bill = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).bill
-    assert bill.month == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
-    assert bill.groups == {"shop/boutique": bill.month}
-    assert bill.crossing_bytes_per_s == 1000
-    assert bill.dependencies[0].measured
+    cost = compared([flow("a", "b", 1000, client_zone="z1", server_zone="z2")], group, prices=prices).cost
+    assert cost.month == pytest.approx(1000 * MONTH_S / 1e9 * 0.02)
+    assert cost.groups == {"shop/boutique": cost.month}
+    assert cost.crossing_bytes_per_s == 1000
+    assert cost.dependencies[0].measured
     flows = [flow("a", "b", 300, client_zone="z1", server_zone="z2"), flow("a", "b", 700)]
-    shared = compared(flows, prices=prices).bill
+    shared = compared(flows, prices=prices).cost
     assert shared.crossing_bytes_per_s == pytest.approx(300 + 350), "bytes without zones are shared out"
     assert shared.month == pytest.approx(650 * MONTH_S / 1e9 * 0.02)
     assert not shared.dependencies[0].measured
@@ -357,8 +357,8 @@ def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
 def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
     pods = [running(f"{name}-5d-x", f"ReplicaSet/{name}-5d") for name in "ab"]
     calls = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    bill = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).bill
-    assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
+    cost = compared([calls], workloads=Workloads.from_objects(pods, {"n1": A, "n2": B})).cost
+    assert [pair.reach for pair in cost.zone_pairs] == ["zones"]
 
 
 def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
@@ -428,7 +428,7 @@ def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
     seen = compared(flows, boutique({"workloads": workloads}), empty)
     assert seen.drift == {"shop/boutique": [], "else/empty": []}
     assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 100}}, "else/empty": {}}
-    assert seen.bill.bytes_per_s == 1300
+    assert seen.cost.bytes_per_s == 1300
 
 
 def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
@@ -438,7 +438,7 @@ def test_only_groups_that_may_have_a_workloads_pods_get_its_bill() -> None:
     flows = [Flow(of("cart", "other"), of("db", "other"), 9)]
 
     def payer(*groups: AppGroup, admitted: dict[str, str] | None = None) -> str:
-        return str(compared(flows, *groups, admitted=admitted).bill.dependencies[0].group)
+        return str(compared(flows, *groups, admitted=admitted).cost.dependencies[0].group)
 
     assert payer(foreign, mine) == payer(mine, foreign) == "other/mine"
     assert payer(foreign) == ""
