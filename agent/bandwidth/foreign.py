@@ -10,7 +10,7 @@ from agent.bandwidth.cni import Attachment
 from agent.bandwidth.state import PLUGIN_HANDLE, Device, LimitAssessment
 from agent.bandwidth.tc_index import TcIndex, is_limit_ifb
 
-PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
+_NON_LIMITING = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
 """Qdiscs that limit nothing and may be a device's default. Any other, at the root or below it, is foreign."""
 _CILIUM_DEVICES = ("lxc", "eni", "azv", "gke")
 PLUGIN = "bandwidth"
@@ -43,10 +43,10 @@ def _foreign_root(device: Device, attachment: Attachment | None, tc: TcIndex) ->
         if root.handle == PLUGIN_HANDLE and (PLUGIN in plugins or not plugins):
             return None
         foreign_qdiscs = f"{root.kind} {root.handle >> 16:x}: on {device.name}, not the CNI plugin"
-    elif root.kind not in PASSIVE:
+    elif root.kind not in _NON_LIMITING:
         foreign_qdiscs = f"{root.kind} on {device.name}"
     else:
-        below = sorted({kind for kind in tc.below_root(device.index) if kind not in PASSIVE})
+        below = sorted({kind for kind in tc.below_root(device.index) if kind not in _NON_LIMITING})
         foreign_qdiscs = f"{', '.join(below)} below the root of {device.name}" if below else ""
     return _other_enforcer(f"another program set {foreign_qdiscs}", device, tc) if foreign_qdiscs else None
 

@@ -171,13 +171,13 @@ class ResultsWriter:
 
     def _report_refused(self, target: _Target, refused: int, too_large: bool) -> None:
         """Log and count what the last pass could not write, and have it tried again later."""
-        what = "some results are refused" if self._refused else "no result is refused any more"
-        log.change("results/refused", ",".join(sorted(self._refused)), what, why=self.warning)
+        message = "some results are refused" if self._refused else "no result is refused any more"
+        log.change("results/refused", ",".join(sorted(self._refused)), message, why=self.warning)
         if refused:
             self._writes.labels("refused").inc()
         if too_large:
             self._writes.labels("too-large").inc()
-            target.data = None  # Somebody may make room: the next pass reads the object again.
+            target.data = None  # Other writers may free space, so the next pass reads the object again.
         if refused or too_large:
             asyncio.get_running_loop().call_later(RETRY_REFUSED_S, self._queue.due.set)
 

@@ -1,8 +1,8 @@
-"""What an agent costs its node: memory and CPU with 110 annotated pods that it keeps to their limits, when nothing changes.
+"""Memory and CPU of an agent that enforces the limits of 110 pods, while nothing changes.
 
 The pods are network namespaces with veth pairs and real processes in cgroups, the API server is real, netserver runs
-where it is installed. Needs root. CPU is a share of one core; a full look, which comes every five minutes, is measured by
-itself and added, since the quiet time that is watched is shorter.
+where it is installed. Needs root. CPU is a share of one core; a full check, which comes every five minutes, is measured by
+itself and added, since the measured quiet time is shorter.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
+import psutil
+
 from agent.bandwidth.manager import FULL_CHECK_INTERVAL_S
 from kubekit.client import Client
-from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
+from kubekit.wire import NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import find_if_available
 from tests.bench.figures import Figures, figure
-from tests.integration.agent.agents import Agent, running_agent
-from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
+from tests.integration.agent.agents import Agent, create_pod, give_address, running_agent
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run, run_bench
 
-ROOT = Path(__file__).parents[2]
 PODS_ON_NODE = 110
 AS_INSTALLED = {
     "PYTHONOPTIMIZE": "2",
+    "PYTHONNODEBUGRANGES": "1",
     "FROZENLIST_NO_EXTENSIONS": "1",
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "SSL_CERT_FILE": os.devnull,
 }
-"""The image's and the manifest's environment, but that the authority comes with the kubeconfig."""
+"""The environment of image and manifest; the CA comes with the credentials."""
 QUIET_S = 60.0
 SETTLE_S = 40.0
 NODE = "bench-node"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def measure() -> Figures:
@@ -47,17 +47,8 @@ def measure() -> Figures:
     if os.geteuid() != 0:
         print("bench agent: needs root, skipped", file=sys.stderr)
         return {}
-    # In a network namespace of its own, where nobody else's devices come and go.
-    inside = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__]
-    done = subprocess.run(inside, env=_environment(), stdout=subprocess.PIPE, check=True)
-    figures: Figures = json.loads(done.stdout)
+    figures: Figures = run_bench(__file__)
     return figures
-
-
-def _environment() -> dict[str, str]:
-    """Ours with bytecode, as in the image, and this source tree."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": str(ROOT)}
 
 
 async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
@@ -78,23 +69,18 @@ async def _start(stack: AsyncExitStack) -> tuple[Agent, list[NodePod]]:
 async def _quiet() -> Figures:
     async with AsyncExitStack() as stack:
         agent, pods = await _start(stack)
-        look_s = await _cpu_of_a_look(agent, pods[0])
+        check_s = await _cpu_of_a_check(agent, pods[0])
         await asyncio.sleep(5.0)
-        idle = await _share(agent) + look_s / FULL_CHECK_INTERVAL_S
+        cpu_s, started = _cpu_s(agent), time.monotonic()
+        await asyncio.sleep(QUIET_S)
+        idle = (_cpu_s(agent) - cpu_s) / (time.monotonic() - started) + check_s / FULL_CHECK_INTERVAL_S
         memory_mb = _memory_mb(agent)
     what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
-    look = f"{what}; a full look takes {1000 * look_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
+    details = f"{what}; a full check takes {1000 * check_s:.0f} ms, every {FULL_CHECK_INTERVAL_S:.0f} s"
     return {
-        "agent: resident memory": figure(memory_mb, "MB", 48, what),
-        "agent: CPU when idle": figure(100 * idle, "% of a core", 0.2, look),
+        "agent: resident memory": figure(memory_mb, "MB", 45, what),
+        "agent: CPU when idle": figure(100 * idle, "% of a core", 0.2, details),
     }
-
-
-async def _share(agent: Agent) -> float:
-    """The agent's share of a core while nothing changes."""
-    cpu_s, started = _cpu_s(agent), time.monotonic()
-    await asyncio.sleep(QUIET_S)
-    return (_cpu_s(agent) - cpu_s) / (time.monotonic() - started)
 
 
 def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[Agent]:
@@ -127,24 +113,11 @@ async def _populate(client: Client, pods: list[NodePod]) -> None:
         "status": {"addresses": addresses, "capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}},
     }
     await client.create(NODES, node, Node)
+    limits = {"kubernetes.io/ingress-bandwidth": "20M", "kubernetes.io/egress-bandwidth": "20M"}
     for pod in pods:
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": pod.name,
-                "annotations": {"kubernetes.io/ingress-bandwidth": "20M", "kubernetes.io/egress-bandwidth": "20M"},
-            },
-            "spec": {
-                "nodeName": NODE,
-                "automountServiceAccountToken": False,
-                "containers": [{"name": "c", "image": "x"}],
-            },
-        }
-        created = await client.create(PODS, body, Pod, namespace="default")
+        created = await create_pod(client, "default", pod.name, NODE, limits)
         pod.adopt(created.metadata.uid)
-        status = {"status": {"phase": "Running", "podIP": pod.address, "podIPs": [{"ip": pod.address}]}}
-        await client.patch(PODS, pod.name, status, Pod, namespace="default", subresource="status")
+        await give_address(client, created, pod.address)
 
 
 async def _until_enforced(agent: Agent, count: int) -> None:
@@ -156,8 +129,8 @@ async def _until_enforced(agent: Agent, count: int) -> None:
             await asyncio.sleep(1.0)
 
 
-async def _cpu_of_a_look(agent: Agent, pod: NodePod) -> float:
-    """CPU of one full look, brought about by a change of traffic control that changes nothing for the pods."""
+async def _cpu_of_a_check(agent: Agent, pod: NodePod) -> float:
+    """CPU seconds of one full check, caused by a change of a link that does not affect limits."""
     before = _cpu_s(agent)
     run(f"ip link set {pod.host_device} txqueuelen 999")
     await asyncio.sleep(6.0)
@@ -165,14 +138,13 @@ async def _cpu_of_a_look(agent: Agent, pod: NodePod) -> float:
 
 
 def _cpu_s(agent: Agent) -> float:
-    """CPU seconds of the agent itself so far: utime and stime of proc(5)."""
-    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    """CPU seconds of the agent itself so far, without its children."""
+    times = psutil.Process(agent.process.pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _memory_mb(agent: Agent) -> float:
-    status = Path(f"/proc/{agent.process.pid}/status").read_text()
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    return float(psutil.Process(agent.process.pid).memory_info().rss / 2**20)
 
 
 if __name__ == "__main__":

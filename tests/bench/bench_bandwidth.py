@@ -1,4 +1,4 @@
-"""What a limit does and costs: how exact it is from the first second, how long packets wait, and CPU per Gbit/s behind ifb.
+"""Effect and cost of limits: accuracy from the first second, queueing delay, and CPU per Gbit/s behind an ifb.
 
 Pods are network namespaces whose limits the agent's own code sets; the figures are of this machine, so those that depend on it are
 ratios within the run. Accuracy is what the kernel counted at the bucket, headers included, from the first packet on. Needs root.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from agent.bandwidth.rules import plugin_ifb_name
 from tests.bench.figures import Figures, figure
+from tests.integration.agent.limit_figures import SECONDS, delay_s, finish, serving, shares, start
+from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod, run_bench
 
-ROOT = Path(__file__).parents[2]
 RATES = (5, 50, 500)
 RUNS = 3
 
@@ -25,17 +25,11 @@ def measure() -> Figures:
     if os.geteuid() != 0:
         print("bench bandwidth: needs root, skipped", file=sys.stderr)
         return {}
-    inside = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(inside, env=env, stdout=subprocess.PIPE, check=True)
-    figures: Figures = json.loads(done.stdout)
+    figures: Figures = run_bench(__file__)
     return figures
 
 
 def _measure() -> Figures:
-    from tests.integration.agent.limit_figures import SECONDS, delay_s, serving, shares
-    from tests.integration.agent.pods_on_node import NETWORK, enforce, node_pod
-
     passed: dict[str, tuple[float, float]] = {}
     highest, slowest_s = 0.0, 0.0
     for rate in RATES:
@@ -72,15 +66,12 @@ def _measure() -> Figures:
 
 def _cpu_per_gbit(rate: str) -> float:
     """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
-    from tests.integration.agent.limit_figures import SECONDS, finish, serving, start
-    from tests.integration.agent.pods_on_node import enforce, node_pod
-
     with node_pod(99) as pod, serving(pod):
         if rate:
             enforce(pod.spec(egress=rate))
         before = _busy_s()
-        counts: dict[str, int] = finish(start(pod, "egress", "bulk", SECONDS))
-        return (_busy_s() - before) / (sum(counts.values()) * 8 / 1e9)
+        arrived: int = finish(start(pod, "egress", "bulk", SECONDS))
+        return (_busy_s() - before) / (arrived * 8 / 1e9)
 
 
 def _busy_s() -> float:

@@ -14,6 +14,9 @@ from typing import Any
 
 import aiohttp
 
+from kubekit.client import Client
+from kubekit.wire import PODS, Pod
+
 ROOT = Path(__file__).parents[3]
 AGENT = (sys.executable, "-m", "agent")
 
@@ -99,3 +102,21 @@ async def call_agent_json(*arguments: str, prefix: Sequence[str] = ()) -> Any:
     code, stdout, stderr = await call_agent(*arguments, "--json", prefix=prefix)
     assert code == 0, stderr
     return json.loads(stdout)
+
+
+async def create_pod(
+    client: Client, namespace: str, name: str, node: str, annotations: Mapping[str, str], *, reserve: str = ""
+) -> Pod:
+    """Create a pod that is bound to a node, and may reserve bandwidth."""
+    amount = {"network.aware.com/bandwidth": reserve} if reserve else {}
+    container = {"name": "c", "image": "x", "resources": {"limits": amount, "requests": amount}}
+    spec = {"nodeName": node, "automountServiceAccountToken": False, "containers": [container]}
+    metadata = {"name": name, "annotations": dict(annotations)}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return await client.create(PODS, body, Pod, namespace=namespace)
+
+
+async def give_address(client: Client, pod: Pod, address: str) -> None:
+    """Report what a kubelet reports when a pod's sandbox is ready."""
+    status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
+    await client.patch(PODS, pod.metadata.name, status, Pod, namespace=pod.metadata.namespace, subresource="status")

@@ -1,4 +1,4 @@
-"""Counts connections in the network namespace it is started in; for each line on standard input one round, answered as JSON.
+"""Counts connections in its network namespace: one round for each line on standard input, answered in JSON.
 
 ip netns exec NODE python counting_in_namespace.py '{"10.251.1.2": "web"}'
 """
@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import resource
 import sys
 import time
 from pathlib import Path
 
-from agent.traffic.conntrack import listen, read_table_state
+from agent.traffic.conntrack import listen
 from agent.traffic.edges import Workload
 from agent.traffic.manager import TrafficCollector
-
-PROC = Path("/proc")
 
 
 async def main() -> None:
@@ -25,7 +22,7 @@ async def main() -> None:
         ipaddress.ip_address(address).packed: Workload("shop", "Deployment", name)
         for address, name in json.loads(sys.argv[1]).items()
     }
-    collector = TrafficCollector(lambda: "z1", PROC)
+    collector = TrafficCollector(lambda: "z1", Path("/proc"))
     async with asyncio.TaskGroup() as tasks:
         ends = tasks.create_task(listen(collector.add_ended, collector.note_loss))
         while await asyncio.to_thread(sys.stdin.readline):
@@ -36,10 +33,6 @@ async def main() -> None:
                 "servers": sorted(str(ipaddress.ip_address(address)) for address in collector.edges.servers),
                 "uncounted": collector.edges.uncounted,
                 "problem": collector.problem,
-                "cost_s": collector.cost_s,
-                "lost": collector.lost,
-                "table": read_table_state(PROC),
-                "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             }
             print(json.dumps(answer), flush=True)
         ends.cancel()

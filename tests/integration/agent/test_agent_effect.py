@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from socket import if_nametoindex
 
 import pytest
 from pyroute2 import IPRoute
@@ -32,10 +32,6 @@ pytestmark = [
 ]
 RATE = 5_000_000
 CONTAINERD_BURST = 536_870_911
-
-
-def index_of(device: str) -> int:
-    return socket.if_nametoindex(device)
 
 
 def set_limit(pod: NodePod, direction: str) -> None:
@@ -61,13 +57,13 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = plugin_ifb_name(NETWORK, pod.container)
     params = plugin_shape(RATE, 100_000)
-    execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
+    execute(LimitEgress(if_nametoindex(pod.host_device), pod.host_device, name, 1500, params, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
-        action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": index_of(name)}
+        action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": if_nametoindex(name)}
         netlink.tc(
-            *("add-filter", "u32", index_of(pod.host_device)),
+            *("add-filter", "u32", if_nametoindex(pod.host_device)),
             parent=INGRESS_HOOK,
             protocol=3,
             prio=1,
@@ -85,16 +81,16 @@ def test_a_limit_that_packets_bypass_is_exceeded_within_two_readings(monkeypatch
         )
         params = plugin_shape(RATE, CONTAINERD_BURST)
         with IPRoute() as netlink:
-            netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, params=params)
+            netlink.tc("replace", "tbf", index=if_nametoindex(wrapped.host_device), handle=PLUGIN_HANDLE, params=params)
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
-        with loaded(redirecting_to_peer(index_of(peer.host_device)), "around") as program:
-            attach_tcx(program, index_of(source.host_device))
+        with loaded(redirecting_to_peer(if_nametoindex(peer.host_device)), "around") as program:
+            attach_tcx(program, if_nametoindex(source.host_device))
         # It answers no ARP any more.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
-        execute(LimitIngress(index_of(source.host_device), source.host_device, params))
+        execute(LimitIngress(if_nametoindex(source.host_device), source.host_device, params))
         delete_the_plugins_target(deleted, monkeypatch)
 
         limits = [pod.spec(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]

@@ -17,7 +17,14 @@ from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
 from lab.controlplane import ControlPlane, credentials_of, free_ports, save_credentials
-from tests.integration.agent.agents import Agent, call_agent, call_agent_json, running_agent
+from tests.integration.agent.agents import (
+    Agent,
+    call_agent,
+    call_agent_json,
+    create_pod,
+    give_address,
+    running_agent,
+)
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually
 
@@ -141,31 +148,12 @@ async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[...
     made: list[str] = []
 
     async def make(name: str, node: str, annotations: dict[str, str], *, reserve: str = "") -> Pod:
-        amount = {BANDWIDTH: reserve} if reserve else {}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {
-                "nodeName": node,
-                "automountServiceAccountToken": False,
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{"name": "c", "image": "x", "resources": {"limits": amount, "requests": amount}}],
-            },
-        }
-        pod = await client.create(PODS, body, Pod, namespace=namespace)
         made.append(name)
-        return pod
+        return await create_pod(client, namespace, name, node, annotations, reserve=reserve)
 
     yield make
     for name in made:
         await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
-
-
-async def give_address(client: Client, pod: Pod, address: str) -> None:
-    """What a kubelet reports when the pod's sandbox is ready."""
-    status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
-    await client.patch(PODS, pod.metadata.name, status, Pod, namespace=pod.metadata.namespace, subresource="status")
 
 
 def verdict_is(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:

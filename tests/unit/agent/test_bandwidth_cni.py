@@ -35,6 +35,8 @@ def write(directory: Path, name: str, content: dict[str, Any], mtime: int = 1000
 
 def test_the_bandwidth_plugins_entry_wins_and_then_the_newest(tmp_path: Path) -> None:
     multus = base64.b64encode(json.dumps({"name": "multus", "type": "multus"}).encode()).decode()
+    bridge = base64.b64encode(json.dumps({"name": "other", "plugins": [{"type": "bridge"}]}).encode()).decode()
+    write(tmp_path, "other", entry(networkName="other", config=bridge), mtime=3500)
     write(tmp_path, "multus-a", entry(networkName="multus", config=multus), mtime=3000)
     write(tmp_path, "cbr0-old", entry(containerId="old"), mtime=1000)
     write(tmp_path, "cbr0-new", entry(containerId="new"), mtime=2000)

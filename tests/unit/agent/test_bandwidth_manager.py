@@ -30,17 +30,16 @@ POD = PodBandwidthSpec(
 
 
 class RecordedEvents(EventRecorder):
-    """Keeps what it is asked to send."""
+    """Records the reasons of events."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, component="test", instance="n1", registry=CollectorRegistry())
         self.reasons: list[str] = []
 
-    def normal(self, *what: object, **_: object) -> None:
-        self.reasons.append(str(what[1]))
+    def warning(self, *arguments: object, **_: object) -> None:
+        self.reasons.append(str(arguments[1]))
 
-    def warning(self, *what: object, **_: object) -> None:
-        self.reasons.append(str(what[1]))
+    normal = warning
 
 
 NEW = msgspec.structs.replace(POD, created=datetime.now(UTC).isoformat())

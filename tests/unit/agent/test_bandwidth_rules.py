@@ -87,10 +87,6 @@ def limit(rate_bps: int = RATE) -> tc.LimitIngress:
     return tc.LimitIngress(VETH, "veth12ab", bounded_params(rate_bps, 1500))
 
 
-def limit_out(**changes: Any) -> tc.LimitEgress:
-    return tc.LimitEgress(VETH, "veth12ab", IFB, 1500, bounded_params(RATE, 1500), f"netaware:{UID}", **changes)
-
-
 def shape(rate_bps: int = RATE, burst: int = CONTAINERD_BURST) -> tc.Qdisc:
     return bucket(VETH, plugin_shape(rate_bps, burst))
 
@@ -129,37 +125,6 @@ def test_verdict_and_repair_of_a_root_qdisc(
 def test_the_ifb_has_the_plugins_name() -> None:
     # bwp + sha512("mynet" + id), 15 characters, as utils.MustFormatHashWithPrefix of the CNI plugins gives it.
     assert rules.plugin_ifb_name("mynet", "0123456789") == "bwpf7f4a9fe4273"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "verdict", "device", "repair"),
-    [
-        ({}, "missing", "veth12ab", limit_out(add_ingress_qdisc=True)),
-        (redirected(ours(IFB_INDEX)), "enforced", IFB, None),
-        (redirected(ours(IFB_INDEX), filters=()), "filter-missing", IFB, limit_out()),
-        (
-            redirected(ours(IFB_INDEX), filters=(changed(REDIRECT, matches_all=False),)),
-            "filter-missing",
-            IFB,
-            limit_out(),
-        ),
-        (
-            {"qdiscs": (HOOK,), "filters": (changed(REDIRECT, redirects_to=99),)},
-            "filter-missing",
-            "veth12ab",
-            limit_out(stale_filters=(1,)),
-        ),
-        (redirected(), "missing", IFB, limit_out(add_filter=False)),
-    ],
-)
-def test_verdict_and_repair_of_egress(
-    kernel: dict[str, Any], verdict: str, device: str, repair: tc.Action | None
-) -> None:
-    found = plan(pod(egress=RATE), **kernel)
-    assert (only(found).verdict, only(found).device) == (verdict, device)
-    assert found.actions == ((repair,) if repair is not None else ())
-    if verdict == "filter-missing":
-        assert only(found).rate_bytes_per_s is None
 
 
 @pytest.mark.parametrize(
@@ -266,13 +231,6 @@ def test_nothing_is_set_beside_a_foreign_filter_which_is_reported(hook: str) -> 
 
 MINE = changed(IFB_DEVICE, alias=f"netaware:{UID}")
 REMOVE_OUT = tc.RemoveLimit(VETH, "veth12ab", "egress", IFB, (1,))
-
-
-def test_a_foreign_filter_before_our_redirect_is_reported() -> None:
-    late = changed(REDIRECT, priority=tc.LAST_PRIORITY)
-    stays = plan(pod(egress=RATE), **redirected(ours(IFB_INDEX), device=MINE, filters=(late, FOREIGN)))
-    assert (only(stays).verdict, stays.actions) == ("enforced", ())
-    assert "tc_cls_egress" in only(stays).detail
 
 
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"

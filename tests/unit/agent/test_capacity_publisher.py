@@ -90,6 +90,8 @@ class Links:
 
 
 class Bench:
+    """A publisher that runs on a simulated node and simulated links."""
+
     def __init__(self) -> None:
         self.view = NodeView()
         self.store, self.links = NodeStore(self.view), Links()
@@ -108,7 +110,7 @@ class Bench:
             await self.task
 
 
-async def test_a_thousand_quiet_minutes_cost_next_to_no_writes() -> None:
+async def test_a_thousand_quiet_minutes_cause_no_writes() -> None:
     async with Bench() as bench:
         assert bench.store.bandwidth == str(10 * G)
         after_start = bench.store.writes
@@ -124,24 +126,18 @@ async def test_a_thousand_quiet_minutes_cost_next_to_no_writes() -> None:
         assert 900 <= bench.links.reads <= 1100
 
 
-async def test_a_zeroed_capacity_is_back_within_five_seconds_and_again_when_zeroed_again() -> None:
-    async with Bench() as bench:
-        for left in ({"cpu": "8", BANDWIDTH: "0"}, {"cpu": "8"}, {"cpu": "8", BANDWIDTH: "0"}):
-            bench.store.set_capacity(left)
-            await asyncio.sleep(4.9)
-            assert bench.store.bandwidth == str(10 * G)
-
-
-async def test_two_writers_who_disagree_do_not_flood_the_api_server() -> None:
+async def test_a_zeroing_writer_causes_at_most_a_write_per_second() -> None:
     async with Bench() as bench:
         before = bench.store.writes
         for _ in range(600):
             await asyncio.sleep(0.1)
             bench.store.set_capacity({"cpu": "8", BANDWIDTH: "0"})
         assert bench.store.writes - before <= 61
+        await asyncio.sleep(2)
+        assert bench.store.bandwidth == str(10 * G)
 
 
-async def test_a_writer_who_insists_is_left_alone_ever_longer_and_the_node_says_so() -> None:
+async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
     async with Bench() as bench:
         before = bench.store.writes
         for _ in range(600):
@@ -155,16 +151,12 @@ async def test_a_writer_who_insists_is_left_alone_ever_longer_and_the_node_says_
         assert bench.store.bandwidth == str(10 * G)
 
 
-async def test_a_link_that_changes_speed_is_followed_without_waiting_for_the_next_poll() -> None:
+async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
     async with Bench() as bench:
         bench.links.rate_bps = G
         bench.publisher.note_link_change()
         await asyncio.sleep(4)
         assert bench.store.bandwidth == str(G)
-
-
-async def test_pods_that_come_and_go_do_not_make_links_be_read_all_the_time() -> None:
-    async with Bench() as bench:
         before = bench.links.reads
         for _ in range(600):
             bench.publisher.note_link_change()
@@ -172,23 +164,17 @@ async def test_pods_that_come_and_go_do_not_make_links_be_read_all_the_time() ->
         assert bench.links.reads - before <= 32
 
 
-async def test_an_api_server_that_is_away_for_hours_is_caught_up_with() -> None:
+async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:
     async with Bench() as bench:
-        bench.store.reachable = False
-        bench.links.rate_bps = G
+        bench.links.broken = True
+        bench.publisher.note_link_change()
+        await asyncio.sleep(120)
+        assert bench.publisher.node_bandwidth is not None
+        assert bench.publisher.node_bandwidth.rate_bps == 10 * G
+        bench.links.broken, bench.store.reachable, bench.links.rate_bps = False, False, G
         bench.publisher.note_link_change()
         await asyncio.sleep(4 * 3600)
         assert bench.store.bandwidth == str(10 * G)
         bench.store.reachable = True
         await asyncio.sleep(35)
         assert bench.store.bandwidth == str(G)
-
-
-async def test_links_that_cannot_be_read_leave_the_last_value_in_place() -> None:
-    async with Bench() as bench:
-        bench.links.broken = True
-        bench.publisher.note_link_change()
-        await asyncio.sleep(120)
-        assert not bench.task.done()
-        assert bench.publisher.node_bandwidth is not None
-        assert bench.publisher.node_bandwidth.rate_bps == 10 * G

@@ -1,4 +1,4 @@
-"""Series of zone pairs: there with their pair, gone with it."""
+"""Series of zone pairs."""
 
 from __future__ import annotations
 
@@ -23,33 +23,22 @@ def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegis
     return metrics, registry
 
 
-def test_latency_is_reported_in_seconds_by_pair_and_quantile() -> None:
+def test_latency_is_that_of_the_newest_run_and_failures_are_counted() -> None:
     metrics, registry = bench()
+    latency = "netaware_probe_latency_seconds"
+    metrics.add(outcome(THERE[0], measured(**RUN, transactions=20)))
+    assert registry.get_sample_value(latency, {**PAIR, "quantile": "0.99"}) is None, "too few for a p99"
     metrics.add(outcome(THERE[0], measured(**RUN)))
+    metrics.add(outcome(THERE[0], measured(9e5), pair_index=1))  # an additional node pair
+    for _ in range(2):
+        metrics.add(outcome(THERE[0], result="timeout"))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
-        labels = {**PAIR, "quantile": quantile}
-        assert registry.get_sample_value("netaware_probe_latency_seconds", labels) == value
+        assert registry.get_sample_value(latency, {**PAIR, "quantile": quantile}) == value
     assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
     assert registry.get_sample_value("netaware_probe_sample_trusted", PAIR) == 1
-
-
-def test_a_percentile_that_the_run_was_too_short_for_is_absent() -> None:
-    metrics, registry = bench()
-    metrics.add(outcome(THERE[0], measured(**RUN, transactions=20)))
-    name = "netaware_probe_latency_seconds"
-    assert registry.get_sample_value(name, {**PAIR, "quantile": "0.9"}) == 600e-6
-    assert registry.get_sample_value(name, {**PAIR, "quantile": "0.99"}) is None
-
-
-def test_failures_are_counted_by_name_and_keep_the_last_good_value_with_its_age() -> None:
-    metrics, registry = bench()
-    metrics.add(outcome(THERE[0], measured(**RUN)))
-    metrics.add(outcome(THERE[0], result="timeout"))
-    metrics.add(outcome(THERE[0], result="timeout"))
-    name = "netaware_probe_runs_total"
-    assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "timeout"}) == 2
-    assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "ok"}) == 1
-    assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
+    for result in ("timeout", "ok"):
+        labels = {**PAIR, "test": "TCP_RR", "outcome": result}
+        assert registry.get_sample_value("netaware_probe_runs_total", labels) == 2
 
 
 def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None:
@@ -65,7 +54,7 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
     assert registry.get_sample_value(bucket, {**PAIR, "le": "+Inf"}) == 3
 
 
-def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() -> None:
+def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     plans = PlanSource("n1")
     metrics, registry = bench(plans)
     for peer in THERE[:2]:
@@ -79,7 +68,7 @@ def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() ->
     assert "destination_zone" not in generate_latest(registry).decode()
 
 
-def test_jitter_and_loss_of_datagrams_are_reported_beside_a_run_of_netperf_and_its_p99_where_they_are_few() -> None:
+def test_datagrams_give_jitter_loss_and_the_percentiles_that_they_support() -> None:
     metrics, registry = bench()
     run = outcome(THERE[0], measured(**RUN))
     values = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}

@@ -147,6 +147,7 @@ async def test_equivalent_values_are_written_rarely_but_before_they_are_stale(ro
         for earlier, later in pairwise(times)
     ]
     assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
+    # Waiting values are written along with those that are due, so that a write has all pairs.
     assert len(store.writes) <= 6 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
 
 
@@ -191,23 +192,6 @@ async def test_a_refused_key_does_not_hinder_others_and_is_named() -> None:
         await asyncio.sleep(60)
         assert store.sequences() == {"n1": 5, "n2": 5, "n3": 5}
         assert writer.warning == ""
-
-
-async def test_waiting_values_are_written_along_with_the_next_write() -> None:
-    store = Store()
-    async with writing(store) as (queue, _, _):
-        for sequence in (1, 2):  # a change is written twice, because readers wait for a second run
-            for node in ("n1", "n2"):
-                queue.add(sample(node, sequence))
-            await asyncio.sleep(10)
-        assert store.sequences() == {"n1": 2, "n2": 2}
-        queue.add(sample("n1", 3))
-        await asyncio.sleep(10)
-        assert store.sequences() == {"n1": 2, "n2": 2}
-        queue.add(sample("n2", 3, p50_us=9000.0))
-        await asyncio.sleep(10)
-    assert store.sequences() == {"n1": 3, "n2": 3}
-    assert len(store.writes) == 3
 
 
 async def test_a_failure_is_written_beside_the_last_sample_and_removed_by_a_success() -> None:

@@ -99,14 +99,12 @@ class Answers(BackgroundProber):
         self.paused: list[bool] = []
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        del probe
         return self.measurement, self.returned
 
     def pause(self, *, paused: bool) -> None:
         self.paused.append(paused)
 
     async def have_returned(self, probe: Probe) -> bool:
-        del probe
         return self.returned > 0
 
 
@@ -152,10 +150,17 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
         assert outcome.sample is not None
         assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
         assert outcome.sample.run_failure == "reset"
-        prober.failure = None
-        await asyncio.sleep(60)
+        for failure in (None, ProbeFailedError("reset")):
+            prober.failure = failure
+            await asyncio.sleep(60)
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
-    assert [(s.failed_runs, s.runs_fail) for s in samples] == [(1, False), (2, False), (3, True), (0, False)]
+    assert [(s.failed_runs, s.runs_fail) for s in samples] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (0, False),
+        (1, False),
+    ]
 
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:

@@ -25,7 +25,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
 from agent.bandwidth.kernel import execute
-from agent.bandwidth.state import OUR_HANDLE, ROOT, Device, Filter, LimitIngress, Qdisc
+from agent.bandwidth.state import ROOT, Device, Filter, LimitIngress, Qdisc
 from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
 from agent.capacity.kernel import parse_default_route, parse_link, parse_root
 from agent.capacity.links import Link, Route
@@ -221,20 +221,3 @@ async def test_a_request_without_an_answer_times_out(monkeypatch: pytest.MonkeyP
     async with stand_in(monkeypatch):
         with pytest.raises(KernelError, match="cannot ask: no response in time"):
             await links()
-
-
-@pytest.mark.parametrize("params", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_params(100 * 10**9, 1500)])
-async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
-    params: tbf.TbfParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[bytes] = []
-
-    def accept(request: bytes, sequence: int) -> list[bytes]:
-        requests.append(request)
-        return [packed(NLMSG_ERROR, bytes(4) + request, sequence=sequence)]
-
-    async with stand_in(monkeypatch, accept):
-        await execute(LimitIngress(device=7, name="x0", params=params))
-    assert parse_qdisc(requests[0], HEADER, len(requests[0])) == Qdisc(
-        device=7, kind="tbf", handle=OUR_HANDLE, parent=ROOT, params=params
-    )
