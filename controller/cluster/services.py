@@ -97,11 +97,11 @@ class Service(Object, frozen=True):
 
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Whether pods with these labels are behind it."""
-        asked = self.spec.selector
+        selector = self.spec.selector or {}
         return (
-            bool(asked)
+            bool(selector)
             and self.metadata.namespace == namespace
-            and all(labels.get(key) == value for key, value in (asked or {}).items())
+            and all(labels.get(key) == value for key, value in selector.items())
         )
 
 

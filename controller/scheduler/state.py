@@ -26,7 +26,7 @@ from kubekit.wire import Node, Object, ObjectMeta
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
 NO_GROUP = "its AppGroup does not exist"
-NO_TOPOLOGY = "there is no NetworkTopology with the costs asked for"
+NO_TOPOLOGY = "there is no NetworkTopology with these costs"
 NO_DEPENDENCY = "its workload has no dependency"
 NOTHING_PLACED = "no pod that matters to it is placed yet"
 

@@ -51,7 +51,7 @@ def evaluate(problem: Problem, at: Ints) -> Evaluation:
     """Evaluate a placement.
 
     Args:
-        problem: what was asked.
+        problem: the group and the cluster.
         at: [replica] host or -1.
     """
     hosts_of = count_hosts(problem, at)

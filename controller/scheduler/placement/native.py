@@ -1,7 +1,7 @@
 """ctypes binding of the compiled search.
 
-The library is plain C without Python's headers, so that one build serves every Python; ctypes lets go of the interpreter's lock
-for as long as the search runs. `compile` says where it comes from.
+The library is plain C without Python's headers, so that one build serves every Python. ctypes releases the interpreter's lock
+during a search. `compile` builds the library.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ def fields() -> Iterator[str]:
     yield from (*_COUNTS, *_ARRAYS, *_PRICES)
 
 
-class Found(NamedTuple):
-    """The found placement: a host or -1 per replica, and its price."""
+class SearchResult(NamedTuple):
+    """A placement: [replica] host or -1, and its cost."""
 
     at: Ints
     cost: float
 
 
-class Prepared:
-    """A problem in C's arrays; kept while searches run on it, several at once if need be."""
+class CompiledProblem:
+    """A problem as the arrays of the compiled search. Several searches may run on it at once."""
 
     def __init__(self, problem: Problem) -> None:
         costs = _Costs(problem)
@@ -124,7 +124,7 @@ class Prepared:
         cold: float,
         deadline_s: float,
         home: int = -1,
-    ) -> Found:
+    ) -> SearchResult:
         """Place all replicas.
 
         Args:
@@ -141,7 +141,7 @@ class Prepared:
         cost = _library().plan_search(
             ctypes.byref(self._raw), at.ctypes.data, seed & (2**64 - 1), steps, room_turns, home, hot, cold, deadline_s
         )
-        return Found(at.astype(np.int64), cost)
+        return SearchResult(at.astype(np.int64), cost)
 
 
 @cache
@@ -212,13 +212,13 @@ def _joined(arrays: list[NDArray[Any]]) -> object:
 
 
 class _Costs:
-    """Costs that others are shares of. Everything is scaled so that all calls together cost `_TOTAL_COST` at worst.
+    """Costs that scale all others, so that all calls together cost `_TOTAL_COST` at worst.
 
     Attributes:
         edges: those whose ends both have replicas.
         worst: [table] cost of a call at worst.
         scale: factor of an edge's weight.
-        replicas: those that stay included, for the calls are everybody's, and the last pod of a group weighs no more than its first.
+        replicas: all of the group, bound ones included, so that its last pod weighs no more than its first.
         per_replica: mean of the worst cost of a replica's calls.
         gain_of_host: gain of a call that stays on its host, as a share of its worst cost.
     """

@@ -79,7 +79,7 @@ def plan_group(snapshot: GroupSnapshot, *, deadline_s: float = DEADLINE_S) -> Pl
 
     Args:
         snapshot: the group and the cluster.
-        deadline_s: what is found by then is the plan, seconds.
+        deadline_s: the best placement by then is the plan, seconds.
     """
     return _GroupPlanner(snapshot).plan(deadline_s)
 
@@ -88,7 +88,7 @@ class _Placement(NamedTuple):
     """A placement found for a request.
 
     Attributes:
-        request: what was asked.
+        request: the replicas to place.
         problem: its arrays.
         hints: [replica] preferred host or -1; None without any.
         at: [replica] host or -1.
@@ -105,7 +105,7 @@ class _Placement(NamedTuple):
 
 
 class _GroupPlanner:
-    """Makes a request from a snapshot, and targets from the placement that is found."""
+    """Converts a snapshot to a request, and the placement found to targets."""
 
     def __init__(self, snapshot: GroupSnapshot) -> None:
         self.snapshot = snapshot
@@ -120,7 +120,7 @@ class _GroupPlanner:
         self._waiting = self._read_pods()
 
     def _read_pods(self) -> list[WaitingReplica]:
-        """Sort pods into what stays and what is to be placed."""
+        """Record bound pods; returns the replicas to place."""
         snapshot, found = self.snapshot, list[WaitingReplica]()
         live: Counter[int] = Counter()
         position_of = {selector: i for i, selector in enumerate(self.graph.selectors)}
@@ -129,14 +129,14 @@ class _GroupPlanner:
             position, key = position_of.get(pod.workload), pod.metadata.key
             if position is None or not pod.is_active:
                 continue
-            asked = without_added_requirement(pod)
-            self._models[position] = self._models[position] or asked
+            original = without_added_requirement(pod)
+            self._models[position] = self._models[position] or original
             if self._record_leaving(pod, position):
                 continue
             live[position] += 1
             if not self._record_bound(pod, position) and not pod.other_gates:
                 refused = snapshot.refused.get(key, frozenset())
-                found.append(WaitingReplica(key, position, asked, snapshot.volumes.get(key, ()), refused))
+                found.append(WaitingReplica(key, position, original, snapshot.volumes.get(key, ()), refused))
         for position, selector in enumerate(self.graph.selectors):
             model = self._models[position] or GroupPod()
             missing = snapshot.replicas.get(selector, len(self._vacated_nodes[position])) - live[position]
@@ -194,7 +194,7 @@ class _GroupPlanner:
         )
 
     def plan(self, deadline_s: float) -> Plan:
-        """Search, and give the places found to the pods."""
+        """Search for a placement, and assign its hosts to the pods."""
         request = self._request()
         found = self._search(request, time.monotonic() + deadline_s)
         targets, why = self._assign(found)
@@ -257,7 +257,7 @@ class _GroupPlanner:
         )
 
     def _assign(self, found: _Placement) -> tuple[dict[str, Target], dict[str, str]]:
-        """Targets of the pods, and why those without one have none."""
+        """Pod -> target, and pod -> reason for pods without one."""
         problem, targets = found.problem, dict(self._released_targets)
         found.at[:] = self._hosts_by_age(found)
         why: dict[str, str] = {}
@@ -276,7 +276,7 @@ class _GroupPlanner:
         return targets, why
 
     def _drop_incomplete_pod_groups(self, targets: dict[str, Target], why: dict[str, str]) -> None:
-        """Take the places from pods that kube-scheduler will not bind, because others of their PodGroup have none."""
+        """Drop targets of pods whose PodGroup is not placed whole, because kube-scheduler binds all of them or none."""
         waiting = [pod for pod in self.snapshot.pods if pod.pod_group and pod.waiting]
         reasons = {p.pod_group: why[p.metadata.key] for p in waiting if p.metadata.key in why}
         for pod in waiting:
@@ -284,8 +284,10 @@ class _GroupPlanner:
                 why[pod.metadata.key] = f"not all of its PodGroup have a place: {reasons[pod.pod_group]}"
 
     def _hosts_by_age(self, found: _Placement) -> list[int]:
-        """[replica] host: the places of one class, in an order that suits its pods. Each keeps its previous one where that is
-        among them; the rest, by age, take zones in turn, so that a spread is even at every moment.
+        """[replica] host: the hosts of each class, assigned to its replicas again.
+
+        A replica keeps its previous host if that is among them. The others get zones in turn, the oldest first, so that replicas
+        are spread evenly while they start.
         """
         members: dict[int, list[int]] = defaultdict(list)
         for replica, class_ in enumerate(found.problem.class_of.tolist()):
@@ -301,7 +303,7 @@ class _GroupPlanner:
                     given[replica] = hint
                 else:
                     waiting.append(replica)
-            for replica, host in zip(waiting, _zones_in_turn(left, found.problem.zone_of), strict=True):
+            for replica, host in zip(waiting, _alternate_zones(left, found.problem.zone_of), strict=True):
                 given[replica] = host
         return given
 
@@ -311,7 +313,7 @@ def _age(replica: WaitingReplica) -> tuple[str, str]:
     return (replica.pod.metadata.creation_timestamp or "", replica.key) if replica.key else ("~", "")
 
 
-def _zones_in_turn(hosts: Counter[int], zone_of: Ints) -> list[int]:
+def _alternate_zones(hosts: Counter[int], zone_of: Ints) -> list[int]:
     """The hosts, one of each zone before the second of any; -1 last."""
     rounds: Counter[int] = Counter()
     queue = []

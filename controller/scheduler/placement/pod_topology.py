@@ -228,14 +228,14 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
 
 def _nodes_of(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
     """The part of a pod's spec that says which nodes its constraint counts; empty for all."""
-    asked = GroupPodSpec()
+    constraints = GroupPodSpec()
     if constraint.node_affinity_policy != "Ignore":
         affinity = spec.affinity
         own = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
-        asked = GroupPodSpec(node_selector=spec.node_selector, affinity=own)
+        constraints = GroupPodSpec(node_selector=spec.node_selector, affinity=own)
     if constraint.node_taints_policy == "Honor":
-        asked = msgspec.structs.replace(asked, tolerations=spec.tolerations or [])
-    return b"" if asked == GroupPodSpec() else msgspec.json.encode(asked)
+        constraints = msgspec.structs.replace(constraints, tolerations=spec.tolerations or [])
+    return b"" if constraints == GroupPodSpec() else msgspec.json.encode(constraints)
 
 
 def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:

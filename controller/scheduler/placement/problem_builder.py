@@ -59,7 +59,7 @@ class WaitingReplica(msgspec.Struct, frozen=True):
         workload: number of its workload.
         pod: what it asks for.
         volumes: what its volumes demand of a node; every one must hold.
-        refused: hosts that the scheduler has refused to its like.
+        refused: hosts that the scheduler refused to pods like it.
     """
 
     key: str
@@ -232,7 +232,7 @@ class _Compiler:
         return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
 
     def _tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
-        """One table for the limits that the same pairs violate, and which one is whose."""
+        """Tables, one for all limits that the same pairs violate; and limit -> number of its table."""
         snapshot, objective, locations = self._snapshot, self._request.objective, tuple(self._locations)
         prices = price_table(locations, snapshot.costs, measured=snapshot.measured, parity=objective == "parity")
         local = float(SAME_HOST_COST) if objective == "parity" else ON_HOST_US
@@ -243,7 +243,7 @@ class _Compiler:
         limits = canonical_limits((edge.max_cost for edge in self._request.edges), matrix)
         number_of = {limit: i for i, limit in enumerate(dict.fromkeys(limits.values()))}
         tables = tuple(Table(prices, local, matrix > limit) for limit in number_of)
-        return tables, {asked: number_of[limit] for asked, limit in limits.items()}
+        return tables, {max_cost: number_of[limit] for max_cost, limit in limits.items()}
 
     def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
         """In parity every pair weighs the same, and every replica may answer."""

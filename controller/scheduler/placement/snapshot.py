@@ -33,12 +33,12 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         assigned_nodes: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead.
         group: for its annotations.
-        routings: workload selector -> who answers calls to it; any replica where that is not told.
+        routings: workload selector -> routing of calls to it; any replica where absent.
         measured: whether there is a NetworkTopology.
         promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
-        refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
+        refused: pod key -> hosts that the scheduler refused to pods like it, and that have not changed since.
         volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
-        hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
+        hot: hosts that the descheduler finds overloaded, used only as a last resort.
         foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
         turn: varies the random seed between plans for the same request.
         prices: of bytes between zones, for groups whose objective weighs money.

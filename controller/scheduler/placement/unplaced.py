@@ -15,7 +15,7 @@ def why_unplaced(request: PlacementRequest, problem: Problem, at: Ints, replica:
     """Why a replica has no place, in kube-scheduler's manner: how many nodes there are, and what each of them lacks.
 
     Args:
-        request: what was asked.
+        request: the replicas to place.
         problem: its arrays.
         at: [replica] host or -1.
         replica: which one has no place.

@@ -1,8 +1,8 @@
 """Plans in a separate process, so that the event loop and the Lease are never delayed.
 
-The process stores the hosts and what is used of them, so that a question carries only the group. Messages are pickled and framed by
-their length; hosts and pods go in batches, since encoding is the one part of a plan that the event loop has to do. A plan that is
-not there in time ends the process; the next question starts another.
+The process stores hosts and their used resources, so that a request contains only the group. Messages are pickled and framed by
+their length. Hosts and pods are sent in batches, because the event loop encodes them. A plan that misses its deadline ends the
+process, and the next request starts another.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from kubekit.wire import Node
 log = logs.get("controller.scheduler.placement.worker")
 
 BATCH = 200
-"""Hosts or pods that are encoded between two turns of the event loop: about 2 ms."""
+"""Hosts or pods that are encoded at once, in about 2 ms; then the event loop runs other tasks."""
 DEADLINE_S = 30.0
 START_S = 30.0
-"""For the process to begin, which reads its modules first."""
+"""Time for the process to import its modules."""
 SEARCH_SHARE = 0.7
-"""Of the deadline, the longest search, which then gives what it has."""
+"""Share of the deadline after which the search ends with the best placement so far."""
 NICENESS, PR_SET_PDEATHSIG = 5, 1
 _HEADER = struct.Struct(">I")
 
 
 class PlanningProcess:
-    """The event loop's end: starts the process when it is needed, keeps its store, asks one question at a time.
+    """The client of the planning process: starts it when needed, and sends one request at a time.
 
     Args:
-        node_cache: the hosts; `follow` keeps track of what has changed since the process was told.
-        deadline_s: for one plan, the way there and back included.
+        node_cache: the hosts; changes since the last request are sent with the next one.
+        deadline_s: for one plan, with the time to send the request and the answer.
     """
 
     def __init__(self, node_cache: NodeCache, *, deadline_s: float = DEADLINE_S) -> None:
@@ -61,7 +61,7 @@ class PlanningProcess:
         self._lock = asyncio.Lock()
 
     def subscribe_to(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
-        """Note every change from now on; subscribe the node cache first."""
+        """Record every change from now on; subscribe the node cache first."""
         nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
         pods.subscribe(self._mark_changed)
 
@@ -69,17 +69,19 @@ class PlanningProcess:
         self._dirty.update(pod.occupied_node for pod in (old, new) if pod is not None and pod.occupied_node)
 
     async def solve(self, snapshot: GroupSnapshot, search_s: float = DEADLINE_S) -> Plan:
-        """Have a plan made, see `plan_group`. The search ends after ``search_s`` with what it has found.
+        """The plan of a group, see `plan_group`. The search ends after ``search_s`` with the best placement so far.
 
         Raises:
-            PlanningError: it was not there in time, or the process failed.
+            PlanningError: the deadline passed, or the process failed.
         """
         async with self._lock:
             try:
                 start_s = 0.0 if self._is_running() else START_S
-                process = await self._running()
+                process = await self._start()
                 async with asyncio.timeout(start_s + self._deadline_s):
-                    kind, answer = await self._ask(process, snapshot, min(search_s, SEARCH_SHARE * self._deadline_s))
+                    kind, answer = await self._request(
+                        process, snapshot, min(search_s, SEARCH_SHARE * self._deadline_s)
+                    )
             except TimeoutError:
                 await self.stop()
                 raise PlanningError(
@@ -99,7 +101,7 @@ class PlanningProcess:
         plan: Plan = answer
         return plan
 
-    async def _ask(
+    async def _request(
         self, process: asyncio.subprocess.Process, snapshot: GroupSnapshot, search_s: float
     ) -> tuple[str, Any]:
         stream, answers = process.stdin, process.stdout
@@ -124,7 +126,7 @@ class PlanningProcess:
     def _is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def _running(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
@@ -150,7 +152,7 @@ class PlanningProcess:
 
 
 class PlanningWorker:
-    """The process's end: a store of the hosts, and one question at a time."""
+    """The server in the planning process: a store of the hosts, and one request at a time."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, Host] = {}
@@ -159,7 +161,7 @@ class PlanningWorker:
         self._pods: list[GroupPod] = []
 
     def update(self, kind: str, content: Any) -> None:
-        """Take what a question is about, part by part."""
+        """Store a part of the next snapshot."""
         match kind:
             case "hosts":
                 self._update_hosts(content)
@@ -169,7 +171,7 @@ class PlanningWorker:
                 self._pods += content
 
     def plan(self, rest: GroupSnapshot, search_s: float) -> Plan:
-        """The plan for what was taken."""
+        """The plan for the parts stored since the last one."""
         pods, self._pods = self._pods, []
         snapshot = msgspec.structs.replace(rest, pods=pods, hosts=self._hosts, used=self._used, costs=self._costs)
         return plan_group(snapshot, deadline_s=search_s)
@@ -184,7 +186,7 @@ class PlanningWorker:
 
 
 def main() -> None:
-    """Answer questions from standard input until it ends."""
+    """Answer requests from standard input until it ends."""
     die_with_parent()
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -205,8 +207,8 @@ def main() -> None:
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         sink.write(_HEADER.pack(len(data)) + data)
         sink.flush()
-        # While nobody waits: in a plan, going through what it made for what may go would take as long as the plan. Hosts that
-        # were known before are left out: nothing among them refers to itself, and the next plan may wait already.
+        # Collect garbage between plans: within one it would take as long as the plan. Hosts are left out: they have no reference
+        # cycles, and the next request may wait already.
         del answer, content, message
         compact_memory(everything=False)
 

@@ -16,7 +16,7 @@ import pytest
 from controller.cluster.services import Routing
 from controller.scheduler.placement import compile as compiler
 from controller.scheduler.placement.evaluation import evaluate
-from controller.scheduler.placement.native import Prepared, fields
+from controller.scheduler.placement.native import CompiledProblem, fields
 from controller.scheduler.placement.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
 from controller.scheduler.placement.solve import solve
 
@@ -67,7 +67,7 @@ def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
 def test_an_array_of_another_length_than_its_counts_is_refused() -> None:
     problem = make_problem([0, 1], [1, 1])
     with pytest.raises(ValueError, match="row_of has 1 entries"):
-        Prepared(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))
+        CompiledProblem(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))
 
 
 def test_one_seed_gives_one_placement_alone_and_in_parallel_threads() -> None:

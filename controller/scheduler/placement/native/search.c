@@ -16,7 +16,7 @@
 #define MOST_EJECTED 3
 #define MOST_MEMBERS 48      /* of a host that an ejection looks at */
 #define MOST_HOSTS 64        /* that an ejection looks at */
-#define MOST_FOLLOWERS 16    /* that need the company of one who moves */
+#define MOST_FOLLOWERS 16    /* replicas that must move with another */
 #define MOST_STEPS (2 * MOST_FOLLOWERS + 1) /* of a trial */
 #define MOST_SETTLED 20000000 /* replicas times hosts */
 #define MOST_SETTLED_TWICE 200000
@@ -82,7 +82,7 @@ static int by_key(const void *a, const void *b) {
   return x->item - y->item;
 }
 
-/* Along the heaviest edges, callers and callees in turns. */
+/* Orders replicas along the heaviest edges, alternating between callers and callees. */
 static void order_by_traffic(State *s, Ranked *order) {
   const Problem *p = s->p;
   Ranked *edge = calloc((size_t)p->edges + 1, sizeof(Ranked));
@@ -147,7 +147,7 @@ static int accepts(State *s, double delta, double heat) {
   return delta <= 0 || (heat > 0 && chance(s) < exp(-delta / heat));
 }
 
-/* Steps that belong together: all of them stay, or none. */
+/* Moves that are kept or undone together. */
 typedef struct {
   State *s;
   double delta;
@@ -170,7 +170,7 @@ static void undo(Trial *t) {
   while (t->steps--) state_move(t->s, t->replica[t->steps], t->from[t->steps]);
 }
 
-/* Keeps the steps if all of them were possible and the change is accepted; what they changed. */
+/* Keeps the moves if all were possible and the change is accepted; returns the change. */
 static double finish(Trial *t, int possible, double heat) {
   if (possible && accepts(t->s, t->delta, heat)) return t->delta;
   undo(t);
@@ -179,7 +179,7 @@ static double finish(Trial *t, int possible, double heat) {
 
 static int has_rules(const State *s, int32_t class) { return s->p->role_start[class] < s->p->role_start[class + 1]; }
 
-/* Whether a host would admit a class once these replicas of it were gone. Where rules have a say they leave, and come back. */
+/* Whether a host admits a class without some of its replicas. If rules count them, they are removed and put back. */
 static int admits_without(State *s, int32_t class, int32_t host, const int32_t *gone, int n) {
   const Problem *p = s->p;
   int ruled = has_rules(s, class), open = 1;
@@ -197,7 +197,7 @@ static int admits_without(State *s, int32_t class, int32_t host, const int32_t *
   return open;
 }
 
-/* Looks for replicas on a host whose leaving admits another, blamed less than the best so far: one, else two or three. */
+/* Replicas of a host whose removal admits another, with fewer failures so far than the best: one, else two or three. */
 static void look_for_ejection(State *s, int32_t class, int32_t host, const int64_t *blame, Ejection *best) {
   int32_t members[MOST_MEMBERS];
   int n = 0;
@@ -228,7 +228,7 @@ static void look_for_ejection(State *s, int32_t class, int32_t host, const int64
   }
 }
 
-/* Any step that the rules allow, whatever it costs: it moves free room about. */
+/* Random moves that the rules allow, at any cost, to redistribute free capacity. */
 static void shake(State *s, int turns) {
   const Problem *p = s->p;
   for (int k = 0; k < turns; k++) {
@@ -250,14 +250,14 @@ static int hopeless(const State *s, int32_t class) {
   return 1;
 }
 
-/* Replicas that look for a place: those that nobody can help are not among them. */
+/* Replicas without a place, except those that fit no host even when it is empty. */
 typedef struct {
   int32_t *item;
   int64_t length, *blame; /* [class] how often one of it found no place */
   int32_t *tried;         /* [class] turn in which one of it was tried in vain */
 } Pool;
 
-/* Whoever finds a place without anybody leaving takes it; one of each class is asked. */
+/* Places replicas that fit somewhere; of each class it tries one. */
 static void admit_all(Search *q, Pool *pool, int32_t turn) {
   State *s = q->s;
   for (int64_t k = pool->length - 1; k >= 0; k--) {
@@ -267,7 +267,7 @@ static void admit_all(Search *q, Pool *pool, int32_t turn) {
   }
 }
 
-/* One takes the place of those who are blamed least, and they look for places instead. */
+/* Places a replica where those with the fewest failures are, and puts these into the pool. */
 static void eject(Search *q, Pool *pool) {
   State *s = q->s;
   const Problem *p = s->p;
@@ -312,7 +312,7 @@ static void make_room(Search *q, int64_t turns) {
   free(pool.tried);
 }
 
-/* A host worth trying for a replica: mostly one where a neighbour is. */
+/* Proposes a host for a replica: mostly one with a replica of a workload that it calls or that calls it. */
 static int32_t propose(State *s, int32_t i) {
   const Problem *p = s->p;
   int64_t w = workload_at(s, i), degree = s->adjacent_start[w + 1] - s->adjacent_start[w];
@@ -338,7 +338,7 @@ static int swap_fits(const State *s, int32_t one, int32_t other, int32_t here, i
   return 1;
 }
 
-/* Two replicas change places, or stay; what it changed. */
+/* Swaps two replicas, or neither; returns the change of the cost. */
 static double swap(State *s, int32_t i, int32_t j, double heat) {
   int32_t here = s->at[i], there = s->at[j], one = class_at(s, i), other = class_at(s, j);
   if (one == other || !allows(s->p, one, there) || !allows(s->p, other, here)) return 0;
@@ -347,14 +347,14 @@ static double swap(State *s, int32_t i, int32_t j, double heat) {
   return finish(&t, try_move(&t, i, -1) && try_move(&t, j, here) && try_move(&t, i, there), heat);
 }
 
-/* One that has no place takes another's, or neither moves: who is left out decides what the rest costs. */
+/* Gives the place of a replica to one without a place, or moves neither. */
 static double replace(State *s, int32_t i, int32_t j, double heat) {
   int32_t host = s->at[j];
   Trial t = {.s = s};
   return finish(&t, try_move(&t, j, -1) && try_move(&t, i, host), heat);
 }
 
-/* Replicas in a domain whose rule requires company there, one excepted; -1 when they are too many. */
+/* Replicas that must be in a domain by this affinity rule, one excepted; -1 if there are too many. */
 static int followers(const State *s, int64_t r, int32_t domain, int32_t except, int32_t *found) {
   const Problem *p = s->p;
   int n = 0;
@@ -371,7 +371,7 @@ static int followers(const State *s, int64_t r, int32_t domain, int32_t except, 
   return n;
 }
 
-/* A replica moves to another domain, and those that require its company follow: to its host, else to one of some others. */
+/* Moves a replica to another domain with all that must be in its domain: to its host, else to a random one. */
 static double lead(State *s, int32_t i, int32_t to, double heat) {
   const Problem *p = s->p;
   int32_t class = class_at(s, i), here = s->at[i], gone[MOST_FOLLOWERS];
@@ -422,7 +422,7 @@ static double step(State *s, double heat) {
   return swap(s, i, there->item[below(s, there->length)], heat);
 }
 
-/* What a step typically changes, steps that break a limit aside. */
+/* Mean change of the cost by a move, without moves that break a limit. */
 static double typical(State *s) {
   const Problem *p = s->p;
   double sum = 0, count = 0;
@@ -437,7 +437,7 @@ static double typical(State *s) {
   return count > 0 ? sum / count : 1;
 }
 
-/* Cools by the share of the steps that are done; faster where the time would not last for all of them. */
+/* Cools by the share of steps done, or of the time if that ends earlier. */
 static double anneal(Search *q, int64_t steps, double hot, double cold) {
   double cost = 0, heat = hot, began = now_s(), time_left = 0.9 * (q->ends_at - began), gone = 0, done = 0;
   for (int64_t turn = 0; turn < steps && done < 1; turn++) {
@@ -451,7 +451,7 @@ static double anneal(Search *q, int64_t steps, double hot, double cold) {
   return cost;
 }
 
-/* Each replica in turn to the best of all hosts, until nothing helps. */
+/* Moves each replica to its best host, until no move helps. */
 static void settle(Search *q, int passes) {
   State *s = q->s;
   for (int pass = 0, changed = 1; pass < passes && changed; pass++) {
@@ -493,7 +493,7 @@ double plan_search(const Problem *p, int32_t *at, uint64_t seed, int64_t steps, 
   State *s = q.s;
   if (p->replicas && p->hosts) {
     begin(&q, at, room_turns, home);
-    /* What is annealed away may have had a better bottom than what is found: it is taken down to that first, where that is cheap. */
+    /* Small problems: a local optimum of the start may be better than what annealing finds. */
     if (p->replicas * p->hosts <= MOST_SETTLED_TWICE) settle(&q, 8);
     int32_t *start = malloc((size_t)p->replicas * sizeof(int32_t));
     memcpy(start, s->at, (size_t)p->replicas * sizeof(int32_t));

@@ -38,7 +38,7 @@ typedef struct {
   const double *local;          /* [table] within a host */
   const uint8_t *violates_limit;        /* [table][zone][zone] whether the path exceeds the table's limit */
   const int32_t *rule_kind, *rule_skew; /* [rule] */
-  const uint8_t *rule_short;    /* [rule] fewer domains than asked for: the least is 0 */
+  const uint8_t *rule_short;    /* [rule] fewer domains than minDomains: the least is 0 */
   const double *rule_price;     /* [rule] of soft ones */
   const int32_t *domain_of;     /* [rule][host] or -1 */
   const int64_t *domain_start;  /* [rule + 1] into the three that follow */
@@ -61,7 +61,7 @@ typedef struct {
   int64_t *ask;                 /* [class][resource] */
   int32_t *count;               /* [workload][host] */
   int64_t *in_zone;             /* [workload][zone] */
-  int64_t *unzoned;             /* [workload] its replicas on nodes without a zone label: from one on, nobody's zone hints count */
+  int64_t *unzoned;             /* [workload] its replicas on nodes without a zone label; with one, zone hints do not count */
   int64_t *shared;              /* [edge][zone] pairs on one host, or what of the calls stays on the host */
   double *to_all;               /* [edge][zone] cost of one caller there to all replicas of the callee */
   double *term;                 /* [edge][zone] */
