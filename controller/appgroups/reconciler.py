@@ -78,7 +78,9 @@ class AppGroupController:
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
         if not has_same_spec(old, new):
-            for other in self._membership.named(key.rpartition("/")[2]):  # Pods may move between groups of one name.
+            for other in self._membership.named(
+                key.rpartition("/")[2]
+            ):  # Pods may now belong to another group of this name.
                 self.enqueue(other)
 
     def _pod_changed(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
@@ -169,11 +171,11 @@ class AppGroupMetrics(Collector):
         pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
         edges = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
-            "Dependencies of a group, by verdict.",
+            "Dependencies of a group by verdict; idle ones have no placed pods at one end.",
             labels=["appgroup", "verdict"],
         )
         faults = GaugeMetricFamily(
-            "netaware_appgroup_spec_faults", "Errors in a group's spec, by kind.", labels=["appgroup", "problem"]
+            "netaware_appgroup_spec_faults", "Errors in a group's spec, by problem.", labels=["appgroup", "problem"]
         )
         cycles = GaugeMetricFamily(
             "netaware_appgroup_cycles", "1 if dependencies of a group form a cycle, else 0.", labels=["appgroup"]

@@ -22,18 +22,16 @@ import msgspec
 import yaml
 from prometheus_client import CollectorRegistry
 
-from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit.http import Server
 from kubekit.runtime import compact_memory
-from kubekit.wire import Node
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.bench.figures import Figures, figure
 from tests.support.bodies import random_weight
+from tests.unit.controller.scheduling import node, pod, state_with, topology_of
 
 EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
 NODES = 10_000
@@ -53,25 +51,12 @@ def zone_of(i: int) -> tuple[str, str]:
 
 
 def made_up_cluster(size: int) -> State:
-    state = State(SchedulerConfig(), "netaware-system")
-    for i in range(size):
-        region, zone = zone_of(i)
-        labels = {REGION_LABEL: region, ZONE_LABEL: zone}
-        node = {"metadata": {"name": node_name(i), "labels": labels}, "status": {"allocatable": {"cpu": "8"}}}
-        state.on_node_change(node_name(i), None, msgspec.convert(node, Node))
+    nodes = [node(node_name(i), *zone_of(i), cpu="8") for i in range(size)]
     document = yaml.safe_load(EXAMPLE.read_text())
     document["metadata"]["namespace"] = "default"
-    state.on_group_change("default/online-boutique", None, msgspec.convert(document, AppGroup))
     weight = random_weight([f"zone-{z:02d}" for z in range(ZONES)], [f"region-{r}" for r in range(REGIONS)])
-    topology = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": [weight]}}
-    state.on_topology_change("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
-    for i in range(2, 12):
-        labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: f"P{i}"}
-        metadata = {"name": f"p{i}", "namespace": "default", "labels": labels}
-        spec = {"nodeName": node_name(i * 7 % size)}
-        pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
-        state.on_pod_change(f"default/p{i}", None, msgspec.convert(pod, GroupPod))
-    return state
+    pods = [pod(f"P{i}", node_name(i * 7 % size), name=f"p{i}", group="online-boutique") for i in range(2, 12)]
+    return state_with(SchedulerConfig(), *nodes, msgspec.convert(document, AppGroup), topology_of(weight), *pods)
 
 
 def serve(size: int, pipe: Connection) -> None:

@@ -85,16 +85,24 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
+async def control_plane(name: str, **options: Any) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    """A control plane with our CustomResourceDefinitions and a namespace of that name."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            ControlPlane.start(name, state_dir=Path(folder) / "state", **options) as plane,
+            Client(plane.client_config) as client,
+        ):
+            for crd, body in definitions().items():
+                await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, body, Object, field_manager=name)
+            await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
+            yield plane, client
+
+
+@asynccontextmanager
 async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """A control plane with every case's nodes and costs, and kubelets played by kwok."""
-    async with AsyncExitStack() as stack:
-        state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "state"
-        plane = await stack.enter_async_context(ControlPlane.start("quality", state_dir=state_dir))
+    async with control_plane(NAMESPACE) as (plane, client):
         await plane.start_kwok()
-        client = await stack.enter_async_context(Client(plane.client_config))
-        for name, body in definitions().items():
-            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="quality")
-        await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
         await until(lambda: exists(client))
         await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
         await until(lambda: all_ready(client))

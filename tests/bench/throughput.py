@@ -12,7 +12,6 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,12 +27,11 @@ from controller.cluster.pods import GATE, TARGET_ANNOTATION
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
-from tests.bench.decision_quality import clean, in_batches
-from tests.integration.conftest import definitions
+from tests.bench.decision_quality import clean, control_plane, in_batches
 from tests.support.bodies import appgroup_spec, random_weight
 from tests.support.controller_program import controller_program
 
@@ -72,14 +70,8 @@ class Bound(Object, frozen=True):
 
 @asynccontextmanager
 async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    async with AsyncExitStack() as stack:
-        state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "state"
-        plane = await stack.enter_async_context(ControlPlane.start("throughput", state_dir=state_dir, components=()))
-        client = await stack.enter_async_context(Client(plane.client_config))
-        for name, body in definitions().items():
-            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="throughput")
-        for namespace in (NAMESPACE, HOME_NAMESPACE):
-            await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+    async with control_plane(NAMESPACE, components=()) as (plane, client):
+        await client.create(NAMESPACES, {"metadata": {"name": HOME_NAMESPACE}}, Object)
         account = {"metadata": {"name": "default"}}
         await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
         await in_batches([make_node(client, i) for i in range(nodes)])

@@ -16,7 +16,7 @@ from controller.cluster.pods import GATE, GroupPod
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.config import ClusterConfig
-from kubekit.errors import KubekitError
+from kubekit.errors import ApiError, KubekitError
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
@@ -117,11 +117,14 @@ class Opener:
                 PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
+            if isinstance(error, ApiError) and error.not_found:
+                return
             failures = self._failed.get(metadata.key, (0, 0.0))[0] + 1
             self._failed[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
             log.change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
-        log.warning("opened an overdue gate", pod=metadata.key)
+        record = log.info if self._max_wait_s < 0 else log.warning
+        record("opened a gate" if self._max_wait_s < 0 else "opened an overdue gate", pod=metadata.key)
 
 
 def _created(pod: GroupPod) -> float:

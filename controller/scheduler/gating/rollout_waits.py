@@ -1,7 +1,6 @@
-"""Pods that wait until a rollout frees room on their node.
+"""Finds other nodes for pods whose planned node is full until a rollout removes the pods that they replace.
 
-A plan is for the state after the rollout. Until the old pods are gone, the node of a new pod may be full. This module finds plans in
-which fewer pods wait, and ends waits that take too long.
+A plan assumes that the rollout is complete; until then the replaced pods occupy their nodes.
 """
 
 from __future__ import annotations
@@ -69,11 +68,13 @@ class RolloutWaits:
         awaiting_room = check_plan(plan, group, snapshot.pods, self._reservations, leaving).awaiting_room
         waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_room), key=_age_order)
         locations = {key: target.location for key, target in plan.targets.items()}
+        if not waiting:
+            return plan
         full = await self._full_by_owner(group, waiting, leaving)
         tried = [pod.metadata.key for pod in waiting], full
         if self._tried.get(group) == tried:
             return plan
-        for movable in (waiting, waiting[:1])[: len(waiting)]:
+        for movable in (waiting, waiting[:1]) if len(waiting) > 1 else (waiting,):
             refused = dict(snapshot.refused)
             for pod in movable:
                 refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full[owner_key(pod)]

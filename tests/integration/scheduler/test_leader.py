@@ -31,7 +31,6 @@ from tests.integration.scheduler.conftest import (
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
-FAR = {("a", "b"): 40, ("b", "a"): 40}
 NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
 FOREIGN = "somebodys.example/gate"
 ALONE: dict[str, dict[str, int]] = {"P0": {}, "P1": {}}

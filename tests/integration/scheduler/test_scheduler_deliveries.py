@@ -30,7 +30,6 @@ from tests.integration.scheduler.conftest import (
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
-FAR = {("a", "b"): 40, ("b", "a"): 40}
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 
 
