@@ -1,4 +1,4 @@
-"""koordinator's LowNodeLoadArgs, and the form that the rules use (docs/contracts, section 11)."""
+"""koordinator's LowNodeLoadArgs, and the form that the rules use (docs/descheduling.md)."""
 
 from __future__ import annotations
 

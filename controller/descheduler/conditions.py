@@ -48,6 +48,7 @@ def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, 
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
             if condition.scope == "round":
                 round_.add_note(why)
+            # LowNodeLoad reports what stops a whole node at the node.
             if condition.scope == "pod" or candidate.node_load is None:
                 round_.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)

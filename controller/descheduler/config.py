@@ -19,6 +19,8 @@ from netperf.contract import BANDWIDTH
 class Queries(Section, frozen=True):
     """PromQL queries, whose series have the labels ``node``, or ``namespace`` and ``pod``. An empty query is not made.
 
+    The label ``way`` keeps both directions of traffic, because ``or`` drops series with equal labels.
+
     Attributes:
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
@@ -77,7 +79,7 @@ class UsageConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """Limits of evictions. 0 means none at all.
+    """Limits of evictions. 0 forbids evictions, except for ``minSuccessPercent``.
 
     Attributes:
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
@@ -89,7 +91,7 @@ class LimitsConfig(Section, frozen=True):
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
         usage_lag_s: time until usage shows a move; until then its node is left alone. The move is evaluated after 2.5 times as long.
         start_timeout_s: a move whose replacement is not running after this time did not help.
-        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 for never.
+        min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 never stops it.
     """
 
     per_node: Count = 2
@@ -225,7 +227,7 @@ class Settings:
 
 
 def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
-    """A limit such as ``3`` or ``10%`` as a number of pods; a percentage is rounded down, but at least 1.
+    """A limit such as ``3`` or ``10%`` as a number of pods; a percentage above 0 is rounded down, but at least 1.
 
     Raises:
         ConfigError: the limit is neither; names ``field``.
@@ -236,4 +238,5 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
     match = _PERCENT.match(limit)
     if match is None or int(match[1]) > 100:
         raise ConfigError(field, f"{limit!r} is no limit", "write a number, or a percentage such as 10%")
-    return max(1, pods * int(match[1]) // 100)
+    percent = int(match[1])
+    return max(1, pods * percent // 100) if percent else 0

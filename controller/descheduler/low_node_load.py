@@ -1,6 +1,6 @@
 """LowNodeLoad: moves pods off hot nodes until these are within their thresholds.
 
-Free capacity is the sum over the nodes with low load of ``high x allocatable - usage`` (docs/contracts, section 11): with a threshold
+Free capacity is the sum over the nodes with low load of ``high x allocatable - usage`` (docs/descheduling.md): with a threshold
 of 70 %, 96 cores of which 20 % are in use can take another 48.
 """
 
@@ -186,7 +186,7 @@ class LowNodeLoadRound(TargetFinder):
         reasons: Counter[str] = Counter()
         for load in self._targets[pool.name]:
             arriving = self._round.arriving_usage.get(load.name, {})
-            why = fit.static_refusal(load.node, pod) or load.overload(candidate.used, arriving)
+            why = fit.static_refusal(load.node, pod) or load.overload_reason(candidate.used, arriving)
             why = why or fit.dynamic_refusal(load.node, pod)
             if not why:
                 candidate.target = load.name
@@ -202,7 +202,7 @@ class LowNodeLoadRound(TargetFinder):
         load = self.loads.get(node.name)
         if load is None or load.kind == "unknown":
             return "its load is not known"
-        return load.overload(candidate.used, self._round.arriving_usage.get(node.name, {}))
+        return load.overload_reason(candidate.used, self._round.arriving_usage.get(node.name, {}))
 
     def _plan_move(self, candidate: Candidate, load: NodeLoad, used: Amounts, exceeded: Sequence[str]) -> Amounts:
         """Plan a move off a node with this usage; the node's usage after it."""

@@ -194,7 +194,7 @@ class MisplacementRound(TargetFinder):
         why = fit.static_refusal(node, pod)
         if not why and load is not None and load.kind != "unknown":
             used = usage_of(pod, self._round.snapshot, load.used)
-            why = load.overload(used, self._round.arriving_usage.get(node.name, {}))
+            why = load.overload_reason(used, self._round.arriving_usage.get(node.name, {}))
         return why or fit.dynamic_refusal(node, pod)
 
     def target_refusal(self, candidate: Candidate, node: Host) -> str:

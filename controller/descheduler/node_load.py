@@ -1,4 +1,4 @@
-"""Classifies nodes by their load, and detects those that are hot for long enough (docs/contracts, section 11)."""
+"""Classifies nodes by their load, and detects those that are hot for long enough (docs/descheduling.md)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NodeLoad:
         """The high threshold as an amount of the resource."""
         return self.high[resource] / 100.0 * self.node.allocatable.get(resource, 0)
 
-    def overload(self, used: Amounts, arriving: Amounts) -> str:
+    def overload_reason(self, used: Amounts, arriving: Amounts) -> str:
         """Why the node would be hot with another pod; empty if it would not.
 
         Args:
@@ -147,7 +147,7 @@ class AnomalyDetector:
     normal: int = 0
     seen_s: float = 0.0
 
-    def updated(self, *, is_over: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
+    def after_round(self, *, is_over: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
         """The detector after one more round, in which the node was over its thresholds or not."""
         before = self
         if self.is_hot and now - self.hot_since_s > float(condition.timeout):
@@ -177,7 +177,9 @@ def update_detectors(
             before = None
         if load.kind != "unknown":
             is_over, condition = load.kind == "over", load.pool.anomaly
-            updated[load.name] = (before or AnomalyDetector()).updated(is_over=is_over, condition=condition, now=now)
+            updated[load.name] = (before or AnomalyDetector()).after_round(
+                is_over=is_over, condition=condition, now=now
+            )
         elif before is not None:
             updated[load.name] = replace(before, abnormal=0, normal=0)
     return updated

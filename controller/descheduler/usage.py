@@ -136,8 +136,10 @@ class UsageStore:
                 reason = unknown if reading.name not in existing else reading_refusal(reading, now, self._expiry_s)
                 if reason is not None:
                     refused[reason] += 1
-                else:
-                    stored.setdefault(reading.name, {})[reading.resource] = reading
+                    continue
+                known = stored.setdefault(reading.name, {})
+                if reading.resource not in known or reading.at_s >= known[reading.resource].at_s:
+                    known[reading.resource] = reading
             for name in [name for name in stored if name not in existing]:
                 del stored[name]
         return refused

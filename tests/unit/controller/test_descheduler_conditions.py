@@ -338,7 +338,7 @@ def test_the_least_loaded_target_that_fits_is_named_and_filled_before_it_becomes
 
 
 @pytest.mark.parametrize(
-    ("limit", "elsewhere", "moves"), [("10%", 0, 1), ("10%", 20, 2), ("50%", 0, 4), (3, 0, 3), (0, 0, 0)]
+    ("limit", "elsewhere", "moves"), [("10%", 0, 1), ("10%", 20, 2), ("50%", 0, 4), (3, 0, 3), (0, 0, 0), ("0%", 0, 0)]
 )
 def test_a_share_of_a_workload_is_rounded_down_but_at_least_one(limit: int | str, elsewhere: int, moves: int) -> None:
     pods = [pod(f"p{i}", "hot") for i in range(8)] + [pod(f"far-{i}", "elsewhere") for i in range(elsewhere)]

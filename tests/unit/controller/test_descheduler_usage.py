@@ -57,6 +57,12 @@ def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
     assert store.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
 
+def test_an_older_reading_does_not_replace_a_newer_one() -> None:
+    store = UsageStore(180)
+    update(store, reading(100, NOW_S), reading(50, NOW_S - 30))
+    assert store.view(NOW_S).nodes == {"n": {"cpu": 100}}
+
+
 def test_usage_is_gone_at_its_expiry_and_with_its_node() -> None:
     for expiry_s in (90, 180):
         store = UsageStore(expiry_s)
