@@ -44,7 +44,7 @@ class _Review(Wire, frozen=True):
 
 
 class PageAuthorizer:
-    """Asks the API server, and caches its decisions for seconds.
+    """Authorizes requests by the API server, and caches its decisions for `FRESH_S`.
 
     Args:
         client: with the right to create TokenReviews and SubjectAccessReviews.
@@ -54,7 +54,7 @@ class PageAuthorizer:
 
     def __init__(self, client: Client, namespace: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._namespace, self._clock = client, namespace, clock
-        # Of tokens only their hashes are kept.
+        # Keys are hashes, so that no tokens are kept.
         self._decisions: dict[bytes, tuple[float, Decision]] = {}
         self._limiter = asyncio.Semaphore(MAX_REQUESTS)
 

@@ -1,7 +1,7 @@
 """Builds the page's HTML document from its style and script files.
 
-One document and no others means one request, no cache to go stale after an upgrade, and a content security policy that
-allows exactly these scripts by their hashes and nothing from anywhere.
+One document needs one request, leaves no stale files in caches after an upgrade, and allows a content security policy that names its
+scripts by hash and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def security_policy() -> str:
 
 
 def safe_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
-    """Headers of every answer; ``policy`` is that of answers that show nothing."""
+    """Headers of every response; the default ``policy`` is for responses that are not documents."""
     return {
         "Content-Security-Policy": policy,
         "X-Content-Type-Options": "nosniff",

@@ -1,7 +1,7 @@
 """An overview in the shape that the browser gets: its pairs as columns, and of agents and bandwidth the totals.
 
-At 100 zones there are 9,900 pairs. As objects they would be 5 MB; as columns, one list per quantity in the order of the zones, they
-are 0.7 MB, which compress to a fifth.
+100 zones have 9,900 pairs. As objects they are 5 MB; as columns, one list per quantity in the order of the zones, 0.7 MB, which
+compress to a fifth.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
 
 
 def encode(overview: Overview) -> dict[str, Any]:
-    """The page of an overview, without the time. Pure.
+    """The data of the page for an overview, without the time. Pure.
 
     Keys:
         network: everything of `NetworkView` but the pairs.

@@ -30,12 +30,12 @@ from netperf.contract import PAGE_DATA
 log = logs.get("controller.page")
 
 REFRESH_S = 1.0
-LEAST_REST = 4.0
-"""Rest after a computation, as a multiple of its time: at 100 zones it takes a fifth of a second, which the leader needs itself."""
+PAUSE_FACTOR = 4.0
+"""Pause after a computation, as a multiple of its time, so that it takes at most a fifth of a core from the leader."""
 
 
 class Data(NamedTuple):
-    """An answer: a tag of its content without the time, and its JSON, compressed."""
+    """A tag of the content without the time, and the JSON, compressed."""
 
     tag: str
     body: bytes
@@ -47,7 +47,7 @@ class Page:
     Args:
         config: settings.
         sources: snapshots.
-        authorizer: who may see the page, where the settings ask for it.
+        authorizer: used with ``page.auth: token``.
         clock: wall clock, unix seconds.
     """
 
@@ -83,31 +83,35 @@ class Page:
         return web.Response(body=gzip.decompress(data.body), content_type="application/json", headers=headers)
 
     async def _current(self) -> Data:
-        """The newest answer; computed once for all who wait for it."""
+        """The newest data; concurrent requests share one computation."""
         async with self._computing:
             if self._data is None or time.monotonic() >= self._fresh_until:
-                # An object that confuses the page must end neither it nor the manager.
+                # A failure must end neither the page nor the manager.
                 made = run_best_effort(
-                    self._refresh(), log, "page", broken="the page cannot be made", recovered="the page is made again"
+                    self._refresh(),
+                    log,
+                    "page",
+                    broken="the page cannot be computed",
+                    recovered="the page is computed again",
                 )
                 if not await made:
                     self._data = None
             if self._data is None:
-                text = "the page cannot be made; the controller's log says why\n"
+                text = "the page cannot be computed; the controller's log has the reason\n"
                 raise web.HTTPServiceUnavailable(text=text, headers=safe_headers())
             return self._data
 
     async def _refresh(self) -> None:
         snapshot = await self._sources.snapshot(self._clock())
         began = time.monotonic()
-        # In a thread, so that the loop goes on answering health checks.
+        # In a thread, so that health checks are answered meanwhile.
         self._data = await asyncio.to_thread(_compute, snapshot)
         ended = time.monotonic()
-        self._fresh_until = ended + max(REFRESH_S, LEAST_REST * (ended - began))
+        self._fresh_until = ended + max(REFRESH_S, PAUSE_FACTOR * (ended - began))
 
 
 def _compute(snapshot: ClusterSnapshot) -> Data:
-    """The answer for a snapshot. Its body has the snapshot's time even if the content is old: the page sets its clock by it."""
+    """The data of a snapshot. The body has the snapshot's time, by which the page computes ages."""
     content = escape_controls(msgspec.json.encode(encode(build(snapshot))).decode()).encode()
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     return Data(tag, gzip.compress(b'{"at":%s,%s' % (msgspec.json.encode(snapshot.now_s), content[1:]), 6))

@@ -24,7 +24,7 @@ READING_INTERVAL_S, READING_TIMEOUT_S = 10.0, 5.0
 
 
 class Sources:
-    """Takes snapshots.
+    """Builds snapshots from the manager's caches.
 
     Args:
         caches: the manager's.
@@ -49,7 +49,7 @@ class Sources:
         self._status_until = float("-inf")
 
     async def snapshot(self, now_s: float) -> ClusterSnapshot:
-        """The present snapshot; the state of our own programs may be some seconds old, or missing if it cannot be read in time."""
+        """The snapshot now; the state of our own programs may be some seconds old, or missing if it cannot be read in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READING_TIMEOUT_S):
                 if time.monotonic() >= self._status_until:

@@ -21,7 +21,7 @@ class PodView(View, frozen=True):
 
 
 class WorkloadView(View, frozen=True):
-    """A workload of a group; ``index`` is its place in the order from 1, null when the group has none yet."""
+    """A workload of a group; ``index`` is its position in the order, from 1, or null without an order."""
 
     selector: str
     name: str
@@ -52,7 +52,7 @@ class EdgeView(View, frozen=True):
 
 
 class ZoneLoss(View, frozen=True):
-    """Workloads that have no replica outside a zone; empty where all would go on."""
+    """Workloads that have no replica outside a zone."""
 
     zone: str
     stops: tuple[str, ...]
@@ -62,9 +62,9 @@ class GroupView(View, frozen=True):
     """An AppGroup.
 
     Attributes:
-        order: selectors in the order in which they are to be scheduled.
+        order: selectors in the order of scheduling.
         total_cost: sum of its dependencies' costs, as far as known.
-        violated: how many dependencies are.
+        violated: number of violated dependencies.
         zone_losses: workloads that the loss of each zone would stop.
     """
 
@@ -90,7 +90,7 @@ class Overview(View, frozen=True):
 
     Attributes:
         at: unix seconds.
-        findings: what is wrong, worst first; empty if the state of our programs was not read.
+        findings: worst first; empty if the state of our programs was not read.
     """
 
     at: float

@@ -13,7 +13,7 @@ def build(snapshot: ClusterSnapshot, namespace: str | None = None) -> Overview:
     """Build the overview. Pure.
 
     Args:
-        snapshot: what there is.
+        snapshot: the cluster.
         namespace: whose AppGroups are shown; None for all.
     """
     facts = read_facts(snapshot)

@@ -97,7 +97,7 @@ async def test_a_view_that_fails_is_answered_503_until_it_succeeds(monkeypatch: 
 
     monkeypatch.setattr(server, "build", failing)
     monkeypatch.setattr(server, "REFRESH_S", 0.0)
-    monkeypatch.setattr(server, "LEAST_REST", 0.0)
+    monkeypatch.setattr(server, "PAUSE_FACTOR", 0.0)
     client = cast("Client", Unreachable())
     sources = Sources(Caches(client, "netaware"), client, "netaware", policy=CostPolicy(), scheduler=SchedulerConfig())
     now = iter(range(100, 200))
