@@ -90,59 +90,65 @@ function layers(group) {
   return columns;
 }
 
+const BOX = { width: 212, height: 50, gapX: 112, gapY: 18 };
+
 function drawGraph(group) {
   const columns = layers(group);
-  const boxWidth = 212, boxHeight = 50, gapX = 112, gapY = 18;
   const tallest = Math.max(...columns.map((column) => column.length));
-  const width = columns.length * (boxWidth + gapX) - gapX + 4, height = tallest * (boxHeight + gapY) - gapY + 4;
+  const width = columns.length * (BOX.width + BOX.gapX) - BOX.gapX + 4;
+  const height = tallest * (BOX.height + BOX.gapY) - BOX.gapY + 4;
   const positionOf = new Map();
   columns.forEach((column, c) => {
-    const start = (height - (column.length * (boxHeight + gapY) - gapY)) / 2;
+    const start = (height - (column.length * (BOX.height + BOX.gapY) - BOX.gapY)) / 2;
     column.forEach((workload, r) => {
-      positionOf.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) });
+      positionOf.set(workload.selector, { x: 2 + c * (BOX.width + BOX.gapX), y: start + r * (BOX.height + BOX.gapY) });
     });
   });
-  const lines = [], costs = [];
-  group.edges.forEach((edge) => {
-    const a = positionOf.get(edge.dependant), b = positionOf.get(edge.dependency);
-    const back = b.x <= a.x;
-    const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
-    const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
-    const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
-    const measured = edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `;
-    lines.push(s("path", { class: edge.state, d },
-      s("title", {}, `${edge.dependant} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state][2]}`)));
-    if (edge.cost === null) return;
-    // Labels are next to the dependency's box, stacked.
-    const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
-    const position = leading.indexOf(edge) - (leading.length - 1) / 2;
-    const offset = leading.length > 1 ? position * Math.min(13, 44 / leading.length) : 0;
-    const violated = edge.state === "violated";
-    const hidden = leading.length > MAX_LABELS && !violated;
-    const label = hidden ? "" : violated ? `✗ ${edge.cost} > ${edge.maxCost}` : `${edge.cost} ≤ ${edge.maxCost}`;
-    const place = { x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" };
-    costs.push(s("text", { class: `cost ${edge.state}`, ...place }, label));
-  });
-  const boxes = group.workloads.map((workload) => {
-    const { x, y } = positionOf.get(workload.selector);
-    const where = placement(workload);
-    const isPlaced = workload.pods.some((pod) => pod.node);
-    const hasOwnName = workload.name && workload.name !== workload.selector;
-    const title = hasOwnName ? `${workload.selector} ${workload.name}` : workload.selector;
-    const index = workload.index === null ? "" : `#${workload.index}`;
-    return s("g", {},
-      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: isPlaced ? "" : "unplaced" }),
-      s("text", { x: x + 10, y: y + 20 }, truncate(title, 25)),
-      s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, index),
-      s("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(where, 30)),
-      s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
-  });
+  const edges = group.edges.map((edge) => drawEdge(group, edge, positionOf));
+  const boxes = group.workloads.map((workload) => drawWorkload(workload, positionOf.get(workload.selector)));
   const label = `Dependencies of ${group.name}; the table below has the same as text`;
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` },
     s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label },
-      ...lines,
+      ...edges.map(({ line }) => line),
       ...boxes,
-      ...costs));
+      ...edges.map(({ cost }) => cost)));
+}
+
+// The line of a dependency, and the text of its cost, which is drawn above the boxes.
+function drawEdge(group, edge, positionOf) {
+  const caller = positionOf.get(edge.dependant), callee = positionOf.get(edge.dependency);
+  const isBackward = callee.x <= caller.x;
+  const x1 = caller.x + BOX.width, y1 = caller.y + BOX.height / 2;
+  const x2 = isBackward ? callee.x + BOX.width : callee.x, y2 = callee.y + BOX.height / 2;
+  const bend = isBackward ? 60 : Math.max(30, (x2 - x1) / 2);
+  const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${isBackward ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
+  const measured = edge.p50Us === null ? "" : `${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}; `;
+  const title = `${edge.dependant} → ${edge.dependency}: ${measured}${EDGE_STATES[edge.state][2]}`;
+  const line = s("path", { class: edge.state, d: path }, s("title", {}, title));
+  if (edge.cost === null) return { line, cost: null };
+  // Labels are next to the dependency's box, stacked.
+  const siblings = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
+  const position = siblings.indexOf(edge) - (siblings.length - 1) / 2;
+  const offset = siblings.length > 1 ? position * Math.min(13, 44 / siblings.length) : 0;
+  const isViolated = edge.state === "violated";
+  const isHidden = siblings.length > MAX_LABELS && !isViolated;
+  const label = isHidden ? "" : isViolated ? `✗ ${edge.cost} > ${edge.maxCost}` : `${edge.cost} ≤ ${edge.maxCost}`;
+  const place = { x: x2 + (isBackward ? 8 : -8), y: y2 + offset + 4, "text-anchor": isBackward ? "start" : "end" };
+  return { line, cost: s("text", { class: `cost ${edge.state}`, ...place }, label) };
+}
+
+function drawWorkload(workload, { x, y }) {
+  const where = placement(workload);
+  const isPlaced = workload.pods.some((pod) => pod.node);
+  const hasOwnName = workload.name && workload.name !== workload.selector;
+  const title = hasOwnName ? `${workload.selector} ${workload.name}` : workload.selector;
+  const index = workload.index === null ? "" : `#${workload.index}`;
+  return s("g", {},
+    s("rect", { x, y, width: BOX.width, height: BOX.height, rx: 6, class: isPlaced ? "" : "unplaced" }),
+    s("text", { x: x + 10, y: y + 20 }, truncate(title, 25)),
+    s("text", { x: x + BOX.width - 8, y: y + 20, class: "soft", "text-anchor": "end" }, index),
+    s("text", { x: x + 10, y: y + 38, class: "soft" }, truncate(where, 30)),
+    s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
 }
 
 function joinFirst(names) {
