@@ -43,15 +43,14 @@ class Application:
     dependencies: tuple[Dependency, ...]
 
 
-def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
+def load(*, scheduler: str, cpu: str) -> Application:
     """Read the example.
 
     Args:
         scheduler: schedulerName of every pod.
         cpu: request of every pod; limits, probes and images stay the example's, because kwok ignores them.
-        folder: where the example is.
     """
-    documents = [d for path in sorted(folder.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
+    documents = [d for path in sorted(EXAMPLE.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
     group = next(d for d in documents if d.get("kind") == "AppGroup")
     group["spec"]["topologySortingAlgorithm"] = ALGORITHM
     deployments = {

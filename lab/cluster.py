@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from lab.errors import BootError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
 from lab.paths import write_atomically
-from lab.programs import Program, Programs, pythonpath_env
+from lab.programs import Programs, pythonpath_env
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.reclaim import LabPaths, lab_paths, lock_lab, reclaim
@@ -142,27 +142,6 @@ class Lab:
     def node(self, name: str) -> NodeNetwork:
         """The network side of one node. Raises KeyError when there is none of this name."""
         return {network.node.name: network for network in self.nodes}[name]
-
-    def spawn(
-        self,
-        node: str | None,
-        argv: Sequence[str | Path],
-        log_name: str,
-        *,
-        env: Mapping[str, str] | None = None,
-        essential: bool = True,
-    ) -> Program:
-        """Start a program in a node's namespace, or on the host; call from the main thread.
-
-        Args:
-            node: name of the node, ``None`` for the host.
-            argv: the command; ``sys.executable`` runs this project's packages from anywhere.
-            log_name: its name in logs and status.
-            env: more variables.
-            essential: its unexpected end is the end of the lab.
-        """
-        netns = None if node is None else self.node(node).netns
-        return self.programs.start(log_name, argv, netns=netns, env=env, essential=essential)
 
     async def report_ended(self) -> None:
         """Never returns: if a program ends, the lab goes on, and reports it once."""

@@ -43,7 +43,8 @@ async def measure_pairs(installation: Installation, pairs: Iterable[tuple[str, s
         """One after the other, since the port for netperf's data is one."""
         async with at_once:
             argv = [sys.executable, "-m", "lab.measure", "serve", lab.node(destination).address, *prober]
-            server = lab.spawn(destination, argv, f"measure-{destination}", env=env, essential=False)
+            name, netns = f"measure-{destination}", lab.node(destination).netns
+            server = lab.programs.start(name, argv, netns=netns, env=env, essential=False)
             try:
                 for origin in origins[destination]:
                     found[origin, destination] = await probe(origin, destination)

@@ -208,7 +208,8 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
         argv += [f"--credentials={credentials_of(kubeconfig)}"]
         argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}"]
-        agent = lab.spawn(node, argv, name, env=installation.environment, essential=False)
+        env = installation.environment
+        agent = lab.programs.start(name, argv, netns=network.netns, env=env, essential=False)
         installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"
 

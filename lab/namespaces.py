@@ -58,18 +58,6 @@ def create(name: str) -> None:
         raise
 
 
-@contextmanager
-def scratch() -> Iterator[None]:
-    """Put the calling thread into a namespace of its own, without a name; it is gone when the block ends.
-
-    Raises:
-        OSError: this process may not.
-    """
-    with _return_to_namespace():
-        _check(_libc.unshare(_CLONE_NEWNET), "unshare")
-        yield
-
-
 def remove(name: str) -> None:
     """Take the name away; the namespace goes with its last process. A name that is gone already is fine."""
     target = FOLDER / name

@@ -6,7 +6,6 @@ Both follow the XDG base directory rules, so that tests and users can move them 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 LOGS = "logs"
@@ -21,17 +20,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     draft.rename(path)
 
 
-def _base(variable: str, fallback: str, environ: Mapping[str, str]) -> Path:
-    given = environ.get(variable, "")
+def _base(variable: str, fallback: str) -> Path:
+    given = os.environ.get(variable, "")
     # The XDG rules say that a relative path is to be ignored.
     return Path(given) if Path(given).is_absolute() else Path.home() / fallback
 
 
-def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def cache_dir() -> Path:
     """Directory of built and downloaded programs; safe to delete at any time."""
-    return _base("XDG_CACHE_HOME", ".cache", environ) / "netaware"
+    return _base("XDG_CACHE_HOME", ".cache") / "netaware"
 
 
-def labs_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def labs_dir() -> Path:
     """Directory that holds one state directory per lab."""
-    return _base("XDG_STATE_HOME", ".local/state", environ) / "netaware" / "labs"
+    return _base("XDG_STATE_HOME", ".local/state") / "netaware" / "labs"

@@ -41,10 +41,10 @@ def agent_program(node: str) -> str:
     return f"agent-{node}"
 
 
-def pythonpath_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def pythonpath_env() -> dict[str, str]:
     """The variable by which a Python that runs anywhere finds this project's packages, also from a plain checkout."""
     root = str(Path(__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 @dataclass

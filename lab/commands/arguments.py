@@ -65,11 +65,11 @@ def progress_printer() -> Say:
     return say
 
 
-def running(name: str, start: str = "up") -> LabPaths:
-    """The files of a running lab; ``start`` is the command that would start it. Raises LabError if it does not run."""
+def running(name: str) -> LabPaths:
+    """The files of a running lab. Raises LabError if it does not run."""
     paths = lab_paths(name)
     if running_pid(paths) is None:
-        raise LabError(f"no lab named {name} is running; `python -m lab {start}` starts one")
+        raise LabError(f"no lab named {name} is running; `python -m lab up` starts one")
     return paths
 
 

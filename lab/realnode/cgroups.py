@@ -18,54 +18,54 @@ _PATIENCE_S = 10.0
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1"; shift; done; shift; exec "$@"'
 
 
-def is_unified(root: Path = ROOT) -> bool:
+def is_unified() -> bool:
     """Whether the machine has version 2 alone."""
-    return (root / "cgroup.controllers").exists()
+    return (ROOT / "cgroup.controllers").exists()
 
 
-def hierarchies(root: Path = ROOT) -> list[Path]:
+def hierarchies() -> list[Path]:
     """The folders in which a node's cgroup is made."""
-    if is_unified(root):
-        return [root]
-    return sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink())
+    if is_unified():
+        return [ROOT]
+    return sorted(folder for folder in ROOT.iterdir() if folder.is_dir() and not folder.is_symlink())
 
 
-def missing_controllers(root: Path = ROOT) -> list[str]:
+def missing_controllers() -> list[str]:
     """Controllers that a kubelet needs and this machine does not have."""
-    if is_unified(root):
-        present = (root / "cgroup.controllers").read_text().split()
+    if is_unified():
+        present = (ROOT / "cgroup.controllers").read_text().split()
         return [name for name in _NEEDED if name not in present]
-    return [name for name in (*_NEEDED, "devices") if not (root / name).is_dir()]
+    return [name for name in (*_NEEDED, "devices") if not (ROOT / name).is_dir()]
 
 
-def create(name: str, root: Path = ROOT) -> None:
+def create(name: str) -> None:
     """Make a node's cgroup. Raises OSError when this process may not."""
-    for hierarchy in hierarchies(root):
+    for hierarchy in hierarchies():
         folder = hierarchy / name
         folder.mkdir(exist_ok=True)
         # A new cpuset of version 1 is empty, and nothing can run in it.
         for file in ("cpuset.cpus", "cpuset.mems"):
-            if not is_unified(root) and (hierarchy / file).exists():
+            if not is_unified() and (hierarchy / file).exists():
                 (folder / file).write_text((hierarchy / file).read_text())
-    if is_unified(root):
-        wanted = " ".join(f"+{c}" for c in (root / "cgroup.controllers").read_text().split())
-        (root / "cgroup.subtree_control").write_text(wanted)
+    if is_unified():
+        wanted = " ".join(f"+{c}" for c in (ROOT / "cgroup.controllers").read_text().split())
+        (ROOT / "cgroup.subtree_control").write_text(wanted)
 
 
-def join(name: str, child: str = "", root: Path = ROOT) -> list[str]:
+def join(name: str, child: str = "") -> list[str]:
     """Words that, put before a command, run it in a node's cgroup, or with version 2 in a child of it."""
-    inner = child if is_unified(root) else ""
-    files = [str(hierarchy / name / inner / "cgroup.procs") for hierarchy in hierarchies(root)]
+    inner = child if is_unified() else ""
+    files = [str(hierarchy / name / inner / "cgroup.procs") for hierarchy in hierarchies()]
     return ["sh", "-c", _JOIN, "sh", *files, "--"]
 
 
-def remove(pattern: str, root: Path = ROOT) -> None:
+def remove(pattern: str) -> None:
     """Remove every cgroup whose name fits ``pattern``, as of a shell, with all below it; their processes must have ended.
 
     Raises OSError when one is still in use after 10 s.
     """
     deadline = time.monotonic() + _PATIENCE_S
-    for hierarchy in hierarchies(root) if root.is_dir() else ():
+    for hierarchy in hierarchies() if ROOT.is_dir() else ():
         for top in hierarchy.glob(pattern):
             for folder in _bottom_up(top):
                 _remove_empty(folder, deadline)

@@ -90,10 +90,10 @@ def _missing_kernel_parts(environment: Mapping[str, str], nft: Path) -> list[str
     return missing
 
 
-def _missing_inotify(nodes: int, proc: Path = Path("/proc")) -> list[str]:
+def _missing_inotify(nodes: int) -> list[str]:
     """Kubelets, containerd and kube-proxy watch files; the machine's limit is for all programs of a user together."""
-    limit = int((proc / "sys/fs/inotify/max_user_instances").read_text())
-    used = sum(_is_inotify(fd) for fd in proc.glob("[0-9]*/fd/*"))
+    limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    used = sum(_is_inotify(fd) for fd in Path("/proc").glob("[0-9]*/fd/*"))
     wanted = used + nodes * _INOTIFY_PER_NODE
     if wanted <= limit:
         return []

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     set_exact_timing()
     # The socket exists only once the network carries packets.
     draft.rename(socket_path)
-    forwarder.run(Control(listener, plan, forwarder))
+    forwarder.run(Control(listener, plan, forwarder.change, forwarder.counters))
     return 0
 
 

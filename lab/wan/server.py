@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -17,21 +17,24 @@ _CONTROL_TIMEOUT_S = 0.2
 _COMMAND_BYTES = 4096
 
 
-class Network(Protocol):
-    """The interface of the running network."""
-
-    def change(self, link: WanLink) -> None:
-        """Replace a link, both directions, while packets flow."""
-
-    def counters(self) -> Answer:
-        """Counts of packets so far."""
-
-
 class Control:
-    """The control socket: answers one Command per connection."""
+    """The control socket: answers one Command per connection.
 
-    def __init__(self, listener: socket.socket, plan: WanPlan, network: Network) -> None:
-        self._listener, self._network = listener, network
+    Args:
+        listener: the socket.
+        plan: of the network.
+        change: replaces a link, both directions, while packets flow.
+        counters: returns counts of packets so far.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        plan: WanPlan,
+        change: Callable[[WanLink], None],
+        counters: Callable[[], Answer],
+    ) -> None:
+        self._listener, self._change, self._counters = listener, change, counters
         self._links = {(link.origin, link.destination): link for link in plan.links}
 
     def fileno(self) -> int:
@@ -57,14 +60,14 @@ class Control:
         if command.op == "links":
             return Answer(links=list(self._links.values()))
         if command.op == "counters":
-            return self._network.counters()
+            return self._counters()
         if command.op != "set" or command.link is None:
             return Answer(error=f"unknown command {command.op!r}")
         link = command.link
         key = link.origin, link.destination
         if key not in self._links:
             return Answer(error=f"there is no link between {link.origin} and {link.destination}")
-        self._network.change(link)
+        self._change(link)
         self._links[key] = link
         return Answer(links=[link])
 
