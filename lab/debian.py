@@ -1,4 +1,4 @@
-"""Debian packages unpacked into the user's cache: what a lab needs and a machine does not have, without touching the system.
+"""Unpacks Debian packages that a lab needs into the user's cache; nothing is installed.
 
 apt uses the machine's own mirror and keys, and private directories; neither root nor an installation is needed.
 """

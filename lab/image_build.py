@@ -31,7 +31,7 @@ STAND_IN = "a Debian 13 by debootstrap stands in for the pull of python:3.13-sli
 SUITE = "trixie"
 _PACKAGES = ("buildah", "debootstrap")
 _INCLUDED = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
-# What slim images do without.
+# Folders that slim images do not have.
 _UNNEEDED = (
     "usr/share/doc",
     "usr/share/man",

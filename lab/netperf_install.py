@@ -1,7 +1,6 @@
-"""Finds netperf, or takes the distribution's own package into the user's cache without touching the system.
+"""Finds netperf, or downloads the distribution's package into the user's cache; nothing is installed, and no root is needed.
 
-Distributions do not keep netperf in `main` (Debian 12 has it in non-free), so most machines have no candidate for
-`apt-get install netperf`.
+netperf is in Debian 12's non-free and Ubuntu's multiverse, which most machines do not enable.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from lab.debian import find_or_unpack
 from lab.errors import UnsupportedError
 from lab.progress import Progress
 
-# Debian's and Ubuntu's; apt skips those that an archive does not have.
+# Of Debian and Ubuntu; apt skips components that an archive does not have.
 _COMPONENTS = ("main", "contrib", "non-free", "universe", "multiverse")
 
 

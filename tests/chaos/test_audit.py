@@ -112,7 +112,7 @@ def test_log_has_these_violations(name: str) -> None:
     assert [text[: len(start)] for text, start in zip(violations(log), expected, strict=True)] == expected
 
 
-def test_time_in_which_nobody_could_open_a_gate_does_not_count() -> None:
+def test_time_without_a_leader_does_not_count() -> None:
     log = [created(0, "a"), released(50, "a")]
     assert violations(log, (NOON_S + 10, NOON_S + 31)) == []
     assert len(violations(log, (NOON_S - 100, NOON_S + 5))) == 1

@@ -1,7 +1,6 @@
-"""Finds Chromium, or takes the distribution's own packages into the user's cache without touching the system.
+"""Finds Chromium, or downloads the distribution's packages into the user's cache; nothing is installed.
 
-The page is tried in a real browser. A test run must not install a desktop's worth of libraries into somebody's system, so
-what is missing is unpacked beside our other programs and found by way of LD_LIBRARY_PATH.
+Its libraries are unpacked beside it and found by LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations

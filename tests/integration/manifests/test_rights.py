@@ -221,7 +221,7 @@ async def test_nothing_was_refused(running: Running) -> None:
     assert {use: refusal for use, refusal in uses.items() if refusal} == {}
 
 
-async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
+async def test_every_right_that_is_given_is_used(running: Running) -> None:
     documents = await running.kubectl.build(MANIFESTS / "overlays" / "descheduler")
     given = set(rights(documents))
     assert len(given) > 20

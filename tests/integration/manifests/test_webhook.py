@@ -74,7 +74,7 @@ async def created(
     return list(answer["spec"].get("schedulingGates", []))
 
 
-async def test_pods_are_gated_as_by_the_policies_and_created_when_nobody_answers(
+async def test_pods_are_gated_as_by_the_policies_and_created_without_an_answer(
     webhook: None, admin: Client, plane: ControlPlane
 ) -> None:
     ours: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
