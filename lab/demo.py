@@ -63,7 +63,7 @@ _LOAD_RATE, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
 FRONTEND = "frontend"
 SERVICES = Resource("", "v1", "services", "Service")
-ENOUGH_READINGS = 3
+MIN_READINGS = 3
 """Readings for each pair of zones, between any of their nodes."""
 _POLL_S = 0.2
 _MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
@@ -109,7 +109,7 @@ class Demo:
             newest = await self._samples(network)
             for zones_of, found in newest.items():
                 readings[zones_of] |= {(s.origin.node, s.destination.node, s.sequence) for s in found}
-            samples = _median_readings({z: found for z, found in newest.items() if len(readings[z]) >= ENOUGH_READINGS})
+            samples = _median_readings({z: found for z, found in newest.items() if len(readings[z]) >= MIN_READINGS})
             measured = conditions.find_condition(network.status.conditions, "Measured")
             priced = (
                 written_costs(network.weight(NETPERF_COSTS))

@@ -101,7 +101,7 @@ def find_or_build_image(recipe: Recipe) -> Path:
     with locked(home / "lock", progress, "images"):
         if not (layout / "index.json").exists():
             _Builder(home, progress).build(recipe, tag, layout)
-            _forget_old(home, recipe.name)
+            _remove_old_builds(home, recipe.name)
     return layout
 
 
@@ -121,7 +121,7 @@ def _files(recipe: Recipe) -> Iterator[Path]:
         yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
 
 
-def _forget_old(home: Path, name: str) -> None:
+def _remove_old_builds(home: Path, name: str) -> None:
     built = sorted(home.glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for folder in built[_KEPT:]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -150,7 +150,7 @@ class _Builder:
         """Build the base when it is not there, the image, and write its layout."""
         self._make_base()
         name = f"docker.io/library/{recipe.name}:{tag}"
-        with self._step(f"building {recipe.name}:{tag}"), _clean_copy(recipe) as context:
+        with self._step(f"building {recipe.name}:{tag}"), _build_context(recipe) as context:
             options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={tag}", "-t", name]
             self._buildah("bud", *options, "-f", str(context / recipe.dockerfile), str(context))
             draft = layout.with_suffix(".draft")
@@ -171,7 +171,7 @@ class _Builder:
             known = [f"--keyring={keyring}"] if keyring.exists() else []
             included = f"--include={','.join(_INCLUDED)}"
             self._run(["debootstrap", "--variant=minbase", included, *known, SUITE, str(tree), *_mirror()])
-            _take_over_settings(tree)
+            _copy_machine_settings(tree)
             self._run(["chroot", str(tree), "update-ca-certificates"])
             for folder in _UNNEEDED:
                 shutil.rmtree(tree / folder, ignore_errors=True)
@@ -202,8 +202,8 @@ def _mirror() -> list[str]:
     return [uri for uri, _ in archives()][:1] if is_debian else []
 
 
-def _take_over_settings(tree: Path) -> None:
-    """Settings that this machine needs to reach package indexes from inside a build."""
+def _copy_machine_settings(tree: Path) -> None:
+    """Copy settings by which this machine reaches package indexes."""
     for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         # The image that this one stands in for has a Python that pip may install into.
         marker.unlink()
@@ -216,7 +216,7 @@ def _take_over_settings(tree: Path) -> None:
 
 
 @contextmanager
-def _clean_copy(recipe: Recipe) -> Iterator[Path]:
+def _build_context(recipe: Recipe) -> Iterator[Path]:
     """The build's context with nothing but what the build reads, as a fresh clone has it."""
     with tempfile.TemporaryDirectory() as scratch:
         for file in _files(recipe):

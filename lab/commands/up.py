@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.foreground:
         launch.argv += ["--json"] if args.json else []
         launch.exec_if_wrapped()
-        return run_program(lambda: _serve(topology, paths, args))
+        return run_program(lambda: _run_lab(topology, paths, args))
     _print(_start_in_background(launch, paths), as_json=args.json)
     return 0
 
@@ -107,7 +107,7 @@ def read_description(paths: LabPaths) -> dict[str, Any]:
         raise LabError(f"lab {paths.name} {problem}") from None
 
 
-async def _serve(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
+async def _run_lab(topology: Topology | None, paths: LabPaths, args: argparse.Namespace) -> None:
     as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
     # Without real kubelets our programs run on the host, and start first: the scheduler needs the extender's address.
     later = {"scheduler"} if args.programs and not as_shipped else set()
