@@ -154,8 +154,7 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.nodes):
                 _create_node(host, bridge, f"nav{network.slot}-{number}", node)
-                _create_tun(node)
-                _address_wan(node)
+                _create_wan_device(node)
             _route_pods(host, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
@@ -174,13 +173,9 @@ def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork
         inside.link("set", index=management, state="up")
 
 
-def _create_tun(node: NodeNetwork) -> None:
+def _create_wan_device(node: NodeNetwork) -> None:
     with namespaces.entered(node.netns), IPRoute() as inside:
         inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
-
-
-def _address_wan(node: NodeNetwork) -> None:
-    with namespaces.entered(node.netns), IPRoute() as inside:
         wan = index_of(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
         inside.link("set", index=wan, mtu=_MTU, state="up")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from kubekit.client import Client
+from kubekit.waiting import poll_until
 from kubekit.wire import NODES, Node
 from lab.controlplane import PLAYED_BY_KWOK
 from lab.errors import BootError
@@ -56,15 +57,15 @@ async def await_usable(client: Client) -> None:
         BootError: some are not after 30 s.
     """
     waiting: list[str] = []
-    try:
-        async with asyncio.timeout(_READY_TIMEOUT_S):
-            while True:
-                waiting = [node.metadata.name for node in await client.list(NODES, Node) if not is_usable(node)]
-                if not waiting:
-                    return
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError as error:
-        raise BootError(f"nodes are not Ready after {_READY_TIMEOUT_S:.0f} s: {', '.join(waiting)}") from error
+
+    async def are_usable() -> bool:
+        waiting[:] = [node.metadata.name for node in await client.list(NODES, Node) if not is_usable(node)]
+        return not waiting
+
+    def what() -> str:
+        return f"nodes to be Ready: {', '.join(waiting)}"
+
+    await poll_until(are_usable, what, _READY_TIMEOUT_S, every_s=_POLL_S, error=BootError)
 
 
 def is_usable(node: Node) -> bool:
