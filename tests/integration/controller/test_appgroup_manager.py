@@ -23,7 +23,7 @@ from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, PODS, Object, Pod,
 from lab.programs import Program
 from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
 from tests.integration.controller.harness import Replica, SimulatedAgents, StartReplica, announce
-from tests.support.bodies import appgroup_spec
+from tests.support.bodies import appgroup_spec, weight_body
 from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_NEEDS, ROWS
 from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
 
@@ -114,16 +114,8 @@ async def test_pods_count_and_their_costs_are_judged(
     near, far = f"{namespace}-near", f"{namespace}-far"
     await make_node(near, zone="z1", region="west")
     await make_node(far, zone="z2", region="west")
-    level = {
-        "topologyKey": "topology.kubernetes.io/zone",
-        "originList": [{"origin": "z1", "costList": [{"destination": "z2", "networkCost": 30}]}],
-    }
-    topology = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": NETWORK_TOPOLOGIES.kind,
-        "metadata": {"name": "nt-default"},
-        "spec": {"configmapName": "c", "weights": [{"name": "UserDefined", "topologyList": [level]}]},
-    }
+    spec = {"configmapName": "c", "weights": [weight_body({("z1", "z2"): 30})]}
+    topology = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
     await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
     await create(client, namespace, group({"a": "b", "b": ""}, members=2))
     await eventually(has(client, namespace, "Complete", "False", "0 of 2"))

@@ -85,11 +85,6 @@ def test_a_workload_without_a_selector_of_its_own_is_reported_and_left_out() -> 
     assert [fault.problem for fault in found.faults] == ["DuplicateSelector", "NoSelector"]
 
 
-def test_a_group_of_500_workloads_is_read() -> None:
-    found = graph(*((f"w{i}", [needs(f"w{j}") for j in range(i + 1, min(i + 5, 500))]) for i in range(500)))
-    assert (len(found.workloads), found.faults) == (500, ())
-
-
 def test_pods_are_looked_for_in_the_groups_namespace_and_in_those_its_workloads_name() -> None:
     workloads = graph(("a", []), ("b", [])).workloads
     far = msgspec.structs.replace(workloads[1], namespace="db")

@@ -23,6 +23,7 @@ from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, Place, Sample
+from tests.support.bodies import weight_body
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 ZONE_MAP = ZoneMap(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
@@ -103,9 +104,7 @@ def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology
     return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
 
 
-ENTRY = {"destination": "z3", "networkCost": 9, "bandwidthCapacity": "10Gi"}
-LEVEL = {"topologyKey": "topology.kubernetes.io/zone", "originList": [{"origin": "z1", "costList": [ENTRY]}]}
-USERS = {"name": "UserDefined", "topologyList": [LEVEL]}
+USERS = weight_body({("z1", "z3"): {"networkCost": 9, "bandwidthCapacity": "10Gi"}})
 OURS = {"name": NETPERF_COSTS, "topologyList": []}
 
 
