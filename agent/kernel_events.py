@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pyroute2.netlink.rtnl import RTMGRP_LINK, RTMGRP_TC
 
-from agent.netlink import each_datagram, each_message, follow, open_netlink
+from agent.netlink import call_when_readable, each_datagram, each_message, open_netlink
 from kubekit import logs
 
 log = logs.get("agent.kernel")
@@ -53,7 +53,7 @@ class KernelEvents:
             return
         with netlink:
             netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-            await follow(netlink, self._read)
+            await call_when_readable(netlink, self._read)
 
     def _read(self, netlink: socket.socket) -> None:
         links = tc = False

@@ -47,7 +47,7 @@ def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
     return netlink
 
 
-async def follow(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
+async def call_when_readable(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
     """Call ``read`` whenever the socket is readable, until cancelled.
 
     Raises:

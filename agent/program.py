@@ -71,7 +71,7 @@ async def run_agent(config: AgentConfig) -> None:
         if config.probing:
             from agent.probing.manager import ProbingManager
 
-            probing = ProbingManager(client, view, config, registry, publisher.note_throughput)
+            probing = ProbingManager(client, view, config, registry, publisher.on_throughput)
             checks.ready["probing"] = lambda: probing.problem
             checks.warnings["probing"] = lambda: probing.warning
             tasks |= probing.tasks()
@@ -91,7 +91,7 @@ def _capacity_publisher(
 
     instance_type = firmware_type(read_machine(config.sys, config.proc))
     publisher = Publisher(client, view, config, find_hardware, instance_type=instance_type, registry=registry)
-    kernel.on_links(publisher.note_link_change)
+    kernel.on_links(publisher.on_link_change)
     UplinkMetrics(config.node, NetDirectory(config.sys), lambda: publisher.node_bandwidth, registry)
     return publisher
 
@@ -112,7 +112,7 @@ def _pod_tasks(
 
         recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
         limits = BandwidthManager(client, config, recorder, registry, pods)
-        kernel.on_tc_change(limits.note_kernel_change)
+        kernel.on_tc_change(limits.on_kernel_change)
         tasks |= {"events": recorder.run(), **limits.tasks()}
     if config.traffic != "off":
         from agent.traffic.manager import TrafficManager

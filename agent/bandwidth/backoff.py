@@ -60,7 +60,7 @@ class RepairBackoff:
             or record.due_s <= now_s
         ]
 
-    def note(self, action: Action, now_s: float, *, done: bool) -> float:
+    def record(self, action: Action, now_s: float, *, done: bool) -> float:
         """Record an attempt; returns in how many seconds the next one is due."""
         key = _key_of(action)
         record = self._records.get(key)

@@ -72,7 +72,7 @@ class BandwidthManager:
         self._cache = ResultCache()
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
-        self._pods.subscribe(self._note_pod)
+        self._pods.subscribe(self._on_pod_change)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
         self._last_statuses: dict[Key, LimitStatus] = {}
@@ -88,12 +88,12 @@ class BandwidthManager:
         """Tasks to run, by name."""
         return {"bandwidth": self._run(), "bandwidth-traffic": self._compare_traffic()}
 
-    def note_kernel_change(self) -> None:
+    def on_kernel_change(self) -> None:
         """Reconcile soon, because devices or traffic control changed."""
         if self._last_statuses or self._has_unlocated_pods or self._policy.enforce:
             self._wake.set()
 
-    def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
+    def _on_pod_change(self, _key: str, old: Pod | None, new: Pod | None) -> None:
         if (spec_of(old) if old is not None else None) != (spec_of(new) if new is not None else None):
             self._wake.set()
 
@@ -121,9 +121,9 @@ class BandwidthManager:
             for action in due:
                 await self._repair(action)
             plan = await self._plan_limits(pods)
-        self.show(plan, pods)
+        self.publish(plan, pods)
 
-    def show(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
+    def publish(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Export a plan's statuses, and report changes."""
         self._plan, self._specs = plan, pods
         self._report()
@@ -145,7 +145,7 @@ class BandwidthManager:
         else:
             done = True
             log.change(topic, "", "limits can be set again", device=action.name, what=kind)
-        loop.call_later(self._backoff.note(action, loop.time(), done=done), self._wake.set)
+        loop.call_later(self._backoff.record(action, loop.time(), done=done), self._wake.set)
 
     async def _compare_traffic(self) -> None:
         """Compare traffic with the limits while there are any."""
@@ -164,7 +164,7 @@ class BandwidthManager:
             if self._excesses_and_disputes() != self._last_excesses_and_disputes:
                 self._report()
             else:  # nearly always: only rates have changed
-                self._metrics.show_traffic(self._meters.by_limit)
+                self._metrics.set_traffic(self._meters.by_limit)
 
     def _excesses_and_disputes(self) -> tuple[Mapping[Key, str], Mapping[RepairKey, str]]:
         """Exceeded and disputed limits, which overrule the verdict on the configuration."""
@@ -184,7 +184,7 @@ class BandwidthManager:
             )
             for status in self._plan.statuses
         )
-        self._metrics.show(statuses, self._meters.by_limit)
+        self._metrics.set_statuses(statuses, self._meters.by_limit)
         current = {status.key: status for status in statuses}
         for key, status in current.items():
             self._report_status(status, self._last_statuses.get(key))

@@ -24,12 +24,12 @@ class BandwidthMetrics:
         self._traffic: Mapping[Key, MeasuredTraffic] = {}
         registry.register(self)
 
-    def show(self, statuses: Sequence[LimitStatus], traffic: Mapping[Key, MeasuredTraffic]) -> None:
+    def set_statuses(self, statuses: Sequence[LimitStatus], traffic: Mapping[Key, MeasuredTraffic]) -> None:
         """Set the statuses to export."""
         self._statuses = statuses[:MAX_LIMITS_SHOWN]
-        self.show_traffic(traffic)
+        self.set_traffic(traffic)
 
-    def show_traffic(self, traffic: Mapping[Key, MeasuredTraffic]) -> None:
+    def set_traffic(self, traffic: Mapping[Key, MeasuredTraffic]) -> None:
         """Set the measured traffic to export."""
         self._traffic = traffic
 

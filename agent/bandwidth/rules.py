@@ -65,9 +65,9 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
             if policy.enforce and assessment.action is not None and assessment.verdict in repaired:
                 actions.append(assessment.action)
         if policy.enforce:
-            actions += _leftovers_of(pod, location, tc)
+            actions += _unneeded_limits(pod, location, tc)
     if policy.enforce:
-        actions += _orphans(tc, snapshot)
+        actions += _unused_ifbs(tc, snapshot)
     return BandwidthPlan(statuses=tuple(statuses), unlocated=unlocated, actions=tuple(actions))
 
 
@@ -141,11 +141,11 @@ def _assess_located(
         assessment = _assess_ingress(rate_bps, device, tc)
     else:
         assessment = _assess_egress(pod, rate_bps, device, location, tc)
-    assessment = _keep_stricter(assessment, direction, rate_bps, location, tc)
-    return _beside_others(assessment, device, "egress" if direction == "ingress" else "ingress", tc)
+    assessment = _keep_stricter_limit(assessment, direction, rate_bps, location, tc)
+    return _defer_to_foreign_filters(assessment, device, "egress" if direction == "ingress" else "ingress", tc)
 
 
-def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
+def _defer_to_foreign_filters(assessment: LimitAssessment, device: Device, hook: Hook, tc: TcIndex) -> LimitAssessment:
     """Drop the repair if there are foreign filters, which may limit or need the packets that ours would redirect."""
     foreign_filters = tc.foreign_filters(device, hook)
     others = cilium_on(device, tc) or (describe(device, foreign_filters) if foreign_filters else "")
@@ -157,7 +157,7 @@ def _beside_others(assessment: LimitAssessment, device: Device, hook: Hook, tc: 
     return LimitAssessment("other-enforcer", f"{others} may limit, so nothing is set; {assessment.detail}", device)
 
 
-def _keep_stricter(
+def _keep_stricter_limit(
     assessment: LimitAssessment, direction: Direction, rate_bps: int, location: Location, tc: TcIndex
 ) -> LimitAssessment:
     """Drop a repair that would raise another writer's limit, such as a rate of the CNI configuration.
@@ -290,7 +290,7 @@ def _status_of(
     )
 
 
-def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex) -> list[Action]:
+def _unneeded_limits(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex) -> list[Action]:
     """Removals of our limits on a pod whose annotation is gone; the CNI plugin's limits stay."""
     if location is None or pod.host_network or not pod.has_address:
         return []
@@ -310,7 +310,7 @@ def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, tc: TcIndex)
     return removals
 
 
-def _orphans(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
+def _unused_ifbs(tc: TcIndex, snapshot: BandwidthSnapshot) -> list[Action]:
     """Removals of our ifbs to which nothing is redirected and which no repair would use."""
     used = tc.redirect_indexes()
     names = {

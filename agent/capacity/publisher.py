@@ -104,7 +104,7 @@ class Publisher:
         self._wake = asyncio.Event()
         self._links_changed = True
         self._peak_bps: int | None = None
-        self._planned_from = ""
+        self._planned_version = ""
         self.node_bandwidth: NodeBandwidth | None = None
         self._writes = Counter(
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
@@ -117,12 +117,12 @@ class Publisher:
         )
         view.subscribe(self._wake.set)
 
-    def note_link_change(self) -> None:
+    def on_link_change(self) -> None:
         """Read links and routes again soon, because one changed."""
         self._links_changed = True
         self._wake.set()
 
-    def note_throughput(self, throughput_bps: float) -> None:
+    def on_throughput(self, throughput_bps: float) -> None:
         """Record the throughput of a stream probe, if ``--measured-capacity`` is on."""
         if self._config.measured_capacity:
             self._peak_bps = updated_peak_bps(self._peak_bps, throughput_bps)
@@ -168,8 +168,8 @@ class Publisher:
 
     async def _publish(self, node: OwnNode, node_bandwidth: NodeBandwidth) -> bool:
         self._report(node_bandwidth)
-        if node.metadata.resource_version == self._planned_from:
-            self._planned_from = ""  # The watch lags behind our write. If it still does next time, write again.
+        if node.metadata.resource_version == self._planned_version:
+            self._planned_version = ""  # The watch lags behind our write. If it still does next time, write again.
             return False
         disputed = self._competing_writer.check(node, node_bandwidth, asyncio.get_running_loop().time())
         self._disputed.set(bool(disputed))
@@ -180,7 +180,7 @@ class Publisher:
         self._writes.labels("ok").inc()
         if writes.status and node_bandwidth.rate_bps is not None:
             self._competing_writer.written_bps = node_bandwidth.rate_bps
-        self._planned_from = node.metadata.resource_version
+        self._planned_version = node.metadata.resource_version
         return True
 
     def _report(self, node_bandwidth: NodeBandwidth) -> None:

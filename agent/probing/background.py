@@ -71,7 +71,7 @@ class BackgroundProber:
         await tcp_ping(probe.destination.address, plan.settings.port)
         raise ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
 
-    def follow_plan(self) -> None:
+    def apply_plan(self) -> None:
         """Send to the destinations of the current plan."""
         targets = {self._target(probe) for probe in self._plans.own_probes}
         self._recent_rounds = {target: rounds for target, rounds in self._recent_rounds.items() if target in targets}
@@ -83,7 +83,7 @@ class BackgroundProber:
         backoff = Backoff()
         while True:
             self._stream = DatagramStream(address, secret)
-            self.follow_plan()
+            self.apply_plan()
             try:
                 await self._stream.run()
             except OSError as error:

@@ -78,7 +78,7 @@ class ProbingManager:
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
         view.subscribe(self._wake)
-        self._plans.on_change = self._follow_plan
+        self._plans.on_change = self._apply_plan
 
     @property
     def problem(self) -> str:
@@ -99,7 +99,7 @@ class ProbingManager:
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Tasks to run, by name."""
         return {
-            "probe-secret": self._follow_secret(),
+            "probe-secret": self._watch_secret(),
             "probe-servers": self._serve(),
             "probe-plan": self._plans.run(self._client, self._view, self._config.namespace),
             "probe-runs": self._scheduler.run(),
@@ -108,11 +108,11 @@ class ProbingManager:
             "announcement": keep_announced(self._client, self._view, self._announcement),
         }
 
-    def _follow_plan(self) -> None:
-        self._metrics.follow_plan()
-        self._writer.follow_plan()
-        self._background.follow_plan()
-        self._scheduler.follow_plan()
+    def _apply_plan(self) -> None:
+        self._metrics.apply_plan()
+        self._writer.apply_plan()
+        self._background.apply_plan()
+        self._scheduler.apply_plan()
         self._wake()
 
     def _wake(self) -> None:
@@ -130,7 +130,7 @@ class ProbingManager:
         if outcome.sample is not None and outcome.sample.measurement.throughput_bps is not None:
             self._on_throughput(outcome.sample.measurement.throughput_bps)
 
-    async def _follow_secret(self) -> None:
+    async def _watch_secret(self) -> None:
         self._secret = await self._source.read()
         while True:
             self._wake()

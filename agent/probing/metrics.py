@@ -53,7 +53,7 @@ class ProbeMetrics:
         self._pairs: dict[Pair, _PairState] = {}
         registry.register(self)
 
-    def follow_plan(self) -> None:
+    def apply_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
         own = [probe for probe in self._plans.own_probes if probe.pair_index == 0]
         wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}

@@ -39,7 +39,7 @@ class PlanSource:
         """The probes of the plan that start at this node."""
         return self.plan.of_node(self.node) if self.plan is not None else ()
 
-    def use(self, plan: ZonePlan | None) -> None:
+    def set_plan(self, plan: ZonePlan | None) -> None:
         """Replace the current plan."""
         self.plan = plan
         if plan is not None:
@@ -54,7 +54,7 @@ class PlanSource:
             zone = (await view.wait_for_node()).zone
             if not zone:
                 log.change("zone", "none", "this node has no zone label and takes no part in measuring")
-                self.use(None)
+                self.set_plan(None)
                 await view.wait_for_change()
                 continue
             log.change("zone", "", "this node has a zone", zone=zone)
@@ -71,11 +71,11 @@ class PlanSource:
 
             reflector.subscribe(on_change)
             await run_until(reflector.run(), _until_zone_differs(view, zone))
-            self.use(None)
+            self.set_plan(None)
 
     def _read(self, zone: str, config_map: ConfigMap | None) -> None:
         if config_map is None:
-            self.use(None)
+            self.set_plan(None)
             return
         try:
             decoded = decode_plan(config_map.data, zone=zone, current=self.plan)
@@ -88,7 +88,7 @@ class PlanSource:
             self._count_refusal(refusal.reason)
         reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
         log.change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
-        self.use(decoded.plan)
+        self.set_plan(decoded.plan)
 
     def _count_refusal(self, reason: str) -> None:
         self.refusal_counts[reason] = self.refusal_counts.get(reason, 0) + 1

@@ -95,7 +95,7 @@ class ResultsWriter:
         """The `warning` if every result is refused, for /readyz."""
         return self.warning if self._refused.keys() >= self._queue.keys else ""
 
-    def follow_plan(self) -> None:
+    def apply_plan(self) -> None:
         """Write to the plan's ConfigMap (nothing without a plan), and forget pairs that left the plan."""
         plan = self._plans.plan
         name = plan.results if plan is not None else ""

@@ -113,9 +113,9 @@ class ProbeScheduler:
     def set_prober(self, prober: NetperfProber | None) -> None:
         """Set the prober of runs; with None all pairs are measured by datagrams."""
         self._prober = prober
-        self.follow_plan()
+        self.apply_plan()
 
-    def follow_plan(self) -> None:
+    def apply_plan(self) -> None:
         """Recompute the next run, because plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._consecutive_failures, self._consecutive_failed_runs):

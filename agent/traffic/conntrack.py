@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.netlink import HEADER, KernelError, each_datagram, each_message, follow, open_netlink
+from agent.netlink import HEADER, KernelError, call_when_readable, each_datagram, each_message, open_netlink
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP = 270, 1, 3
@@ -171,7 +171,7 @@ async def listen(on_datagram: Callable[[bytes], None], on_overflow: Callable[[],
         with open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EVENT_BUFFER_BYTES)
             netlink.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP)
-            await follow(netlink, read)
+            await call_when_readable(netlink, read)
     except OSError as error:
         raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 

@@ -61,7 +61,7 @@ class TrafficManager:
         while True:
             began_s = time.monotonic()
             try:
-                await listen(self.collector.add_ended, self.collector.note_loss)
+                await listen(self.collector.add_ended, self.collector.on_overflow)
             except KernelError as error:
                 if time.monotonic() - began_s > TRAFFIC_ROUND_S:
                     log.change("ends", "", "connection tracking events were read meanwhile")
@@ -117,7 +117,7 @@ class TrafficCollector:
         for entry in read_entries(data):
             self.edges.add_ended(entry)
 
-    def note_loss(self) -> None:
+    def on_overflow(self) -> None:
         """Count a loss of events."""
         self.lost += 1
 

@@ -68,5 +68,5 @@ async def test_a_changed_verdict_is_one_event(
         manager = BandwidthManager(client, AgentConfig(node="n1"), events, CollectorRegistry(), pods)
         for verdict, rate_bps in zip_longest(verdicts, rates_bps):
             status = verdict and LimitStatus(pod=pod, direction="ingress", verdict=verdict, wanted_bps=rate_bps)
-            manager.show(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
+            manager.publish(BandwidthPlan(statuses=(status,) if status else ()), (pod,))
         assert events.reasons == reasons

@@ -139,7 +139,7 @@ def test_a_limit_that_is_removed_again_and_again_is_disputed_and_repaired_less_o
     backoff, repairs = RepairBackoff(), []
     for second in range(0, 3600, 6):
         for action in backoff.due([LIMIT], float(second)):
-            backoff.note(action, float(second), done=True)
+            backoff.record(action, float(second), done=True)
             repairs.append(second)
         assert bool(backoff.disputed(float(second))) == (len(repairs) >= 3)
     assert len(repairs) < 20
@@ -156,13 +156,13 @@ def test_a_limit_is_disputed_whichever_part_of_it_is_removed() -> None:
     backoff = RepairBackoff()
     for number, action in enumerate((with_filter, bucket_only, with_filter)):
         assert backoff.due([action], 100.0 * number) == [action]
-        backoff.note(action, 100.0 * number, done=True)
+        backoff.record(action, 100.0 * number, done=True)
     assert ("LimitEgress", "veth1") in backoff.disputed(250.0)
 
 
 def test_a_failed_repair_is_no_dispute_and_another_limit_is_set_at_once() -> None:
     backoff = RepairBackoff()
-    waits = [backoff.note(LIMIT, 10.0 * number, done=False) for number in range(4)]
+    waits = [backoff.record(LIMIT, 10.0 * number, done=False) for number in range(4)]
     assert waits == [5.0, 10.0, 20.0, 40.0]
     assert backoff.disputed(40.0) == {}
     assert backoff.due([LIMIT], 40.0) == []

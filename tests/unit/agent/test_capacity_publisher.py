@@ -154,12 +154,12 @@ async def test_another_writers_value_is_disputed_with_a_back_off() -> None:
 async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
     async with Bench() as bench:
         bench.links.rate_bps = G
-        bench.publisher.note_link_change()
+        bench.publisher.on_link_change()
         await asyncio.sleep(4)
         assert bench.store.bandwidth == str(G)
         before = bench.links.reads
         for _ in range(600):
-            bench.publisher.note_link_change()
+            bench.publisher.on_link_change()
             await asyncio.sleep(0.1)
         assert bench.links.reads - before <= 32
 
@@ -167,12 +167,12 @@ async def test_a_changed_link_is_read_soon_but_not_for_each_event() -> None:
 async def test_the_last_value_stays_while_links_or_the_api_server_do_not_answer() -> None:
     async with Bench() as bench:
         bench.links.broken = True
-        bench.publisher.note_link_change()
+        bench.publisher.on_link_change()
         await asyncio.sleep(120)
         assert bench.publisher.node_bandwidth is not None
         assert bench.publisher.node_bandwidth.rate_bps == 10 * G
         bench.links.broken, bench.store.reachable, bench.links.rate_bps = False, False, G
-        bench.publisher.note_link_change()
+        bench.publisher.on_link_change()
         await asyncio.sleep(4 * 3600)
         assert bench.store.bandwidth == str(10 * G)
         bench.store.reachable = True

@@ -51,10 +51,10 @@ def change_traffic(registry: CollectorRegistry) -> Step:
 def change_probes(registry: CollectorRegistry) -> Step:
     plans = PlanSource("n1")
     metrics = ProbeMetrics(plans, lambda: False, registry)
-    plans.on_change = metrics.follow_plan
+    plans.on_change = metrics.apply_plan
 
     def step(number: int) -> None:
-        plans.use(plan(THERE[0]) if number % 2 else None)
+        plans.set_plan(plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
             result = f"outcome-{number}-{kind}"
             plans.refusal_counts[result] = 1

@@ -18,8 +18,8 @@ RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
     metrics = ProbeMetrics(plans, lambda: False, registry)
-    plans.on_change = metrics.follow_plan
-    plans.use(plan(*THERE[:2], epoch=1))
+    plans.on_change = metrics.apply_plan
+    plans.set_plan(plan(*THERE[:2], epoch=1))
     return metrics, registry
 
 
@@ -59,12 +59,12 @@ def test_series_disappear_with_their_pair_also_after_late_outcomes() -> None:
     metrics, registry = bench(plans)
     for peer in THERE[:2]:
         metrics.add(outcome(peer, measured(**RUN)))
-    plans.use(plan(THERE[1]))
+    plans.set_plan(plan(THERE[1]))
     metrics.add(outcome(THERE[0], measured(**RUN)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
-    plans.use(None)
+    plans.set_plan(None)
     assert "destination_zone" not in generate_latest(registry).decode()
 
 

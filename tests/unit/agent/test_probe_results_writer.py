@@ -114,8 +114,8 @@ async def writing(
         rng=random.Random(seed),
         wall_clock=lambda: now_s,
     )
-    plans.on_change = writer.follow_plan
-    plans.use(planned("n1", "n2", "n3"))
+    plans.on_change = writer.apply_plan
+    plans.set_plan(planned("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
         yield queue, writer, registry
@@ -169,7 +169,7 @@ async def test_a_refused_writer_is_a_problem_until_it_may_write_or_has_nothing_t
         queue.add(sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
-        plans.use(None)
+        plans.set_plan(None)
         assert writer.problem, "lest a node is in and out of the plan all the time"
         await asyncio.sleep(600)
         assert writer.problem == ""
@@ -321,7 +321,7 @@ async def test_pairs_that_left_the_plan_are_forgotten_with_their_refusals(caplog
         assert writer.warning
         queue.add(sample("n1", 2))
         queue.add(sample("n2"))
-        plans.use(planned("n2"))
+        plans.set_plan(planned("n2"))
         store.refused_keys = set()
         await asyncio.sleep(60)
         assert not writer.warning

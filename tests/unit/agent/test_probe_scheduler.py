@@ -51,7 +51,7 @@ async def probing(
     scheduler = ProbeScheduler(
         plans, 10e6, outcomes.append, background or Answers(), wall_clock=lambda: EPOCH + loop.time()
     )
-    plans.on_change = scheduler.follow_plan
+    plans.on_change = scheduler.apply_plan
     scheduler.set_prober(prober)
     tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagrams())]
     try:
@@ -65,7 +65,7 @@ async def probing(
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     prober = Steady()
     async with probing(prober) as (plans, outcomes):
-        plans.use(plan(*THERE))
+        plans.set_plan(plan(*THERE))
         await asyncio.sleep(600)
     assert [prober.asked.count(peer.address) for peer in THERE] == [10, 10, 10]
     assert prober.most_running == 1
@@ -79,11 +79,11 @@ async def test_a_new_plan_is_followed_at_once_and_without_a_plan_no_probe_runs()
     async with probing(prober) as (plans, _):
         await asyncio.sleep(600)
         assert prober.asked == []
-        plans.use(plan(THERE[0]))
+        plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(130)
         assert set(prober.asked) == {THERE[0].address}
         for following, addresses in ((plan(THERE[1], epoch=2), {THERE[1].address}), (None, set())):
-            plans.use(following)
+            plans.set_plan(following)
             await asyncio.sleep(2)
             prober.asked.clear()
             await asyncio.sleep(300)
@@ -114,7 +114,7 @@ def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
 
 async def outcome_of(background: Answers, prober: Steady) -> Outcome:
     async with probing(prober, background) as (plans, outcomes):
-        plans.use(plan(THERE[0]))
+        plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(120)
     return outcomes[-1]
 
@@ -143,7 +143,7 @@ async def test_failed_runs_give_the_datagrams_sample_and_are_counted_until_one_s
     background.measurement, background.returned = datagrams(500.0), 100
     prober.failure = ProbeFailedError("reset")
     async with probing(prober, background) as (plans, outcomes):
-        plans.use(plan(THERE[0]))
+        plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(181)
         outcome = outcomes[-1]
         assert (outcome.result, outcome.failure, outcome.peer_answered) == ("reset", None, True)
@@ -167,7 +167,7 @@ async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() 
     background = Answers()
     background.measurement, background.returned = datagrams(500.0), 100
     async with probing(None, background) as (plans, outcomes):
-        plans.use(plan(*THERE[:2]))
+        plans.set_plan(plan(*THERE[:2]))
         await asyncio.sleep(600)
     assert [o.destination.node for o in outcomes] == ["n2", "n3"] * 10
     assert {o.sample.measurement.prober for o in outcomes if o.sample is not None} == {"datagrams"}
@@ -177,7 +177,7 @@ async def test_failures_are_counted_in_a_row_with_whether_the_host_answers() -> 
     background, prober = Answers(), Steady()
     prober.failure = ProbeFailedError("timeout", "no connection")
     async with probing(prober, background) as (plans, outcomes):
-        plans.use(plan(THERE[0]))
+        plans.set_plan(plan(THERE[0]))
         await asyncio.sleep(181)
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("timeout", None)}
         counts = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
@@ -203,7 +203,7 @@ class Hanging(Steady):
 async def test_a_peer_that_drops_packets_costs_its_own_turn_only() -> None:
     prober = Hanging()
     async with probing(prober) as (plans, outcomes):
-        plans.use(plan(*THERE, interval_s=24.0))
+        plans.set_plan(plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)
     results = [(o.destination.node, o.result) for o in outcomes]
     assert results.count(("n2", "timeout")) >= 9
