@@ -21,12 +21,12 @@ from controller.cli.plan_inputs import inputs_of
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis, state_of
 from controller.cluster.caches import Caches
-from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostIndex, Location
+from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
+from controller.cluster.status_writing import retry_after
 from controller.cluster.volumes import Volumes
 from controller.cluster.zones import build_zone_map
 from controller.diagnosis.facts import Facts
@@ -485,22 +485,12 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(mon
     assert [await controller._queue.get() for _ in range(len(controller._queue))] == ["y/g"]
 
 
-async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object, **__: object) -> None:
-        raise ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
-
-    client = Written()
-    monkeypatch.setattr(client, "apply", refuse)
-    controller, caches = World(node("n", "z"), group()).groups(client)
+async def test_a_status_that_is_not_found_is_an_error_unless_its_group_is_gone() -> None:
+    caches = World(group()).groups(Written())[1]
+    missing = ApiError(404, "NotFound", "deleted, or its definition has no status subresource")
+    assert retry_after(missing, "y/g", caches.app_groups) is None
     with pytest.raises(ApiError):
-        await controller._reconcile("x/g")
-
-    async def delete(*_: object, **__: object) -> None:
-        caches.app_groups._items.clear()
-        await refuse()
-
-    monkeypatch.setattr(client, "apply", delete)
-    assert await controller._reconcile("x/g") is None
+        retry_after(missing, "x/g", caches.app_groups)
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
@@ -513,36 +503,20 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     assert [(edge.state, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
 
 
-def test_latencies_come_along_with_the_measured_costs_alone_and_across_regions() -> None:
-    text = encode_latencies(Latencies({("z1", "z2"): 1210}))
-
-    def looked_up(*weights: dict[str, Any], destination: Location) -> float | None:
-        plain = topology(*weights)
-        plain["metadata"]["annotations"] = {LATENCY_ANNOTATION: text}
-        state = World(plain).scheduler()
-        return state.costs("x").table.latency_us(Location("west", "z1"), destination)
-
-    near, far = Location("west", "z2"), Location("east", "z2")
-    measured = weight("NetperfCosts", 5)
-    assert [looked_up(measured, destination=place) for place in (near, far)] == [1210, 1210]
-    assert looked_up(measured, destination=Location("west", "")) is None
-    assert looked_up(measured, destination=Location("west", "z9")) is None
-    assert looked_up(measured, weight("UserDefined", 5), destination=near) is None
+def topology_with_latency(us: int, *weights: dict[str, Any]) -> dict[str, Any]:
+    plain = topology(weight("NetperfCosts", 5), *weights)
+    plain["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
+    return plain
 
 
-def test_new_latencies_reach_the_table_although_no_cost_has_changed() -> None:
-    def topology_with_latency(us: int) -> NetworkTopology:
-        plain = topology(weight("NetperfCosts", 5))
-        plain["metadata"]["annotations"] = {LATENCY_ANNOTATION: encode_latencies(Latencies({("z1", "z2"): us}))}
-        made: NetworkTopology = msgspec.convert(plain, NetworkTopology)
-        return made
-
-    index, before, after = (
-        CostIndex(NetworkOverheadArgs(), HOME),
-        topology_with_latency(1210),
-        topology_with_latency(1800),
-    )
-    index.on_change("default/nt-default", None, before)
-    assert index.for_namespace("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1210
-    assert index.on_change("default/nt-default", before, after)
-    assert index.for_namespace("x").table.latency_us(Location("", "z1"), Location("", "z2")) == 1800
+def test_latencies_count_with_measured_costs_only_across_regions_and_change_without_costs() -> None:
+    origin, near = Location("west", "z1"), Location("west", "z2")
+    state = World(topology_with_latency(1210)).scheduler()
+    destinations = (near, Location("east", "z2"), Location("west", ""), Location("west", "z9"))
+    table = state.costs("x").table
+    assert [table.latency_us(origin, each) for each in destinations] == [1210, 1210, None, None]
+    before, after = (msgspec.convert(topology_with_latency(us), NetworkTopology) for us in (1210, 1800))
+    state.on_topology_change("default/nt-default", before, after)
+    assert state.costs("x").table.latency_us(origin, near) == 1800
+    given = World(topology_with_latency(1210, weight("UserDefined", 5))).scheduler()
+    assert given.costs("x").table.latency_us(origin, near) is None
