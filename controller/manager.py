@@ -110,7 +110,7 @@ class Manager:
             *reporting,
             membership=state.membership,
             costs=state.cost_index,
-            services=state.services if config.scheduler.by_answer else None,
+            services=None if config.scheduler.is_parity else state.services,
             pods_of=self._scheduling.pods_of,
             extra_conditions=self._extra_conditions,
         )

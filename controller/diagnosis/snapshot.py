@@ -119,7 +119,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def one_zone(self) -> bool:
         """Whether costs treat all nodes as one zone, see `is_one_zone`."""
-        return self.scheduler.by_answer and is_one_zone(map(location_of, self.nodes))
+        return not self.scheduler.is_parity and is_one_zone(map(location_of, self.nodes))
 
     def costs(self) -> CostIndex:
         """The costs that the scheduler uses; made at each call."""

@@ -86,14 +86,9 @@ class SchedulerConfig(Section, frozen=True):
     @property
     def rules(self) -> NetworkOverheadArgs:
         """NetworkOverhead's arguments after parity."""
-        return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.parity == "upstream")
+        return NetworkOverheadArgs.from_config(self.network_overhead, parity=self.is_parity)
 
     @property
-    def by_answer(self) -> bool:
-        """Whether a dependency is judged by the replica that answers; else, as upstream does, by every pair of caller and callee."""
-        return self.parity != "upstream"
-
-    @property
-    def plans(self) -> bool:
-        """Whether groups are planned."""
-        return self.parity != "upstream"
+    def is_parity(self) -> bool:
+        """Whether it behaves exactly as upstream: no plans, and a dependency is judged by all pairs of caller and callee."""
+        return self.parity == "upstream"

@@ -86,7 +86,7 @@ class State(Index):
         self._score_tables_version = -1
         self.services = ServiceIndex()
         self._examples: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
-        self._by_answer = config.by_answer
+        self._is_parity = config.is_parity
 
     def subscribe_to(
         self,
@@ -136,7 +136,7 @@ class State(Index):
         self.surroundings_version += 1
 
     def _touch_nodes(self) -> None:
-        if self._by_answer:  # Upstream parity keeps its own table.
+        if not self._is_parity:  # Upstream keeps its own table.
             self.cost_index.on_nodes_change(self.locations[index] for index in self.node_counts)
         self._touch()
         self.node_version += 1
@@ -194,7 +194,7 @@ class State(Index):
 
     def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
         """Workload selector -> routing of calls to it; empty in upstream parity."""
-        return self.services.routings_of(pods) if self._by_answer else {}
+        return {} if self._is_parity else self.services.routings_of(pods)
 
     def examples(self, group: str, workload: str) -> list[ObjectMeta]:
         """One placed pod of the workload in each namespace that has or had any."""
@@ -318,7 +318,7 @@ class State(Index):
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
             if dependant.selector == workload:
                 pods = self._on_existing_nodes(members.get(dependency.selector, {}), may_block=True)
-                routing = self.routing_to(key, dependency.selector) if self._by_answer else Routing.ANY
+                routing = Routing.ANY if self._is_parity else self.routing_to(key, dependency.selector)
                 dependencies.append(PeerWorkload(dependency.selector, edge.max_network_cost, pods, routing))
             elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._on_existing_nodes(members.get(dependant.selector, {}), may_block=False)

@@ -27,7 +27,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView) -> tuple[Group
         if name and not pod.is_finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
     costs = snapshot.costs()
-    services = ServiceIndex.from_objects(snapshot.services) if snapshot.scheduler.by_answer else None
+    services = None if snapshot.scheduler.is_parity else ServiceIndex.from_objects(snapshot.services)
     views = []
     for group in sorted(snapshot.groups, key=lambda g: g.metadata.key):
         pods, table = members[group.metadata.key], costs.for_namespace(group.metadata.namespace).table

@@ -212,7 +212,7 @@ class Extender:
         return self._state.score(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
 
     def _target(self, pod: ExtenderPod) -> Target | None:
-        return target_of(pod) if self._config.plans else None
+        return None if self._config.is_parity else target_of(pod)
 
 
 def _answer(answer: Callable[[bytes], bytes], body: bytes) -> bytes:

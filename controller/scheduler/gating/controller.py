@@ -239,7 +239,8 @@ class GatingController:
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now) <= 0
-        plan_state = self.plans.get_or_request(group, pods) if settled and self._config.plans else PlanState()
+        may_plan = settled and not self._config.is_parity
+        plan_state = self.plans.get_or_request(group, pods) if may_plan else PlanState()
         decision = plan_release(plan_state.applied_to(queue), now, self._config.gates)
         for release in decision.releases:
             self.plans.reservations.release(release.pod.metadata.key)

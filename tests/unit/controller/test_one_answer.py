@@ -158,7 +158,7 @@ class World:
             CollectorRegistry(),
             membership=state.membership,
             costs=state.cost_index,
-            services=state.services if self.config.by_answer else None,
+            services=None if self.config.is_parity else state.services,
             pods_of=lambda key: [p for p in caches.group_pods if state.group_of(p.metadata.namespace, p.group) == key],
         )
         self.fill(caches)
