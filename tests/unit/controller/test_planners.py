@@ -116,18 +116,3 @@ async def test_foreign_pods_count_by_their_namespace() -> None:
     assert "z1" not in await cluster.zones(
         required("podAntiAffinity", term(NOISY), term(NOISY, namespaces=["elsewhere"]))
     )
-
-
-async def test_a_plan_is_made_anew_when_a_foreign_pod_comes_into_its_way() -> None:
-    cluster = Planners()
-    cluster.add_foreign("n00", NOBODY)
-    cluster.add_foreign("n02", NOBODY)
-    assert await cluster.zones(required("podAntiAffinity", term(NOISY))) == {"z1"}
-    cluster.node_cache.on_pod_change("d/foreign-n02", None, None)
-    cluster.add_foreign("n01", NOBODY)
-    cluster.now += 60
-    assert cluster.plans.get_or_request("d/g", cluster.of("d/g")).pending
-    await cluster.plans.make("d/g")
-    moved = cluster.plans.get_or_request("d/g", cluster.of("d/g")).plan
-    assert moved is not None
-    assert moved.targets["d/p1"].zone == "z2"

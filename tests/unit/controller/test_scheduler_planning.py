@@ -255,6 +255,10 @@ async def test_room_of_pods_with_lower_priority_is_the_last_resort() -> None:
     assert world.plan_of("d/g").unplaced == ("d/p1", "d/p2")
 
 
+OTHERS = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {APPGROUP_LABEL: "other"}}}
+AWAY_FROM_OTHERS = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [OTHERS]}}
+
+
 def bind_volume(world: World, _: str) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
     reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
@@ -268,6 +272,13 @@ def heat_target(world: World, target: str) -> None:
     world.node_cache.set_hot_nodes(frozenset({target}))
 
 
+def bind_noisy_pod(world: World, target: str) -> None:
+    world.add_pod("d/other", "noisy", "P1", 1)
+    world.bind("d/noisy", target)
+    world.seat("d/noisy")
+    world.now += 60
+
+
 def open_other_gate(world: World, _: str) -> None:
     world.change("d/b", spec={"schedulingGates": [{"name": GATE}]})
 
@@ -277,14 +288,16 @@ def open_other_gate(world: World, _: str) -> None:
     [
         (bind_volume, lambda target: {"d/a": {"n02"}}),
         (heat_target, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
+        (bind_noisy_pod, lambda target: {"d/a": {"n00", "n01", "n02"} - {target}}),
         (open_other_gate, lambda target: {"d/a": {target}, "d/b": {"n00", "n01", "n02"}}),
     ],
-    ids=["a volume is bound", "its host is hot", "another gate opens"],
+    ids=["a volume is bound", "its host is hot", "a foreign pod comes in its way", "another gate opens"],
 )
 async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: Any, hosts: Any) -> None:
     world = one_pod()
     world.add_pod("d/g1", "b", "P1", 1)
-    world.change("d/a", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    world.change("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
     world.change("d/b", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
     first = await world.nodes("d/g1")
     assert not world.request("d/g1").pending
@@ -303,10 +316,7 @@ async def test_a_bound_pod_of_another_template_does_not_hide_what_the_waiting_on
         world.add_pod(group, name, "P1", cpu)
         if node:
             world.run(f"d/{name}", node)
-    term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {APPGROUP_LABEL: "other"}}}
-    world.change(
-        "d/new", spec={"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
-    )
+    world.change("d/new", spec={"affinity": AWAY_FROM_OTHERS})
     assert (await world.nodes("d/g1"))["d/new"] == "n01"
 
 
