@@ -51,12 +51,12 @@ class DiagnoseCommand(Command):
         """Read everything and diagnose it."""
         pod = await session.pod(options.name) if options.name else None
         facts = await read_facts_of(session, pod)
-        found = diagnose(facts)
+        findings = diagnose(facts)
         if pod is None:
-            return Diagnosis(facts.now, found)
-        key, diagnosis = pod.metadata.key, pod_diagnosis(pod, facts, found)
-        mine = tuple(finding for finding in found if finding.code in CLUSTER_WIDE or key in finding.affects)
-        return Diagnosis(facts.now, mine, diagnosis)
+            return Diagnosis(facts.now, findings)
+        key, diagnosis = pod.metadata.key, pod_diagnosis(pod, facts, findings)
+        of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or key in f.affects)
+        return Diagnosis(facts.now, of_pod, diagnosis)
 
     def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The pod, then the findings."""

@@ -65,7 +65,7 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
-    """Of ``evictFailedBarePods`` nothing is used: failed pods use nothing, and are never moved."""
+    """``evictFailedBarePods`` is accepted and ignored: failed pods use nothing, and are never moved."""
 
     max_migrating_per_node: int | None = None
     max_migrating_per_namespace: int | None = None

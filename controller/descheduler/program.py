@@ -1,6 +1,6 @@
 """The descheduler's loop: read usage, evaluate earlier moves, decide, record, evict, report.
 
-A move is recorded before its eviction, so that the next leader knows all evictions of one that ended in between.
+A move is recorded before its eviction, so that the next leader knows it if this one ends in between.
 """
 
 from __future__ import annotations

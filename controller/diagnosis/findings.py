@@ -23,7 +23,7 @@ APPLY_AGAIN = (
 MAX_AFFECTED = 20
 """At most this many affected objects are named."""
 MAX_TEXT_BYTES = 1024
-"""Of a summary, cause or name."""
+"""Longest summary, cause or name."""
 SEVERITY_ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 

@@ -141,7 +141,7 @@ def _pairs(
 
 
 def _basis(is_written: bool, weights: str | None, is_stale: bool, entry: ZoneCost | None) -> PairBasis:
-    """What a written cost rests on. A last good value counts as measured until it is stale, as in the status."""
+    """The source of a written cost. A last good value counts as measured until it is stale, as in the status."""
     if not is_written:
         return "absent"
     if weights != NETPERF_COSTS:
@@ -154,7 +154,7 @@ def _basis(is_written: bool, weights: str | None, is_stale: bool, entry: ZoneCos
 def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: of the node pair that its cost comes from, else the newest."""
     best = {pair: representative_node_pair(entry.node_pairs) for pair, entry in state.items()}
-    wanted = {
+    representative = {
         pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)
         for pair, stream in best.items()
         if stream is not None
@@ -165,7 +165,7 @@ def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePa
         if measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
             continue
         identity = (sample.origin.node, sample.destination.node, measurement.prober, measurement.test)
-        if wanted.get(sample.zones, identity) == identity:
+        if representative.get(sample.zones, identity) == identity:
             chosen[sample.zones] = sample
     return chosen
 

@@ -167,7 +167,7 @@ def test_a_bare_pod_has_no_replacement_to_wait_for() -> None:
     assert evaluated_after(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
 
 
-def test_the_history_is_bounded_and_forgets_what_ends_first() -> None:
+def test_the_history_is_bounded_and_drops_the_back_offs_that_end_first() -> None:
     memory = History()
     for i in range(MAX_BACKOFFS + 5):
         memory = back_off(memory, f"default/Deployment/w{i}", "returned", i, NOW_S)

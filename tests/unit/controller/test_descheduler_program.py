@@ -129,7 +129,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> list[
     return had
 
 
-async def test_what_changes_meanwhile_changes_no_decision_and_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_during_a_round_change_no_decision_and_outdated_moves_are_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api = Api()
     expected = await program(api)[0].round()
     assert api.evicted == moved(expected) != []
@@ -150,7 +152,7 @@ async def test_what_changes_meanwhile_changes_no_decision_and_is_not_evicted(mon
     assert api.evicted == [move.pod.partition("/")[2] for move in kept] != []
 
 
-def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
+def test_a_snapshot_does_not_change_with_the_cluster() -> None:
     world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
     world.budgets.append(budget("b", "app", 5))
     volume = {"metadata": {"name": "v", "labels": {"topology.kubernetes.io/zone": "z1"}}}
@@ -179,7 +181,7 @@ def test_a_copy_decides_as_the_cluster_did_whatever_is_taken_later() -> None:
 
 
 @pytest.mark.parametrize(("cores", "strategy"), [(0.1, "NetworkMisplacement"), (3.9, "LowNodeLoad")])
-def test_a_round_leaves_nothing_of_its_cluster_behind(cores: float, strategy: str) -> None:
+def test_a_round_keeps_no_reference_to_its_snapshot(cores: float, strategy: str) -> None:
     """The controller's full garbage collections are rare, and a cluster takes tens of megabytes."""
     world = cluster({"web-0": "z3-n1", "db-0": "z1-n1", "db-1": "z1-n2"})
     used = {name: amounts(cores if name == "z1-n1" else 0.1, 1) for name in world.nodes}

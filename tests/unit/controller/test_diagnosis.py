@@ -149,7 +149,7 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
-def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s: float) -> None:
+def test_an_agent_that_does_not_repeat_unchanged_samples_is_working(interval_s: float) -> None:
     """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
     written_s = 1.5 * GATHER_S
     oldest_s = math.ceil((refresh_s(interval_s) + written_s) / interval_s) * interval_s + written_s

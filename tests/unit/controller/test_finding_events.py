@@ -29,7 +29,7 @@ def test_a_finding_of_two_diagnoses_has_one_event_until_it_returns() -> None:
     assert counts == [0, 2, 0, 0, 0, 2], "the pod without a node, and the one that waits behind it"
 
 
-def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
+def test_the_event_is_on_the_pod_and_ends_with_the_fix() -> None:
     first = events_after(STUCK, STUCK)[1][0]
     assert (first.about, first.reason) == ((PODS, "web/front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
