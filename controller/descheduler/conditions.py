@@ -208,7 +208,7 @@ MOVE_CONDITIONS = (
               lambda r, c: _limit(r, ("namespace", c.pod.namespace), r.settings.limits.per_namespace, "namespace and round")),
     MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
     MoveCondition("group-complete", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK),
-    MoveCondition("replica-backoff", "It is not in a back-off after the planner refused its move, nor the replacement of a pod that was moved not long ago.",
+    MoveCondition("replica-backoff", "It is in no back-off after its own move, or after the planner refused to move it.",
               _replica_backoff),
     MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff),
     MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",

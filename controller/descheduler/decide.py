@@ -28,7 +28,7 @@ from controller.scheduler.placement.planner import PlanningError
 CONFIRMING_PLANS = 2
 
 SimulateReplacement = Callable[[str, str, int], Awaitable[Target | None]]
-"""Key of a group, key of its pod, and a number that varies the random seed -> the target of the pod's replacement, None without one."""
+"""Keys of a group and its pod, and a number that varies the random seed -> target of the pod's replacement, None without one."""
 
 
 class RoundState(msgspec.Struct, frozen=True):

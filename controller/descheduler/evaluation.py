@@ -1,7 +1,6 @@
 """Evaluates moves once their replacements run: whether the node cooled, or the cost fell.
 
-A workload whose move did not help backs off, twice as long each time, also across restarts. This ends the loop of evict, reschedule,
-evict again.
+A workload whose move did not help backs off, twice as long each time, also across restarts. This ends loops of evictions.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ class EvaluatedMove(NamedTuple):
 def evaluate_moves(
     snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EvaluatedMove]]:
-    """Evaluate all pending moves.
-
-    Returns:
-        The history without the moves whose outcome is known, with their back-offs; and these moves.
-    """
+    """The history after the evaluation of its pending moves, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     kept: list[PendingMove] = []
     outcomes: list[tuple[PendingMove, Outcome]] = []

@@ -162,7 +162,7 @@ class MisplacementRound(TargetFinder):
         return gain > 0 and gain >= max(self._config.margin, MIN_GAIN * current.cost)
 
     def find_target(self, candidate: Candidate) -> str:
-        """See `TargetFinder`: of the nodes that are a gain and can take the pod, the one with fewest violated dependencies, then cost."""
+        """See `TargetFinder`: of the nodes that can take the pod for a gain, the one with the best score."""
         pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
             return "no node is better"

@@ -103,8 +103,8 @@ class RoundReporter:
 def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, list[Operation]]:
     """JSON patches by node that add the taint to hot nodes and remove it from all others.
 
-    They do not write other taints, whose fields we do not all read. The API server refuses to remove a taint, or to add a first one,
-    if the node has changed since, and to add one that exists.
+    They do not write other taints, whose fields we do not all read. If the node has changed since, the API server refuses to
+    remove a taint or to add a first one.
     """
     ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
     operations: dict[str, list[Operation]] = {}

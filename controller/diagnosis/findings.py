@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True):
         cause: the chain of causes, root cause last.
         since: unix seconds; None if unknown.
         affects: affected objects, as ``namespace/name`` or names of nodes and zones.
-        fix: commands or instructions: first those that inspect, last the one that fixes it. Words in capitals (``ZONE``) are placeholders.
+        fix: commands or instructions, the last of which fixes it. Words in capitals (``ZONE``) are placeholders.
         alert: the alert of the same state, which is also a section of the runbook; empty without one.
     """
 

@@ -40,6 +40,7 @@ GATED_ATTEMPT_TIMEOUT_S = 60.0
 LONG_WAIT_S = 600.0
 """Longer than pods wait in a scheduler's queue, or at a gate by any configuration."""
 _NO_DEPENDENCIES = "they are placed as pods of no AppGroup, so that their dependencies have no effect"
+_NOT_NETAWARE = "names a scheduler that does not call netaware's extender"
 _REMOVE_GATES = [{"op": "remove", "path": "/spec/schedulingGates"}]
 
 
@@ -83,7 +84,7 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         summary = "; ".join((f"{by} finds no node for it: {reason.meaning} ({message})", *restrictions(pod, surveys)))
         return PodDiagnosis(kind, summary, since, fix=reason.fix)
     if pod.group and not _uses_netaware(pod, facts):
-        summary = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} names a scheduler that does not call netaware's extender"
+        summary = f"it has the label of AppGroup {pod.group}, but schedulerName {by} {_NOT_NETAWARE}"
         return PodDiagnosis("other-scheduler", summary, pod.created, fix=(_set_scheduler(facts),))
     return PodDiagnosis("waiting", f"{by} has not answered yet", pod.created, fix=(describe,))
 
@@ -256,7 +257,7 @@ def _other_schedulers(facts: Facts) -> Iterator[Finding]:
         others = [pod for pod in pods if not _uses_netaware(pod, facts)]
         if others and len(others) < len(pods):
             by = ", ".join(sorted({pod.scheduler_name for pod in others}))
-            summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} names a scheduler that does not call netaware's extender"
+            summary = f"{_describe(others)} of AppGroup {key}: schedulerName {by} {_NOT_NETAWARE}"
             yield Finding("other-scheduler", "warning", summary, affects=_names(others), fix=(_set_scheduler(facts),))
 
 
