@@ -232,7 +232,7 @@ def _complete(group: AppGroup, facts: GroupFacts) -> _Statement:
 
 
 def _costs_met(facts: GroupFacts) -> _Statement:
-    counts = Counter(found.verdict for found in facts.checks)
+    counts = Counter(check.verdict for check in facts.checks)
     placed = len(facts.checks) - counts["idle"]
     if not placed:
         return None, "NothingPlaced", f"{len(facts.checks)} dependencies, none with pods placed at both ends"
@@ -243,7 +243,7 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     )
     if not unmet:
         return True, "AllWithin", head
-    worst = listed([_described(found, facts.graph) for found in unmet], SHOWN, "; ")
+    worst = listed([_described(check, facts.graph) for check in unmet], SHOWN, "; ")
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
     return holds, reason, f"{head}; worst: {worst}"
 
@@ -256,10 +256,10 @@ def _worst_first(check: DependencyCheck) -> tuple[int, int]:
 def _described(check: DependencyCheck, graph: Graph) -> str:
     names = graph.selectors
     arrow = f"{names[check.edge.dependant]} to {names[check.edge.dependency]}"
-    way = f"{_place(check.origin)} to {_place(check.destination)}"
+    path = f"{_place(check.origin)} to {_place(check.destination)}"
     if check.verdict == "unknown":
-        return f"{arrow} cost unknown ({way})"
-    return f"{arrow} costs {check.cost}, at most {check.edge.max_network_cost} ({way})"
+        return f"{arrow} cost unknown ({path})"
+    return f"{arrow} costs {check.cost}, at most {check.edge.max_network_cost} ({path})"
 
 
 def _place(location: Location) -> str:

@@ -9,13 +9,13 @@ Document = dict[str, Any]
 
 
 def objects_in(document: object, left_out: list[str]) -> Iterator[Document]:
-    """The objects of a document: of a List (also one of a kind, such as NodeList, or one in another), a bare array, itself.
+    """The objects of a document, which may be one object, an array, a List, or a list of one kind such as NodeList.
 
-    Items of a list of one kind need not say their kind and apiVersion, as the API server's do not: they are the list's.
+    Items of a list of one kind get its kind and apiVersion if they have none, as items from the API server.
 
     Args:
         document: as a reader of YAML or JSON gives it.
-        left_out: takes what is no object; null is nothing.
+        left_out: gets a message for each item that is no object; null is ignored.
     """
     if isinstance(document, list):
         for item in document:

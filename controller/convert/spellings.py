@@ -1,6 +1,6 @@
-"""Converts AppGroups and NetworkTopologies as KEP-260 and talks about it spell them into what the API server accepts. Pure.
+"""Converts AppGroups and NetworkTopologies from the field names of KEP-260 and of talks about it to those of the API server. Pure.
 
-Other objects are returned unchanged. What else is wrong with one is left to the API server, which names it.
+Other objects are returned unchanged. Other errors are left to the API server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUPS = frozenset(
 )
 
 Note = Callable[[str, str], None]
-"""Takes a field and what was done to it."""
+"""Records a field and its change."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         object: ``AppGroup a1``.
         field: path in the object as it is now.
-        text: what was done and why.
+        text: the change and its reason.
     """
 
     object: str
@@ -42,7 +42,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
-    """The objects of documents as a YAML reader gives them (see `objects_in`), in accepted spellings, and what was changed."""
+    """Convert the objects of documents from a YAML reader (see `objects_in`); returns them and the changes."""
     objects: list[Document] = []
     changes: list[Change] = []
     for number, document in enumerate(documents, start=1):
@@ -80,8 +80,8 @@ def _mapping(value: object) -> Document:
 
 def _items(parent: Document, key: str, path: str) -> list[tuple[str, Document]]:
     """The objects of a list and their paths."""
-    found = parent.get(key)
-    items = enumerate(found) if isinstance(found, list) else ()
+    value = parent.get(key)
+    items = enumerate(value) if isinstance(value, list) else ()
     return [(f"{path}.{key}[{i}]", item) for i, item in items if isinstance(item, dict)]
 
 
@@ -130,7 +130,7 @@ def _convert_topology(spec: Document, note: Note) -> None:
                 _rename(origin, "costs", "costList", path, note)
 
 
-def _rename(found: Document, old: str, new: str, path: str, note: Note) -> None:
-    if old in found and new not in found:
-        found[new] = found.pop(old)
+def _rename(parent: Document, old: str, new: str, path: str, note: Note) -> None:
+    if old in parent and new not in parent:
+        parent[new] = parent.pop(old)
         note(f"{path}.{new}", f"was spelled {old}")

@@ -19,6 +19,7 @@ from controller.scheduler.placement.planner import Plan
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.worker import PlanningProcess
 from tests.bench.figures import Figures, figure
+from tests.support.bodies import appgroup_spec
 from tests.unit.controller.leader import World
 
 HOSTS, WORKLOADS, REPLICAS, CPU = 10_000, 100, 50, 16
@@ -95,16 +96,9 @@ def _group() -> AppGroup:
     rng = random.Random(1)
     pairs = {(rng.randrange(j), j) for j in range(1, WORKLOADS)}
     pairs |= {(i, j) for j in range(1, WORKLOADS) for i in range(j) if rng.random() < 0.02}
-    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(WORKLOADS)]
-    items = [
-        {
-            "workload": reference,
-            "dependencies": [{"workload": references[j], "maxNetworkCost": 10} for a, j in sorted(pairs) if a == i],
-        }
-        for i, reference in enumerate(references)
-    ]
+    calls = {f"w{i}": {f"w{j}": 10 for a, j in sorted(pairs) if a == i} for i in range(WORKLOADS)}
     namespace, _, name = GROUP.partition("/")
-    body = {"metadata": {"name": name, "namespace": namespace}, "spec": {"numMembers": 5000, "workloads": items}}
+    body = {"metadata": {"name": name, "namespace": namespace}, "spec": appgroup_spec(calls, members=5000)}
     return msgspec.convert(body, AppGroup)
 
 

@@ -81,13 +81,13 @@ def check_plan(
     for pod, node in uncounted:
         by_node.setdefault(node, []).append(pod)
     has_room, awaiting_room = True, set[str]()
-    for node, there in by_node.items():
+    for node, node_pods in by_node.items():
         freed = {name: -value for name, value in evictable.get(node, {}).items()}
         wanted = freed.copy()
-        for pod in there:
+        for pod in node_pods:
             add(wanted, reservations.host_requests_of(pod))
         if not reservations.has_room(group, node, wanted, released_only=True):
-            awaiting_room.update(_without_room(node, there, group, reservations, freed))
+            awaiting_room.update(_without_room(node, node_pods, group, reservations, freed))
         add(wanted, leaving.get(node, {}), -1)
         has_room = has_room and reservations.has_room(group, node, wanted)
     return PlanCheck(uncounted, is_followed, has_room, frozenset(awaiting_room))
@@ -98,10 +98,10 @@ def _without_room(
 ) -> Iterator[str]:
     """Keys of gated pods that a node has no room for now. Released pods come first, then older ones."""
     for pod in sorted(pods, key=lambda p: (p.gated, p.metadata.creation_timestamp or "", p.metadata.key)):
-        asks = reservations.host_requests_of(pod)
-        add(held, asks)
+        requests = reservations.host_requests_of(pod)
+        add(held, requests)
         if pod.gated and not reservations.has_room(group, node, held, released_only=True):
-            add(held, asks, -1)
+            add(held, requests, -1)
             yield pod.metadata.key
 
 
