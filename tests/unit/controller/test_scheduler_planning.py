@@ -297,8 +297,9 @@ async def test_a_group_is_planned_again_when_inputs_of_its_plan_change(change: A
     world = one_pod()
     world.add_pod("d/g1", "b", "P1", 1)
     claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    gates = [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]
     world.change("d/a", spec={"volumes": claim, "affinity": AWAY_FROM_OTHERS})
-    world.change("d/b", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
+    world.change("d/b", spec={"schedulingGates": gates, "affinity": AWAY_FROM_OTHERS})
     first = await world.nodes("d/g1")
     assert not world.request("d/g1").pending
     assert first.keys() == {"d/a"}
