@@ -59,8 +59,7 @@ def shares(pod: NodePod, direction: str, device: str, rate_bps: float) -> tuple[
 
     before = passed()
     stream = start(pod, direction, "bulk", SECONDS + 0.5)
-    # It began after the last reading that saw nothing, and what is read passed before the clock is read: a busy machine, on which
-    # readings are far apart, makes the shares less and never more.
+    # Readings that are far apart, as on a busy machine, make the shares smaller, never larger.
     began = now = time.monotonic()
     while passed() == before and stream.poll() is None:
         began = now

@@ -60,8 +60,7 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
         spec = pod.spec(ingress=f"{rate}M", egress=f"{rate}M")
         statuses = of_pod(enforce(spec), pod)
         assert {name: j.verdict for name, j in statuses.items()} == {"ingress": "enforced", "egress": "enforced"}
-        # Other work on the machine slows a stream and a round trip, and speeds up neither: the limit holds in every run;
-        # that it is used up, and that its queue is short, shows in one run that had a processor when it wanted one.
+        # The limit holds in every run. Other work slows streams and round trips, so one run must use it up with a short queue.
         mean = 0.0
         while mean < 0.90:
             first_second, mean = shares(pod, direction, device_of(pod, direction), rate * 1e6)

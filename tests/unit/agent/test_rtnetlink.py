@@ -25,8 +25,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
 from agent.bandwidth.kernel import execute
-from agent.bandwidth.state import ROOT, Device, Filter, LimitIngress, Qdisc
-from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
+from agent.bandwidth.state import ROOT, Device, LimitIngress, Qdisc
+from agent.bandwidth.traffic_control import parse_device, parse_qdisc
 from agent.capacity.kernel import parse_default_route, parse_link, parse_root
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
@@ -61,13 +61,6 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
     roots = dict(root for m in recorded("qdiscs") if (root := parse_root(m, HEADER, len(m))) is not None)
     assert (roots[VETH], roots[IFB]) == (("tbf", 10), ("tbf", 100_000))
-
-
-def test_hash_tables_of_u32_are_no_filters() -> None:
-    found = [one for m in recorded("filters") if (one := parse_filter(m, HEADER, len(m))) is not None]
-    assert found == [
-        Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB, loses_packets=True)
-    ]
 
 
 def test_default_routes_of_the_main_table_with_every_next_hop() -> None:
