@@ -26,7 +26,7 @@ from netperf.cost_state import (
 )
 from netperf.histogram import rank_of
 from netperf.latencies import Latencies, ZonePair, infer_us, round_up_error
-from netperf.policy import GREATEST_COST, MIN_ZONE_COST, CostPolicy
+from netperf.policy import MAX_NETWORK_COST, MIN_ZONE_COST, CostPolicy
 from netperf.smoothing import WINDOW_SAMPLES
 
 Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
@@ -368,7 +368,7 @@ def _last_good(
 def cost_of(latency_us: float, policy: CostPolicy) -> int:
     """The latency in units of the policy, rounded up, at least 2 and at most 10,000."""
     units = math.ceil(latency_us / policy.unit_us - 1e-9)  # 5000.000001 us is 5 ms, not 6
-    return min(max(units, MIN_ZONE_COST), GREATEST_COST)
+    return min(max(units, MIN_ZONE_COST), MAX_NETWORK_COST)
 
 
 def cost_with_hysteresis(current_cost: int | None, latency_us: float, mad_us: float, policy: CostPolicy) -> int:
@@ -383,7 +383,7 @@ def cost_with_hysteresis(current_cost: int | None, latency_us: float, mad_us: fl
     upper_us = current_cost * policy.unit_us
     margin_us = max(policy.hysteresis * upper_us, min(2 * mad_us, upper_us / 2))
     low_us = -math.inf if current_cost <= MIN_ZONE_COST else upper_us - policy.unit_us - margin_us
-    high_us = math.inf if current_cost >= GREATEST_COST else upper_us + margin_us
+    high_us = math.inf if current_cost >= MAX_NETWORK_COST else upper_us + margin_us
     return current_cost if low_us < latency_us <= high_us else cost
 
 

@@ -15,7 +15,7 @@ SAME_HOST_COST = 0
 SAME_ZONE_COST = 1
 MIN_ZONE_COST = 2
 """Between zones; one more than inside a zone, so that inside is always nearer (NetworkOverhead, docs/contracts)."""
-GREATEST_COST = 10_000
+MAX_NETWORK_COST = 10_000
 """The highest valid maxNetworkCost; greater costs would all exceed every limit."""
 
 

@@ -17,7 +17,7 @@ from controller.cluster.resources import AppGroupSpec, Dependency, WorkloadRef
 from kubekit import quantity
 from kubekit.errors import QuantityError
 
-GREATEST_COST = 10_000
+MAX_NETWORK_COST = 10_000
 
 Problem = Literal[
     "NoSelector",
@@ -137,13 +137,13 @@ class _Resolver:
             return self._by_selector[wanted.selector]
         if wanted.selector:
             return "depends on an unknown workload,"
-        named = [i for i in self._by_name.get(wanted.name, ()) if _may_be(self._workloads[i], wanted)]
+        named = [i for i in self._by_name.get(wanted.name, ()) if _is_compatible(self._workloads[i], wanted)]
         if len(named) == 1:
             return named[0]
         return "depends on a name that several workloads have," if named else "depends on an unknown workload,"
 
 
-def _may_be(workload: WorkloadRef, wanted: WorkloadRef) -> bool:
+def _is_compatible(workload: WorkloadRef, wanted: WorkloadRef) -> bool:
     pairs = ((workload.kind, wanted.kind), (workload.namespace, wanted.namespace))
     return all(not asked or not has or asked == has for has, asked in pairs)
 
@@ -151,11 +151,11 @@ def _may_be(workload: WorkloadRef, wanted: WorkloadRef) -> bool:
 def _edge(dependant: int, dependency: int, declared: Dependency, name: str, faults: list[Fault]) -> Edge:
     cost = declared.max_network_cost
     towards = _name(declared.workload)
-    if not 0 <= cost <= GREATEST_COST:
+    if not 0 <= cost <= MAX_NETWORK_COST:
         faults.append(
-            Fault("BadCost", f"{name}: maxNetworkCost {cost} for {towards} is not within 0 to {GREATEST_COST}")
+            Fault("BadCost", f"{name}: maxNetworkCost {cost} for {towards} is not within 0 to {MAX_NETWORK_COST}")
         )
-        cost = min(max(cost, 0), GREATEST_COST)
+        cost = min(max(cost, 0), MAX_NETWORK_COST)
     try:
         rate_bps = quantity.parse_int(declared.min_bandwidth) if declared.min_bandwidth is not None else 0
     except QuantityError as error:

@@ -59,7 +59,7 @@ class ProbePlanner:
         self._plans: dict[str, ZonePlan] = {}
         self.zone_count = 0
         self._expected: dict[str, float] | None = None
-        self._links = Gauge(
+        self._zone_pairs = Gauge(
             "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
         self._interval = Gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.", registry=registry)
@@ -101,11 +101,11 @@ class ProbePlanner:
     async def _reconcile(self, _: str) -> float:
         objects = {found.metadata.name: found for found in self._caches.plans}
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
-        # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
+        # In a thread: a plan of 100 zones takes long, and the leader must renew its lease.
         previous, plan, keys, self.zone_count = await asyncio.to_thread(
             self._evaluate, objects, nodes, pods, self._wall()
         )
-        self._expect(keys)
+        self._expect_keys(keys)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._create_results(ObjectName(self._namespace, results))
         wanted = {plan_object_name(zone): zone_plan for zone, zone_plan in plan.zones.items()}
@@ -121,8 +121,8 @@ class ProbePlanner:
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
         self._plans, self.interval_s = plan.zones, plan.interval_s
-        self._show(plan)
-        await self._sweep()
+        self._report_plan(plan)
+        await self._remove_obsolete_results()
         return min(REPLAN_S, self.interval_s)
 
     async def _create_results(self, results: ObjectName) -> None:
@@ -154,7 +154,7 @@ class ProbePlanner:
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
         return previous, plan, keys, len({fact.zone for fact in facts} - {""})
 
-    def _expect(self, keys: Collection[str]) -> None:
+    def _expect_keys(self, keys: Collection[str]) -> None:
         """Expect keys of the previous plan for two more rounds, because agents learn of a plan late."""
         now_s = self._clock()
         unexpired = {key: until for key, until in (self._expected or {}).items() if until > now_s}
@@ -176,8 +176,8 @@ class ProbePlanner:
         self._writes.labels("plan-written").inc()
         log.info("plan written", zone=plan.zone, probes=len(plan.probes), epoch=plan.epoch, interval_s=plan.interval_s)
 
-    def _show(self, plan: PairPlan) -> None:
-        self._links.set(plan.links)
+    def _report_plan(self, plan: PairPlan) -> None:
+        self._zone_pairs.set(plan.links)
         self._interval.set(plan.interval_s)
         reasons = [refusal.reason for refusal in plan.left_out]
         self._left_out.clear()
@@ -188,16 +188,16 @@ class ProbePlanner:
             "left-out", shown, "nodes or zones take no part in probing", level="info", count=len(reasons), some=shown
         )
 
-    async def _sweep(self) -> None:
+    async def _remove_obsolete_results(self) -> None:
         """Remove unreadable keys, and keys of pairs that are gone, so that objects do not grow for ever."""
         plans = tuple(self._plans.values())
         planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
         for name in self.result_objects():
             found = self._caches.results.get(str(name))
-            doomed = await asyncio.to_thread(keys_to_remove, found.data or {}, planned) if found is not None else ()
-            if not doomed:
+            obsolete = await asyncio.to_thread(keys_to_remove, found.data or {}, planned) if found is not None else ()
+            if not obsolete:
                 continue
-            patch = removal_patch(doomed)
+            patch = removal_patch(obsolete)
             try:
                 await self._client.patch(
                     CONFIGMAPS,
@@ -211,8 +211,8 @@ class ProbePlanner:
             except ApiError as error:
                 if not error.not_found:
                     raise
-            self._writes.labels("results-keys-removed").inc(len(doomed))
-            log.info("results removed that are not planned or cannot be read", object=name, keys=len(doomed))
+            self._writes.labels("results-keys-removed").inc(len(obsolete))
+            log.info("results removed that are not planned or cannot be read", object=name, keys=len(obsolete))
 
 
 def _decode(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:

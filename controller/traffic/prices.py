@@ -48,7 +48,7 @@ class PriceTable(Section, frozen=True):
         return self if any((self.same_zone, self.between_zones, self.between_regions)) else None
 
     def per_month(self, bytes_per_s: float, origin: Location, destination: Location) -> float:
-        """Money that a steady rate costs in a month of 730 hours."""
+        """The cost of a steady rate in a month of 730 hours."""
         return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * self.per_gb(origin, destination)
 
     def per_gb(self, origin: Location, destination: Location) -> float:

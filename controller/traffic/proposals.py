@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from controller.cluster.costs import SAME_ZONE_COST, CostTable
-from controller.cluster.graph import GREATEST_COST
+from controller.cluster.graph import MAX_NETWORK_COST
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, Workload, WorkloadRef
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.workloads import Workloads
@@ -127,7 +127,7 @@ class _ExistingGroups:
     def _find(self, workload: WorkloadId, group: str = "") -> tuple[str, Workload | None]:
         """The group that lists a workload, and its entry there; a group is searched alone if it is named."""
         for name, item in self._listed.get(workload.name, ()):
-            if workload.namespace == self._namespace and _may_be(item.workload, workload) and name in {group or name}:
+            if workload.namespace == self._namespace and _matches(item.workload, workload) and name in {group or name}:
                 return name, item
         return "", None
 
@@ -144,12 +144,12 @@ class _ExistingGroups:
         """Whether a person wrote an edge to the workload with this selector; by name if the dependency has no selector."""
         _, item = self._find(client, group)
         return item is not None and any(
-            target.selector == selector if target.selector else _may_be(target, server)
+            target.selector == selector if target.selector else _matches(target, server)
             for target in (dependency.workload for dependency in item.dependencies or ())
         )
 
 
-def _may_be(listed: WorkloadRef, observed: WorkloadId) -> bool:
+def _matches(listed: WorkloadRef, observed: WorkloadId) -> bool:
     """Whether name and kind agree; an empty kind agrees with any."""
     return listed.name == observed.name and len({listed.kind, observed.kind} - {""}) < 2
 
@@ -340,4 +340,4 @@ def _observed_max_cost(found: ObservedDependency, workloads: Workloads, costs: C
         workloads.locations.get(found.client, ()), workloads.locations.get(found.server, ())
     )
     known = (costs.cost(client, server) for client, server in pairs if client != server)
-    return min(max([SAME_ZONE_COST, *(cost for cost in known if cost is not None)]), GREATEST_COST)
+    return min(max([SAME_ZONE_COST, *(cost for cost in known if cost is not None)]), MAX_NETWORK_COST)

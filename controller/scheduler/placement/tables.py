@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.cluster.costs import UNKNOWN_COST, CostTable, Location, is_one_zone
-from controller.cluster.graph import GREATEST_COST
+from controller.cluster.graph import MAX_NETWORK_COST
 from controller.scheduler.placement.problem import Floats, Ints
 from controller.traffic.prices import PriceTable
 
@@ -82,12 +82,12 @@ def latency_us(origin: Location, destination: Location, costs: CostTable, *, mea
 
 @lru_cache(_TABLES)
 def cost_matrix(locations: tuple[Location, ...], costs: CostTable) -> Ints:
-    """[zone, zone] cost to compare with a limit: GREATEST_COST + 1 if always violated, -1 if never. Read-only."""
+    """[zone, zone] cost to compare with a limit: MAX_NETWORK_COST + 1 if always violated, -1 if never. Read-only."""
 
     def limit_cost(a: Location, b: Location) -> int:
-        found, cost = costs.check_limit(a, b, GREATEST_COST)
+        found, cost = costs.check_limit(a, b, MAX_NETWORK_COST)
         if found == "violated":
-            return GREATEST_COST + 1
+            return MAX_NETWORK_COST + 1
         return cost if found == "satisfied" and a != b else -1
 
     flat = [limit_cost(a, b) for a in locations for b in locations]

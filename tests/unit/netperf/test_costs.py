@@ -14,7 +14,7 @@ from kubekit.errors import ConfigError
 from netperf.cost_state import CostState, restore, resume, update_state
 from netperf.costs import ZoneCosts, compute_costs, cost_of, cost_with_hysteresis, region_costs
 from netperf.latencies import infer_us
-from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
+from netperf.policy import MAX_NETWORK_COST, CostPolicy, parse_policy
 from netperf.sample import Measurement, Place, Sample
 from netperf.smoothing import add_sample, replace_newest_sample
 
@@ -58,7 +58,7 @@ def test_ignored_latencies_count_neither_for_age_nor_for_node_pairs() -> None:
 
 
 latencies = st.floats(min_value=0.01, max_value=1e8)
-costs = st.one_of(st.none(), st.integers(2, GREATEST_COST))
+costs = st.one_of(st.none(), st.integers(2, MAX_NETWORK_COST))
 
 
 @given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
@@ -68,7 +68,7 @@ def test_a_cost_never_decreases_with_the_latency(
     policy = CostPolicy(hysteresis=hysteresis)
     low, high = sorted((one, other))
     low_cost, high_cost = (cost_with_hysteresis(current_cost, us, noise_us, policy) for us in (low, high))
-    assert 2 <= low_cost <= high_cost <= GREATEST_COST
+    assert 2 <= low_cost <= high_cost <= MAX_NETWORK_COST
 
 
 @given(
