@@ -1,4 +1,4 @@
-"""A day of the descheduler over the real kube-scheduler, in compressed time: how often who is evicted, and what that is worth.
+"""A day of the descheduler over the real kube-scheduler, in compressed time: numbers of evictions, and what they gain.
 
 Run by hand (minutes): ``python tests/bench/descheduler_day.py --seeds 1 2 3 --json``. etcd, API server and kube-scheduler are real;
 nodes are API objects without a kubelet, and a bound pod counts as running at once. Rounds are a minute of the day apart and are
@@ -59,6 +59,8 @@ NODE_COUNT, ZONES, CORES, GIB = 30, 3, 8, 32
 WORKLOADS, LOAD = 45, 0.36
 SURGE, SURGE_S, SURGING = 2.5, 3 * 3600.0, 0.6
 BEGIN_S, DAY_S, ROUND_S = 1_800_000_000.0, 86_400.0, 60.0
+ROUNDS_S = [ROUND_S * i for i in range(int(DAY_S / ROUND_S))]
+"""Times of all rounds, seconds of the day."""
 HIGH = 70.0
 POLICY = {"lowThresholds": {"cpu": 55, "memory": 55}, "highThresholds": {"cpu": HIGH, "memory": HIGH}}
 _GI = 1 << 30
@@ -72,7 +74,7 @@ class Workload(msgspec.Struct, frozen=True):
         factors: of each replica; their number is that of the replicas.
         phase_s: when its day begins.
         surge_s: when it surges, seconds of the day; negative for never.
-        helpable: whether moving its pods can help anybody.
+        helpable: whether moving its pods can help.
         node: the one it is bound to; empty for any.
     """
 
@@ -151,7 +153,7 @@ class Day:
             await self._client.request("DELETE", PODS.path(self.namespace), body=body, timeout_s=60)
 
     def _owner(self, workload: Workload) -> dict[str, Any]:
-        """Nobody acts on it here; the scheduler reads its selector, by which it spreads replicas."""
+        """No controller runs here; the scheduler spreads replicas by its selector."""
         labels = {"app": workload.name}
         return {
             "metadata": {"name": workload.name},
@@ -310,7 +312,7 @@ def heat_of(day: Day, at_s: float) -> tuple[Heat, UsageView]:
 async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
     """Play one day."""
     async with day.ready():
-        without = [heat_of(day, at_s)[0] for at_s in _rounds()]
+        without = [heat_of(day, at_s)[0] for at_s in ROUNDS_S]
         world = World()
         for node in nodes:
             world.on_node_change(node.metadata.name, node)
@@ -318,7 +320,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         heats, moves, took = list[Heat](), Counter[str](), list[float]()
         replicas = Counter[tuple[str, int]]()
         ends = list[EvaluatedMove]()
-        for at_s in _rounds():
+        for at_s in ROUNDS_S:
             now = BEGIN_S + at_s
             heat, view = heat_of(day, at_s)
             heats.append(heat)
@@ -354,13 +356,6 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
         outcomes=dict(sorted(Counter(end.outcome for end in ends).items())),
         decide_ms_p50=round(1000 * sorted(took)[len(took) // 2], 2),
     )
-
-
-def _rounds() -> Iterator[float]:
-    at_s = 0.0
-    while at_s < DAY_S:
-        yield at_s
-        at_s += ROUND_S
 
 
 async def make_nodes(client: Client) -> list[Node]:
@@ -399,7 +394,7 @@ async def run(seeds: list[int]) -> list[Figures]:
 
 
 def verdicts(found: list[Figures]) -> BenchFigures:
-    """The budgets of a move that is a promise, over all days."""
+    """The budgets of all days: few evictions, and moves that help."""
     ineffective = sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE)
     most_ineffective = max(f.most_of_a_workload_that_cannot for f in found)
     most_helped = max(f.most_of_a_replica_that_can_be_helped for f in found)

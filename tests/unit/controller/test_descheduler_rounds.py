@@ -262,7 +262,7 @@ def play(seed: int) -> int:
     check_limits(world, decision)
     for move in decision.plan.moves:
         check_pod(world, world.view.pods.by_key[move.pod])
-    check_landings(world, decision)
+    check_targets(world, decision)
     check_budgets(world, decision)
     assert len(decision.history.pending) <= len(world.memory.pending)
     return len(decision.plan.moves)
@@ -284,27 +284,27 @@ def check_limits(world: World, decision: RoundDecision) -> None:
 
 
 def check_workload(world: World, history: History, workload: str, count: int) -> None:
-    rest = world.memory.backoffs.get(workload)
-    assert rest is None or rest.until_s <= NOW_S
-    mine = [p for p in world.view.pods.by_key.values() if p.workload == workload]
-    if not mine:
+    backoff = world.memory.backoffs.get(workload)
+    assert backoff is None or backoff.until_s <= NOW_S
+    pods = [p for p in world.view.pods.by_key.values() if p.workload == workload]
+    if not pods:
         return  # a bare pod
-    underway = sum(f.move.workload == workload and not f.replacement_node for f in history.pending)
-    whole = [p for p in mine if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
-    size = len(whole) + underway
+    awaited = sum(f.move.workload == workload and not f.replacement_node for f in history.pending)
+    active = [p for p in pods if not p.is_terminating and p.phase not in {"Succeeded", "Failed"}]
+    size = len(active) + awaited
     assert size >= world.plain["protection"]["minReplicas"]
     recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.evictions)
-    assert recent + count <= most(world.plain["limits"]["perWorkload"], size)
-    missing = max(sum(not p.ready for p in whole), underway)
-    assert missing + count <= max(most(world.plain["limits"]["unavailablePerWorkload"], size), missing)
+    assert recent + count <= resolve_limit(world.plain["limits"]["perWorkload"], size)
+    missing = max(sum(not p.ready for p in active), awaited)
+    assert missing + count <= max(resolve_limit(world.plain["limits"]["unavailablePerWorkload"], size), missing)
 
 
-def most(limit: int | str, size: int) -> int:
+def resolve_limit(limit: int | str, size: int) -> int:
     return limit if isinstance(limit, int) else max(1, size * int(limit.rstrip("%")) // 100)
 
 
 def check_pod(world: World, one: PodInfo) -> None:
-    """Nobody goes who was not opted in."""
+    """Only pods that protection and policy allow are moved."""
     protection, policy = world.plain["protection"], world.plain["policy"]
     assert one.phase == "Running"
     assert not one.is_terminating
@@ -322,8 +322,8 @@ def check_pod(world: World, one: PodInfo) -> None:
         assert one.labels["app"] in {"w0", "w1", "w2"}
 
 
-def check_landings(world: World, decision: RoundDecision) -> None:
-    """A promised node is one that kube-scheduler could take, with everything that was promised there before."""
+def check_targets(world: World, decision: RoundDecision) -> None:
+    """kube-scheduler could place each pod on its target, after the moves before it."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
     for one in world.view.pods.by_key.values():
         if one.node and one.phase not in {"Succeeded", "Failed"}:
@@ -357,7 +357,7 @@ def check_budgets(world: World, decision: RoundDecision) -> None:
 
 def test_random_rounds_keep_every_limit_budget_and_opt_in_and_answer_the_same_twice() -> None:
     moves = [play(seed) for seed in range(ROUNDS)]
-    # Rounds in which nobody goes would keep every limit.
+    # Rounds without moves would keep every limit.
     assert sum(moves) > ROUNDS / 6
     assert sum(map(bool, moves)) > ROUNDS / 10
 
