@@ -112,6 +112,11 @@ def pod(name: str, on: str, **fields: Any) -> PodInfo:
     return read(pod_document(name, on, **fields))
 
 
+def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
+    """A pod of a workload of its own."""
+    return pod(name, on, **{"owner": f"ReplicaSet/{name}-1", **fields})
+
+
 def pod_document(
     name: str,
     on: str,

@@ -21,6 +21,7 @@ from tests.support.descheduled import (
     PodInfo,
     RoundDecision,
     Volumes,
+    alone,
     amounts,
     budget,
     moved,
@@ -52,11 +53,6 @@ def hot_with(
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
     view = snapshot(nodes, pods, usage, {p.key: amounts(cpu, 0.1) for p in pods}, budgets=budgets)
     return once(view, settings(sections.pop("policy", None), **sections), memory=memory)
-
-
-def separate(name: str, **fields: Any) -> PodInfo:
-    """A pod of a workload of its own."""
-    return pod(name, "hot", **{"owner": f"ReplicaSet/{name}-1", **fields})
 
 
 WEB = "default/ReplicaSet/web-5d4f"
@@ -203,20 +199,20 @@ def test_every_condition_has_a_case_in_the_order_of_the_list() -> None:
     ],
 )
 def test_pods_that_settings_or_annotations_allow_are_moved(fields: dict[str, Any], sections: dict[str, Any]) -> None:
-    assert moved(hot_with(separate("p", **fields), **sections)) == ["p"]
+    assert moved(hot_with(alone("p", **fields), **sections)) == ["p"]
 
 
 def test_lower_priority_goes_first_then_lower_class_then_lower_cost_then_greater_use_then_the_younger() -> None:
     nodes = [node("hot", cpu="10"), node("idle", cpu="64", memory="256Gi")]
     cost = {"descheduler.koordinator.sh/eviction-cost": "5"}
     pods = [
-        separate("g-young", created_s=NOW_S - 10),
-        separate("f-old", created_s=NOW_S - 1000),
-        separate("e-big", created_s=NOW_S - 2000),
-        separate("d-costly", annotations=cost),
-        separate("c-guaranteed", qos="Guaranteed"),
-        separate("b-best-effort", qos="BestEffort"),
-        separate("a-important", priority=5),
+        alone("g-young", created_s=NOW_S - 10),
+        alone("f-old", created_s=NOW_S - 1000),
+        alone("e-big", created_s=NOW_S - 2000),
+        alone("d-costly", annotations=cost),
+        alone("c-guaranteed", qos="Guaranteed"),
+        alone("b-best-effort", qos="BestEffort"),
+        alone("a-important", priority=5),
     ]
     used = {p.key: amounts(0.2, 0.1) for p in pods} | {"default/e-big": amounts(0.3, 0.1)}
     view = snapshot(nodes, pods, {"hot": amounts(9.9, 1), "idle": amounts(0, 0)}, used)
@@ -227,7 +223,7 @@ def test_lower_priority_goes_first_then_lower_class_then_lower_cost_then_greater
 def test_a_pod_whose_move_alone_suffices_goes_first_and_the_smallest_of_those() -> None:
     # 4 cores at 2.5: half a core must go.
     nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
-    pods = [separate(name) for name in ("small", "just-enough", "huge")]
+    pods = [alone(name) for name in ("small", "just-enough", "huge")]
     used = {"small": amounts(0.4, 0.1), "just-enough": amounts(0.6, 0.1), "huge": amounts(1.4, 0.1)}
     view = snapshot(nodes, pods, {"hot": amounts(2.5, 1), "idle": amounts(0, 0)}, used)
     assert moved(once(view, settings())) == ["just-enough"]
@@ -269,7 +265,7 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
     nodes = [node("hot"), node("idle", **{"cpu": "64", "memory": "256Gi", **target})]
     used = {"p": amounts(0.6, 0.1)}
     ports = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
-    pods = [separate("p", spec=spec), pod("holder", "idle", spec=ports)]
+    pods = [alone("p", spec=spec), pod("holder", "idle", spec=ports)]
     decision = once(snapshot(nodes, pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used), settings())
     assert [s.why for s in decision.plan.skips] == ([f"0/1 nodes are available: 1 {why}"] if why else [])
     assert moved(decision) == ([] if why else ["p"])
@@ -279,7 +275,7 @@ def test_equal_pods_with_other_labels_are_checked_against_other_pods_one_by_one(
     anti = {"podAntiAffinity": {REQUIRED: [{**BY_HOST, "labelSelector": {"matchLabels": {"app": "a"}}}]}}
     shy = pod("shy", "idle", spec={"affinity": anti})
     nodes, usage = [node("hot"), node("idle", cpu="64")], {"hot": amounts(4, 1), "idle": amounts(0, 1)}
-    pods = [separate(name, labels={"app": name}) for name in ("a", "b", "c")]
+    pods = [alone(name, labels={"app": name}) for name in ("a", "b", "c")]
     view = snapshot(nodes, [*pods, shy], usage, {name: amounts(0.9, 0.1) for name in ("a", "b", "c")})
     assert moved(once(view, settings())) == ["b", "c"]
 
@@ -313,13 +309,13 @@ def labelled(key: str, operator: str, *values: str) -> dict[str, Any]:
 def test_required_node_affinity(terms: list[dict[str, Any]], *, fits: bool) -> None:
     spec = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}}
     idle = node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"})
-    assert moved(hot_with(separate("p", spec=spec), idle=idle)) == (["p"] if fits else [])
+    assert moved(hot_with(alone("p", spec=spec), idle=idle)) == (["p"] if fits else [])
 
 
 def test_required_anti_affinity_keeps_replicas_apart() -> None:
     term = {**BY_HOST, "labelSelector": {"matchLabels": {"app": "db"}}}
     anti = {"affinity": {"podAntiAffinity": {REQUIRED: [term]}}}
-    here = [separate(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
+    here = [alone(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
     nodes = [node("hot"), *(node(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
     there = [pod("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
     usage = {"hot": amounts(4, 1)} | {f"idle-{i}": amounts(i, i) for i in range(3)}
@@ -330,7 +326,7 @@ def test_required_anti_affinity_keeps_replicas_apart() -> None:
 
 def test_the_least_loaded_target_that_fits_is_named_and_filled_before_it_becomes_hot() -> None:
     nodes = [node("hot", cpu="16"), node("a", cpu="4"), node("b", cpu="4")]
-    pods = [separate(f"p{i}") for i in range(6)]
+    pods = [alone(f"p{i}") for i in range(6)]
     usage = {"hot": amounts(16, 1), "a": amounts(0.4, 1), "b": amounts(0.2, 1)}
     plan = once(snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods}), settings()).plan
     # At 0.8 cores each, a third one would make either of them hot.
@@ -349,7 +345,7 @@ def test_a_share_of_a_workload_is_rounded_down_but_at_least_one(limit: int | str
 def test_moves_of_earlier_rounds_take_capacity_before_usage_shows_them() -> None:
     nodes = [node("hot", cpu="8"), node("idle"), node("left", cpu="8")]
     usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
-    view = snapshot(nodes, [separate("p")], usage, {"p": amounts(1, 0.1)})
+    view = snapshot(nodes, [alone("p")], usage, {"p": amounts(1, 0.1)})
     assert moved(once(view, settings())) == ["p"]
     bound: dict[str, Any] = {"replacement_node": "idle", "replacement_uid": "x", "replacement_bound_s": NOW_S - 10}
     for cores, replacement in ((1.5, bound), (1.9, {})):

@@ -20,11 +20,11 @@ from tests.support.descheduled import (
     DeschedulerSnapshot,
     History,
     Node,
-    PodInfo,
     RoundState,
     Target,
     UsageView,
     World,
+    alone,
     amounts,
     decide,
     decided,
@@ -40,11 +40,6 @@ from tests.support.descheduled import (
 
 HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10.0.2.58"
 LOAD = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDLE: amounts(0.182, 1367 / 1024)}
-
-
-def alone(name: str, on: str = "hot", **fields: Any) -> PodInfo:
-    """A pod of a workload of its own."""
-    return pod(name, on, owner=f"ReplicaSet/{name}-1", **fields)
 
 
 def cluster(
@@ -221,7 +216,7 @@ def test_without_node_fit_capacity_is_still_deducted() -> None:
 def test_resource_weights_decide_which_hot_node_comes_first() -> None:
     nodes = [*(node(name, cpu="10", memory="10Gi") for name in ("cpu-hot", "memory-hot")), node("idle", cpu="100")]
     usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
-    pods = [pod("c", "cpu-hot", owner="ReplicaSet/c-1"), pod("m", "memory-hot", owner="ReplicaSet/m-1")]
+    pods = [alone("c", "cpu-hot"), alone("m", "memory-hot")]
     view = snapshot(nodes, pods, usage, {"c": amounts(5, 0.5), "m": amounts(0.5, 5)})
     assert moved(once(view, settings({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
     assert moved(once(view, settings({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
