@@ -174,6 +174,7 @@ def _pods(program: str, workload: Doc) -> None:
         container["volumeMounts"].append(f"@@more {values}.extraVolumeMounts@@")
     if program == "agent":
         spec["hostPID"] = f"@@not {values}.leastPrivilege@@"
+        _mount_host_unless(f"{values}.leastPrivilege", spec)
         spec["containers"][0]["securityContext"]["capabilities"]["add"][0] = (
             f"@@if not {values}.leastPrivilege: NET_ADMIN@@"
         )
@@ -186,6 +187,15 @@ def _pods(program: str, workload: Doc) -> None:
     }
     for value, flag in flags.get(program, {}).items():
         spec["containers"][0]["args"].insert(-1, f"@@if {value}: {flag}@@")
+
+
+def _mount_host_unless(condition: str, spec: Doc) -> None:
+    """Make volumes of the host, and their mounts, depend on a value."""
+    host = [volume["name"] for volume in spec["volumes"] if "hostPath" in volume]
+    for items in (spec["volumes"], spec["containers"][0]["volumeMounts"]):
+        for i, item in enumerate(items):
+            if isinstance(item, dict) and item["name"] in host:
+                items[i] = f"@@if not {condition}: {json.dumps(item)}@@"
 
 
 def render(document: Doc) -> str:

@@ -93,6 +93,8 @@ async def test_the_chart_gives_the_same_objects_as_the_components(
     components = ("kubernetes-1.35", "webhook-cert-manager")
     expected = as_chart(await kustomize.build(on_top_of("default", *components, folder=tmp_path)))
     assert await chart.rendered("webhook.certManager=true", version="1.35.1") == expected
+    expected = as_chart(await kustomize.build(on_top_of("default", "least-privilege", folder=tmp_path)))
+    assert await chart.rendered("agent.leastPrivilege=true") == expected
 
 
 async def test_values_reach_the_objects(chart: Chart) -> None:
