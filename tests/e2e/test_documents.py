@@ -1,6 +1,6 @@
-"""Tasks of the documents, done as they stand there: each block of a page is read from it and pasted into a shell.
+"""Tasks of the documents: each block of a page is pasted into a shell, with words in capitals filled in.
 
-What a page leaves to its reader in capitals is put in. Uninstalling is in `test_as_shipped.py`, on real nodes; Helm's lines are in
+Uninstalling is in `test_as_shipped.py`, on real nodes; Helm's lines are in
 tests/integration/manifests/test_chart.py.
 """
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 
 
 class Reader:
-    """Somebody who does what a page says, in a folder of his own."""
+    """Pastes blocks of pages; their files are in a folder of its own."""
 
     def __init__(self, terminal: Terminal, folder: Path) -> None:
         self._terminal, self._folder = terminal, folder
@@ -36,7 +36,7 @@ class Reader:
         return said
 
     async def until(self, line: str, wanted: str) -> None:
-        """A line says what is wanted, after a while."""
+        """Wait until the output of a line has a text."""
         begun = time.monotonic()
         while wanted not in (said := (await asyncio.to_thread(self._terminal.paste, line))[1]):
             assert time.monotonic() - begun < DEADLINE_S, said
