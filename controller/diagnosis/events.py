@@ -81,7 +81,9 @@ class FindingEventFilter:
                 before = self._has_event.get(key)
                 is_due = before is False and not has_event.get(key) and len(events) < MAX_EVENTS_AT_ONCE
                 if is_due:
-                    events.append(FindingEvent(about, event_reason(finding.code), _note(finding)))
+                    # NoNodeCapacity for no-node-capacity.
+                    reason = "".join(part[:1].upper() + part[1:] for part in finding.code.split("-"))
+                    events.append(FindingEvent(about, reason, _note(finding)))
                 has_event[key] = is_due or before is True or has_event.get(key, False)
         self._has_event = has_event
         return events
@@ -147,11 +149,6 @@ def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
     if code in {"agents-down", "agents-impaired"}:
         return [(NODES, name) for name in finding.affects]
     return [(NETWORK_TOPOLOGIES, key) for key in sorted(facts.topologies)[:1]]
-
-
-def event_reason(code: str) -> str:
-    """The reason of a finding's event: ``NoNodeCapacity`` for the code ``no-node-capacity``."""
-    return "".join(part[:1].upper() + part[1:] for part in code.split("-"))
 
 
 def _note(finding: Finding) -> str:
