@@ -99,10 +99,8 @@ async def test_a_lease_that_others_changed_or_deleted_is_renewed(api: SimulatedA
 
 
 @pytest.mark.parametrize("renewing", [False, True])
-async def test_a_leader_that_stops_hands_over_at_once_also_while_a_renewal_is_on_its_way(
-    api: SimulatedApi, renewing: bool
-) -> None:
-    # A lease that lasts far longer than anybody waits here: it is given back, or the second never gets it.
+async def test_a_leader_that_stops_releases_its_lease_also_during_a_renewal(api: SimulatedApi, renewing: bool) -> None:
+    # A lease that lasts far longer than this test: the second leads only if it is released.
     long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
@@ -110,37 +108,11 @@ async def test_a_leader_that_stops_hands_over_at_once_also_while_a_renewal_is_on
         second.start()
         await asyncio.sleep(0.3)
         assert not second.leads
-        if renewing:  # As a renewal leaves it whose answer does not come back.
+        if renewing:  # As after a renewal without a response.
             api.put("lease", spec=api.objects["lease"]["spec"])
         await first.stop()
         assert not first.leads
         await until(lambda: second.leads)
-
-
-@asynccontextmanager
-async def writing_leader(
-    api: SimulatedApi, timing: LeaderElectionConfig
-) -> AsyncIterator[tuple[LeaderElector, asyncio.Task[None]]]:
-    """A leader of whose election one write, by a client of its own, gets no answer while the Lease's requests do."""
-    api.unresponsive_to.add("writes")
-    async with (
-        api.running() as config,
-        Client(config, user_agent="lease") as client,
-        Client(config, user_agent="writes") as slow,
-    ):
-        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=timing)
-
-        async def lead(leadership: WriteFence) -> None:
-            await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(elector.run(lead))
-        try:
-            await until(lambda: api.count("POST") == 2)
-            yield elector, task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def holder(api: SimulatedApi) -> str:
@@ -148,23 +120,32 @@ def holder(api: SimulatedApi) -> str:
     return found
 
 
-@pytest.mark.parametrize("answered", [True, False])
-async def test_a_leader_that_stops_gives_its_lease_back_only_once_its_last_write_is_answered(
-    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch, answered: bool
+@pytest.mark.parametrize("responds", [True, False])
+async def test_a_leader_that_stops_releases_its_lease_only_after_the_response_to_its_last_write(
+    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch, responds: bool
 ) -> None:
-    if not answered:
+    if not responds:
         monkeypatch.setattr("kubekit.lease.WRITES_TIMEOUT_S", 0.2)
-    async with writing_leader(api, PATIENT) as (_, task):
+    api.unresponsive_to.add("writes")
+    async with api.running() as config, Client(config) as client, Client(config, user_agent="writes") as slow:
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
+
+        async def lead(leadership: WriteFence) -> None:
+            await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(elector.run(lead))
+        await until(lambda: api.count("POST") == 2)
         task.cancel()
         await asyncio.sleep(0.1)
-        assert holder(api) == "r", "what was sent may take effect while another leads"
-        if answered:
+        assert holder(api) == "r", "the write may take effect while another leads"
+        if responds:
             api.unresponsive_to.clear()
         await asyncio.gather(task, return_exceptions=True)
-        assert ("late" in api.objects, holder(api)) == ((True, "") if answered else (False, "r"))
+        assert ("late" in api.objects, holder(api)) == ((True, "") if responds else (False, "r"))
 
 
-async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_would_have_run_out(
+async def test_a_write_without_a_response_counts_for_the_duration_of_a_lease(
     api: SimulatedApi,
 ) -> None:
     now = [100.0]
@@ -178,14 +159,14 @@ async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_woul
         with pytest.raises(UnreachableError):
             await write
         now[0] += 9
-        assert not await leadership.wait_for_writes(0.0, 10.0), "when it was sent nobody knows"
+        assert not await leadership.wait_for_writes(0.0, 10.0), "it may have been sent at any time"
         now[0] += 2
         assert await leadership.wait_for_writes(0.0, 10.0)
 
 
-@pytest.mark.parametrize(("status", "given_back"), [(409, True), (422, True), (500, False), (504, False)])
+@pytest.mark.parametrize(("status", "is_released"), [(409, True), (422, True), (500, False), (504, False)])
 async def test_a_refused_write_has_no_effect_and_that_of_a_failed_one_is_unknown(
-    api: SimulatedApi, status: int, *, given_back: bool
+    api: SimulatedApi, status: int, *, is_released: bool
 ) -> None:
     leadership = WriteFence()
     leadership.extend(float("inf"))
@@ -193,7 +174,7 @@ async def test_a_refused_write_has_no_effect_and_that_of_a_failed_one_is_unknown
         api.fail_writes = [status]
         with pytest.raises(ApiError):
             await client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
-    assert await leadership.wait_for_writes(0.0, 10.0) is given_back
+    assert await leadership.wait_for_writes(0.0, 10.0) is is_released
 
 
 @pytest.mark.parametrize("reading", [0, 2])
@@ -401,10 +382,10 @@ async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> 
 
         with pytest.raises(RuntimeError, match="ended by itself"):
             await asyncio.wait_for(elector.run(short), 60)
-        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is given back"
+        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is released"
 
 
-# With 10, 7 and 5 s a leader would hardly write: renewed every 5 s, and the last 5 of its 7 s are no time to begin.
+# With 10, 7 and 5 s a leader could hardly write: it renews every 5 s, and no write starts in the last 5 of its 7 s.
 @pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0), (10, 7, 5), (10, 4, 2)])
 def test_times_that_do_not_fit_together_are_refused(times: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="do not fit together"):

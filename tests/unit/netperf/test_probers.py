@@ -17,7 +17,7 @@ from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import TESTS, Measurement
+from netperf.sample import TESTS, Measurement, Test
 
 # As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
 TCP_RR = """MIN_LATENCY=5
@@ -77,18 +77,16 @@ def test_values_without_meaning_are_missing_and_not_zero(value: str) -> None:
     assert measurement.p50_us == 17
 
 
-def test_retransmitted_segments_count_as_loss_over_tcp() -> None:
-    text = with_values(LOCAL_TRANSPORT_RETRANS="20", REMOTE_TRANSPORT_RETRANS="5", LOCAL_RECV_CALLS="1000")
-    measurement = parse_output(text, "TCP_RR")
-    assert (measurement.retransmits, measurement.loss_ratio) == (25, 0.025)
-
-
-def test_lost_datagrams_are_requests_without_reply() -> None:
-    text = with_values(
-        LOCAL_TRANSPORT_RETRANS="-1", REMOTE_TRANSPORT_RETRANS="-1", LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS="949"
-    )
-    measurement = parse_output(text, "UDP_RR")
-    assert (measurement.retransmits, measurement.loss_ratio) == (None, 0.05)
+@pytest.mark.parametrize(
+    ("test", "local", "remote", "received", "retransmits", "loss_ratio"),
+    [("TCP_RR", "20", "5", "1000", 25, 0.025), ("UDP_RR", "-1", "-1", "949", None, 0.05)],
+)
+def test_retransmitted_segments_and_requests_without_reply_are_loss(
+    test: Test, local: str, remote: str, received: str, retransmits: int | None, loss_ratio: float
+) -> None:
+    retransmitted = {"LOCAL_TRANSPORT_RETRANS": local, "REMOTE_TRANSPORT_RETRANS": remote}
+    measurement = parse_output(with_values(**retransmitted, LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS=received), test)
+    assert (measurement.retransmits, measurement.loss_ratio) == (retransmits, loss_ratio)
 
 
 def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_latency() -> None:
