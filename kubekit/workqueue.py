@@ -6,7 +6,7 @@ As in controller-runtime, a reconcile function takes a key, returns a requeue ti
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,34 +28,32 @@ class WorkQueue:
 
     def __init__(self, order: Callable[[str], Any] | None = None) -> None:
         self._order = order
-        self._ready: deque[str] = deque()
-        self._waiting: set[str] = set()
-        self._active: set[str] = set()
-        self._again: set[str] = set()
+        self._queue: OrderedDict[str, None] = OrderedDict()
+        self._processing: set[str] = set()
+        self._dirty: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._backoffs: dict[str, Backoff] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._queue)
 
     def add(self, key: str) -> None:
         """Queue a key now, or when the worker that is reconciling it is done."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
-        if key in self._active:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
-            self._ready.append(key)
+        if key in self._processing:
+            self._dirty.add(key)
+        else:
+            self._queue.setdefault(key)
             self._wakeup.set()
 
     def add_after(self, key: str, delay_s: float) -> None:
         """Queue a key later, unless it is queued already or due earlier."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
-        if key in self._waiting or (timer is not None and timer.when() <= loop.time() + delay_s):
+        if key in self._queue or (timer is not None and timer.when() <= loop.time() + delay_s):
             return
         if timer is not None:
             timer.cancel()
@@ -67,20 +65,19 @@ class WorkQueue:
 
     async def get(self) -> str:
         """Wait for a key; other workers do not get it until ``done``."""
-        while not self._ready:
+        while not self._queue:
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = min(self._ready, key=self._order) if self._order is not None else self._ready[0]
-        self._ready.remove(key)
-        self._waiting.discard(key)
-        self._active.add(key)
+        key = next(iter(self._queue)) if self._order is None else min(self._queue, key=self._order)
+        del self._queue[key]
+        self._processing.add(key)
         return key
 
     def done(self, key: str) -> None:
         """Release a key after reconciling it."""
-        self._active.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+        self._processing.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
             self.add(key)
 
     async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:

@@ -39,7 +39,7 @@ async def test_a_defect_ends_the_worker_so_that_the_program_ends() -> None:
 
 async def idle(queue: WorkQueue) -> None:
     """Wait until nothing is queued, worked on or due later."""
-    await until(lambda: not (queue._ready or queue._active or queue._timers))
+    await until(lambda: not (queue._queue or queue._processing or queue._timers))
 
 
 async def test_a_key_added_many_times_is_reconciled_once() -> None:
