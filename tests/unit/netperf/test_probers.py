@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
+from netperf.probers.responder import DatagramResponder
 from netperf.sample import TESTS, Measurement, Test
 
 # As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
@@ -235,3 +239,18 @@ def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> No
         assert (measurement.percentile_us("p99") is None) == (number == 0)
         if number:
             assert measurement.p99_us == pytest.approx(1060 + 1000 * number, rel=0.01)
+
+
+async def test_each_rejected_sender_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    responder = DatagramResponder("127.0.0.1", 0, b"secret" * 8)
+    serving = asyncio.create_task(responder.run())
+    await responder.wait_ready()
+    for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((host, 0))
+            sender.sendto(b"no tag", ("127.0.0.1", responder.port))
+            await asyncio.sleep(0.05)
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    assert [record.message for record in caplog.records] == ["datagram without a valid tag"] * 2

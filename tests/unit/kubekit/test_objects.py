@@ -1,8 +1,10 @@
-"""Conditions keep their time while their status stays, and equal input gives equal output."""
+"""Conditions keep their time while their status stays; and which pods a rollout will replace."""
 
 from __future__ import annotations
 
 from kubekit.conditions import condition, find_condition, merge
+from kubekit.owners import outdated
+from kubekit.wire import ObjectMeta, OwnerReference
 
 
 def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> None:
@@ -15,3 +17,17 @@ def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> No
     assert merge(changed, [condition("A", holds=False, reason="Cycle")], 999) == changed
     assert (changed[1], changed[1].status) == (foreign[0], "Unknown")
     assert find_condition(changed, "Absent") is None
+
+
+def test_of_two_rollouts_within_a_second_the_template_seen_last_is_the_present_one() -> None:
+    pods = [
+        ObjectMeta(
+            name=name,
+            namespace="n",
+            creation_timestamp="2026-11-25T20:32:04Z",
+            labels={"pod-template-hash": revision},
+            owner_references=[OwnerReference(kind="ReplicaSet", name=f"db-{revision}", uid=revision, controller=True)],
+        )
+        for name, revision in (("old-1", "aaa"), ("old-2", "aaa"), ("new-1", "bbb"))
+    ]
+    assert outdated(pods) == {"n/old-1", "n/old-2"}
