@@ -428,12 +428,12 @@ _LABEL_GROUPS: dict[str, tuple[str, ...]] = {
 
 def rebalancing() -> str:
     """docs/descheduling.md with the table of conditions."""
-    from controller.descheduler.conditions import ALL, CONDITIONS
+    from controller.descheduler.conditions import ALL_STRATEGIES, CONDITIONS
 
     whole = (ROOT / "docs" / "descheduling.md").read_text()
     begin, end = "<!-- begin: conditions, by docs/generate.py -->\n", "<!-- end: conditions -->"
     rows = [
-        (f"`{c.name}`", c.requires, "" if c.strategies == ALL else ", ".join(f"`{s}`" for s in sorted(c.strategies)))
+        (f"`{c.name}`", c.requires, ", ".join(f"`{s}`" for s in sorted(c.strategies) if c.strategies != ALL_STRATEGIES))
         for c in CONDITIONS
     ]
     before, after = whole.partition(begin)[0], whole.partition(end)[2]

@@ -102,7 +102,7 @@ class DescheduleCommand(Command):
     def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
         parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("no pod would move")]
-        hot = [node for node in answer.plan.nodes if node.kind == "over"]
+        hot = [node for node in answer.plan.nodes if node.kind == "overutilized"]
         if hot:
             parts += [Text(), _hot(hot)]
         if answer.plan.skips:
@@ -132,7 +132,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
     seen = dataclasses.replace(cluster, usage=usage.view(now))
     unconfirmed = decide(seen, history, RoundState(), settings, now, assume_lasting=True)
-    hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "over")
+    hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_hot_nodes(frozenset(hot))
 
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
@@ -231,8 +231,8 @@ def _summary(answer: Preview) -> str:
 
 
 _KINDS: tuple[tuple[LoadClass, str], ...] = (
-    ("over", "hot"),
+    ("overutilized", "hot"),
     ("normal", "normal"),
-    ("under", "with low load"),
+    ("underutilized", "with low load"),
     ("unknown", "of unknown load"),
 )

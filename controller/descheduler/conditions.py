@@ -10,28 +10,28 @@ from typing import Literal, NamedTuple, get_args
 
 from controller.descheduler.config import Strategy, resolve_limit
 from controller.descheduler.history import short_uid
-from controller.descheduler.round import Candidate, Round, Scope, workload_of
+from controller.descheduler.round import Candidate, LimitScope, Round, workload_of
 
-ALL: frozenset[Strategy] = frozenset(get_args(Strategy))
-LOAD: frozenset[Strategy] = frozenset({"LowNodeLoad"})
-NETWORK = ALL - LOAD
+ALL_STRATEGIES: frozenset[Strategy] = frozenset(get_args(Strategy))
+LOAD_STRATEGIES: frozenset[Strategy] = frozenset({"LowNodeLoad"})
+NETWORK_STRATEGIES = ALL_STRATEGIES - LOAD_STRATEGIES
 
 
 class MoveCondition(NamedTuple):
-    """A condition of a move.
+    """A condition that a candidate must meet to be moved.
 
     Attributes:
-        name: also a label value of a metric.
+        name: the label ``condition`` of a metric has it too.
         requires: one sentence for users.
         refusal: why a candidate does not meet it; empty if it does.
         strategies: those that check it.
-        scope: what a failure stops: moves of this pod, of all pods of its node, or of the round.
+        scope: a failure stops moves of this pod, of all pods of its node (in LowNodeLoad), or of the round.
     """
 
     name: str
     requires: str
     refusal: Callable[[Round, Candidate], str]
-    strategies: frozenset[Strategy] = ALL
+    strategies: frozenset[Strategy] = ALL_STRATEGIES
     scope: Literal["pod", "node", "round"] = "pod"
 
 
@@ -42,31 +42,27 @@ class FailedCondition(NamedTuple):
     why: str
 
 
-def check(round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]) -> FailedCondition | None:
-    """Check conditions in order; report and return the first that the candidate does not meet."""
+def report_first_failure(
+    round_: Round, candidate: Candidate, conditions: tuple[MoveCondition, ...]
+) -> FailedCondition | None:
+    """The first condition, in order, that the candidate does not meet, which is added to the round's skips or notes; None without one."""
     for condition in conditions:
         if candidate.strategy in condition.strategies and (why := condition.refusal(round_, candidate)):
             if condition.scope == "round":
                 round_.add_note(why)
-            # LowNodeLoad reports what stops a whole node at the node.
+            # What stops a whole node is shown once, in its `NodeState`. Only LowNodeLoad has such states.
             if condition.scope == "pod" or candidate.node_load is None:
                 round_.add_skip(candidate.pod, condition.name, why)
             return FailedCondition(condition, why)
     return None
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
-
-
-def _usage_lags(round_: Round, candidate: Candidate) -> str:
+def _usage_lag_refusal(round_: Round, candidate: Candidate) -> str:
     recent = round_.recent_departures[candidate.pod.node]
     return f"waiting until {recent} recent moves show in its usage" if recent else ""
 
 
-# --- properties of the pod -------------------------------------------------------------------------------------------
-
-
-def _owner(round_: Round, candidate: Candidate) -> str:
+def _owner_refusal(round_: Round, candidate: Candidate) -> str:
     kinds = round_.settings.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
     if not kind or kind in kinds:
@@ -74,37 +70,37 @@ def _owner(round_: Round, candidate: Candidate) -> str:
     return f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(kinds)}"
 
 
-def _volume(round_: Round, candidate: Candidate) -> str:
+def _volume_refusal(round_: Round, candidate: Candidate) -> str:
     claims = candidate.pod.claim_names
     if not claims or round_.settings.protection.volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
-def _local_storage(round_: Round, candidate: Candidate) -> str:
-    allowed = round_.settings.protection.local_storage
-    return "it has an emptyDir or hostPath volume" if candidate.pod.local_storage and not allowed else ""
+def _local_storage_refusal(round_: Round, candidate: Candidate) -> str:
+    is_forbidden = candidate.pod.local_storage and not round_.settings.protection.local_storage
+    return "it has an emptyDir or hostPath volume" if is_forbidden else ""
 
 
-def _age(round_: Round, candidate: Candidate) -> str:
+def _age_refusal(round_: Round, candidate: Candidate) -> str:
     age_s = round_.now - candidate.pod.created_s
     is_young = age_s < round_.settings.protection.min_pod_age_s
     return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
 
 
-def _namespace(round_: Round, candidate: Candidate) -> str:
+def _namespace_refusal(round_: Round, candidate: Candidate) -> str:
     load, namespace = round_.settings.load, candidate.pod.namespace
-    admitted = load is None or load.args.evictable_namespaces.admits(namespace)
-    return "" if admitted else f"namespace {namespace} is not evictable"
+    is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
+    return "" if is_admitted else f"namespace {namespace} is not evictable"
 
 
-def _selector(round_: Round, candidate: Candidate) -> str:
+def _selector_refusal(round_: Round, candidate: Candidate) -> str:
     selectors = round_.settings.load.pod_selectors if round_.settings.load else ()
-    matched = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
-    return "" if matched else "no pod selector matches it"
+    is_selected = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
+    return "" if is_selected else "no pod selector matches it"
 
 
-def _usage(_: Round, candidate: Candidate) -> str:
+def _usage_refusal(_: Round, candidate: Candidate) -> str:
     exceeded = candidate.node_load.exceeded if candidate.node_load else ()
     if any(candidate.used.get(resource, 0) > 0 for resource in exceeded):
         return ""
@@ -113,19 +109,16 @@ def _usage(_: Round, candidate: Candidate) -> str:
     return f"its use of {' and '.join(exceeded)} is not known"
 
 
-# --- limits and earlier moves ----------------------------------------------------------------------------------------
-
-
-def _limit(round_: Round, scope: tuple[Scope, str], limit: int, unit: str) -> str:
+def _limit_refusal(round_: Round, scope: tuple[LimitScope, str], limit: int, unit: str) -> str:
     return f"limit of {limit} evictions per {unit}" if round_.evictions[scope] >= limit else ""
 
 
-def _group_limit(round_: Round, candidate: Candidate) -> str:
+def _group_limit_refusal(round_: Round, candidate: Candidate) -> str:
     group = round_.snapshot.group_of(candidate.pod)
     return f"another pod of AppGroup {group} is being moved" if group and round_.evictions["group", group] else ""
 
 
-def _replica_backoff(round_: Round, candidate: Candidate) -> str:
+def _replica_backoff_refusal(round_: Round, candidate: Candidate) -> str:
     uid = short_uid(candidate.pod.uid)
     if uid in round_.unevaluated_replacements:
         return "it is the replacement of a moved pod, and the outcome of that move is not known yet"
@@ -135,85 +128,83 @@ def _replica_backoff(round_: Round, candidate: Candidate) -> str:
     return f"{backoff.reason}; not moved for another {(backoff.until_s - round_.now) / 60:.0f} min"
 
 
-def _workload_backoff(round_: Round, candidate: Candidate) -> str:
+def _workload_backoff_refusal(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
     backoff = round_.history.backoff(workload, round_.now)
     if backoff is None:
         return ""
-    left = f"{(backoff.until_s - round_.now) / 60:.0f} min"
-    return (
-        f"{workload} backs off for another {left} after {backoff.failures} moves that did not help ({backoff.reason})"
-    )
+    failed = f"{backoff.failures} moves that did not help ({backoff.reason})"
+    return f"{workload} backs off for another {(backoff.until_s - round_.now) / 60:.0f} min after {failed}"
 
 
-def _replicas(round_: Round, candidate: Candidate) -> str:
+def _replicas_refusal(round_: Round, candidate: Candidate) -> str:
     pod, min_replicas = candidate.pod, round_.settings.protection.min_replicas
-    size, _ = round_.workload_size(pod)
+    size = round_.workload_size(pod).pods
     is_small = pod.workload and size < min_replicas
     return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
 
-def _workload_limit(round_: Round, candidate: Candidate) -> str:
+def _workload_limit_refusal(round_: Round, candidate: Candidate) -> str:
     workload, limits = workload_of(candidate.pod), round_.settings.limits
     since_s = round_.now - limits.workload_backoff_s
-    earlier = sum(1 for e in round_.history.evictions if e.at_s > since_s and e.workload == workload)
+    earlier = sum(e.at_s > since_s and e.workload == workload for e in round_.history.evictions)
     recent = earlier + round_.evictions_by_workload[workload]
-    limit = resolve_limit(limits.per_workload, round_.workload_size(candidate.pod)[0])
-    return (
-        f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}" if recent >= limit else ""
-    )
+    limit = resolve_limit(limits.per_workload, round_.workload_size(candidate.pod).pods)
+    if recent < limit:
+        return ""
+    return f"{recent} moves of {workload} in {limits.workload_backoff_s:g} s, at most {limit}"
 
 
-def _unavailable(round_: Round, candidate: Candidate) -> str:
+def _unavailable_refusal(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
-    size, not_ready = round_.workload_size(candidate.pod)
-    missing = max(not_ready, round_.awaited_replacements[workload]) + round_.evictions_by_workload[workload]
-    limit = resolve_limit(round_.settings.limits.unavailable_per_workload, size)
-    return (
-        f"{missing} of {size} pods of {workload} are not available, at most {limit} may be" if missing >= limit else ""
-    )
+    size = round_.workload_size(candidate.pod)
+    missing = max(size.not_ready, round_.awaited_replacements[workload]) + round_.evictions_by_workload[workload]
+    limit = resolve_limit(round_.settings.limits.unavailable_per_workload, size.pods)
+    if missing < limit:
+        return ""
+    return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
 
 
 REASON_CONDITIONS = (
-    MoveCondition("lasting", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
-              lambda _, c: c.lasting_refusal, scope="node"),
-    MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lags, LOAD, "node"),
+    MoveCondition("reason-duration", "The reason has lasted: hot for `consecutiveAbnormalities` rounds, or a better node for `holdS`.",
+              lambda _, c: c.duration_refusal, scope="node"),
+    MoveCondition("usage-lag", "The node's usage shows the moves of the last `limits.usageLagS`.", _usage_lag_refusal, LOAD_STRATEGIES, "node"),
 )  # fmt: skip
-"""Conditions on the reason for a move, checked first; a node that fails them is not reported as stuck."""
+"""Conditions on the reason for a move, checked first. A node that does not meet them is not reported as stuck."""
 POD_CONDITIONS = (
-    MoveCondition("protected", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
+    MoveCondition("eviction-protection", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.eviction_forbidden_by),
-    MoveCondition("bare", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
+    MoveCondition("bare-pod", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
               lambda _, c: "no controller would replace it" if c.pod.bare else ""),
-    MoveCondition("owner", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner),
-    MoveCondition("volume", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume),
-    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage),
-    MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace),
-    MoveCondition("selector", "One of `podSelectors` matches it, if there are any.", _selector, LOAD),
-    MoveCondition("age", "It is older than `protection.minPodAgeS`.", _age),
-    MoveCondition("replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas),
-    MoveCondition("usage", "It uses a resource that is exceeded on its node.", _usage, LOAD),
+    MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
+    MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume_refusal),
+    MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage_refusal),
+    MoveCondition("namespace", "`evictableNamespaces` admits its namespace.", _namespace_refusal),
+    MoveCondition("pod-selector", "One of `podSelectors` matches it, if there are any.", _selector_refusal, LOAD_STRATEGIES),
+    MoveCondition("pod-age", "It is older than `protection.minPodAgeS`.", _age_refusal),
+    MoveCondition("min-replicas", "Its workload has at least `protection.minReplicas` pods.", _replicas_refusal),
+    MoveCondition("pod-usage", "It uses a resource that is exceeded on its node.", _usage_refusal, LOAD_STRATEGIES),
 )  # fmt: skip
 """Conditions on the pod itself, checked for all pods of a hot node before one is chosen."""
 MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.",
-              lambda r, _: _limit(r, ("round", ""), r.settings.limits.per_round, "round"), scope="round"),
+              lambda r, _: _limit_refusal(r, ("round", ""), r.settings.limits.per_round, "round"), scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.",
-              lambda r, c: _limit(r, ("node", c.pod.node), r.settings.limits.per_node, "node and round"), scope="node"),
+              lambda r, c: _limit_refusal(r, ("node", c.pod.node), r.settings.limits.per_node, "node and round"), scope="node"),
     MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
-              lambda _, c: c.finder.capacity_refusal(c), LOAD, "node"),
+              lambda _, c: c.finder.capacity_refusal(c), LOAD_STRATEGIES, "node"),
     MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.",
-              lambda r, c: _limit(r, ("namespace", c.pod.namespace), r.settings.limits.per_namespace, "namespace and round")),
-    MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit),
-    MoveCondition("group-complete", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK),
+              lambda r, c: _limit_refusal(r, ("namespace", c.pod.namespace), r.settings.limits.per_namespace, "namespace and round")),
+    MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit_refusal),
+    MoveCondition("group-readiness", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK_STRATEGIES),
     MoveCondition("replica-backoff", "It is in no back-off after its own move, or after the planner refused to move it.",
-              _replica_backoff),
-    MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff),
+              _replica_backoff_refusal),
+    MoveCondition("workload-backoff", "Its workload is not in a back-off after moves that did not help.", _workload_backoff_refusal),
     MoveCondition("workload-limit", "Its workload had fewer than `limits.perWorkload` moves in the last `limits.workloadBackoffS`.",
-              _workload_limit),
-    MoveCondition("unavailable", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable),
+              _workload_limit_refusal),
+    MoveCondition("unavailable-limit", "Fewer than `limits.unavailablePerWorkload` pods of its workload are missing.", _unavailable_refusal),
     MoveCondition("disruption-budget", "It has at most one PodDisruptionBudget, which allows a disruption.",
               lambda r, c: r.budgets.refusal(c.pod)),
     MoveCondition("node-fit", "It fits on a better node, by requests, usage and the scheduler's constraints.",

@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target, target_of
-from controller.descheduler.conditions import PLANNER, check
+from controller.descheduler.conditions import PLANNER, report_first_failure
 from controller.descheduler.config import Settings
 from controller.descheduler.evaluation import EvaluatedMove, evaluate_moves
 from controller.descheduler.history import History, PendingMove, back_off, short_uid
@@ -113,7 +113,7 @@ class UnconfirmedRound:
                 continue
             round_.release_target(candidate)
             target, candidate.planner_refusal = await self._simulated_target(candidate, group, simulate_replacement)
-            if check(round_, candidate, (PLANNER,)):
+            if report_first_failure(round_, candidate, (PLANNER,)):
                 del round_.moves[uid]
                 first_s, max_s = limits.workload_backoff_s, limits.failure_backoff_s
                 reason = candidate.planner_refusal

@@ -14,7 +14,7 @@ from weakref import proxy
 from controller.cluster.hosts import Host
 from controller.cluster.requests import add
 from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, check
+from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.fit import OTHER_POD_REFUSALS, describe_misfits
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
@@ -50,7 +50,7 @@ class LowNodeLoadRound(TargetFinder):
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._targets = {
             pool.name: sorted(
-                (load for load in loads if load.pool is pool and load.kind == "under"), key=self._target_order
+                (load for load in loads if load.pool is pool and load.kind == "underutilized"), key=self._target_order
             )
             for pool in settings.pools
         }
@@ -70,12 +70,12 @@ class LowNodeLoadRound(TargetFinder):
         keep_s = max(self._settings.cache_timeout_s, 3 * self._round.settings.interval_s)
         detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
         for pool in self._settings.pools:
-            hot = (load for load in self.loads.values() if load.pool is pool and load.kind == "over")
+            hot = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
             for load in sorted(hot, key=lambda load: (-load.mean_percent, load.name)):
                 detector, needed = detectors[load.name], pool.anomaly.consecutive_abnormalities
                 has_lasted = assume_lasting or detector.is_hot
                 self._relieve(
-                    load, "" if has_lasted else f"over for {detector.abnormal} of {needed} consecutive rounds"
+                    load, "" if has_lasted else f"overutilized for {detector.abnormal} of {needed} consecutive rounds"
                 )
         return detectors
 
@@ -121,7 +121,7 @@ class LowNodeLoadRound(TargetFinder):
         unassigned = self._round.arriving_usage.get("", {})
         return {resource: free[resource] - unassigned.get(resource, 0.0) for resource in RESOURCES if resource in free}
 
-    def _relieve(self, load: NodeLoad, lasting_refusal: str) -> None:
+    def _relieve(self, load: NodeLoad, duration_refusal: str) -> None:
         """Plan moves off one node, unless it has not been hot for long enough."""
         round_, kept = self._round, Counter[str]()
         victims: list[Candidate] = []
@@ -129,11 +129,11 @@ class LowNodeLoadRound(TargetFinder):
             if not pod.is_active or not pod.running:
                 continue
             used = usage_of(pod, round_.snapshot, load.used)
-            candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load, lasting_refusal)
-            if failed := check(round_, candidate, REASON_CONDITIONS):
+            candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load, duration_refusal)
+            if failed := report_first_failure(round_, candidate, REASON_CONDITIONS):
                 self._unrelieved[load.name] = failed.why
                 return
-            if failed := check(round_, candidate, POD_CONDITIONS):
+            if failed := report_first_failure(round_, candidate, POD_CONDITIONS):
                 kept[failed.condition.name] += 1
             else:
                 victims.append(candidate)
@@ -144,7 +144,7 @@ class LowNodeLoadRound(TargetFinder):
                 self._set_stuck(load, _describe_kept(kept))
                 return
             victims.remove(victim)
-            failed = check(round_, victim, MOVE_CONDITIONS)
+            failed = report_first_failure(round_, victim, MOVE_CONDITIONS)
             if failed is None:
                 left = self._plan_move(victim, load, left, exceeded)
             elif failed.condition.scope == "pod":

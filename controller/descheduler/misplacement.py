@@ -17,7 +17,7 @@ from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, check
+from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.config import Strategy
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import NodeLoad, usage_of
@@ -73,8 +73,8 @@ class MisplacementRound(TargetFinder):
                 updated[pod.uid] = better_since.get(pod.uid, self._round.now)
                 lasted_s, hold_s = self._round.now - updated[pod.uid], self._config.hold_s
                 if not assume_lasting and lasted_s < hold_s:
-                    candidate.lasting_refusal = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
-                if check(self._round, candidate, REASON_CONDITIONS) is None:
+                    candidate.duration_refusal = f"there has been a better node for {lasted_s:.0f} of {hold_s:g} s"
+                if report_first_failure(self._round, candidate, REASON_CONDITIONS) is None:
                     current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
                     ranked.append((target.violated - current.violated, target.cost - current.cost, pod.key, candidate))
             for *_, candidate in sorted(ranked, key=lambda entry: entry[:3]):
@@ -217,7 +217,9 @@ class MisplacementRound(TargetFinder):
         if ready < required:
             name = pod.labels[APPGROUP_LABEL]
             candidate.group_refusal = f"{ready} of {required} pods of AppGroup {name} are ready"
-        if check(round_, candidate, POD_CONDITIONS) or check(round_, candidate, MOVE_CONDITIONS):
+        if report_first_failure(round_, candidate, POD_CONDITIONS) or report_first_failure(
+            round_, candidate, MOVE_CONDITIONS
+        ):
             return
         current, target = self._score(candidate, pod.node), self._score(candidate, candidate.target)
         reason = describe_misplacement(current, target)

@@ -12,7 +12,8 @@ from controller.descheduler.args import AnomalyCondition, LowNodeLoad, Pool
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import Amounts, Percents, exceeded_resources, percents, weighted_percent
 
-LoadClass = Literal["over", "under", "normal", "unknown"]
+LoadClass = Literal["overutilized", "underutilized", "normal", "unknown"]
+"""By koordinator's names: hot, with low load, between the thresholds, without usage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +84,8 @@ def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Perce
 def classify(settings: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, Mapping[str, float]]) -> list[NodeLoad]:
     """The load of every node of every pool, in order of pools and names.
 
-    A node is over if any resource is above high, and under if all are at or below low and it is schedulable and ready. It is
-    unknown if usage of a resource with a threshold is missing. A resource that the node does not have does not count.
+    A node is overutilized if any resource is above high, underutilized if all are at or below low and it is schedulable and ready,
+    and unknown if usage of a resource with a threshold is missing. A resource that the node does not have does not count.
     """
     loads: list[NodeLoad] = []
     by_pool: dict[str, list[Host]] = {pool.name: [] for pool in settings.pools}
@@ -110,7 +111,7 @@ def _load_of(
     low, high = thresholds
     exceeded = exceeded_resources(percent, high)
     is_low = node.takes_pods and all(percent[resource] <= low[resource] for resource in percent)
-    kind: LoadClass = "over" if exceeded else "under" if is_low else "normal"
+    kind: LoadClass = "overutilized" if exceeded else "underutilized" if is_low else "normal"
     if not percent or any(r not in percent for r in pool.high if node.allocatable.get(r, 0) > 0):
         kind, exceeded = "unknown", ()
     return NodeLoad(node, pool, low, high, kind, used, percent, exceeded, weighted_percent(percent, pool.weights))
@@ -133,7 +134,7 @@ class AnomalyDetector:
     """Decides by consecutive rounds whether one node is hot.
 
     Attributes:
-        is_hot: over its thresholds for enough rounds; ends with enough normal rounds, or with the condition's timeout.
+        is_hot: overutilized for enough rounds; ends with enough normal rounds, or with the condition's timeout.
         is_avoided: the same without the timeout; plans avoid the node.
         hot_since_s: unix seconds.
         abnormal, normal: number of consecutive rounds up to the newest.
@@ -147,12 +148,12 @@ class AnomalyDetector:
     normal: int = 0
     seen_s: float = 0.0
 
-    def after_round(self, *, is_over: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
-        """The detector after one more round, in which the node was over its thresholds or not."""
+    def after_round(self, *, is_overutilized: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
+        """The detector after one more round."""
         before = self
         if self.is_hot and now - self.hot_since_s > float(condition.timeout):
             before = AnomalyDetector(is_avoided=True)
-        if is_over:
+        if is_overutilized:
             after = replace(before, abnormal=before.abnormal + 1, normal=0, seen_s=now)
             if not before.is_hot and after.abnormal >= condition.consecutive_abnormalities:
                 return replace(after, is_hot=True, is_avoided=True, hot_since_s=now)
@@ -176,9 +177,9 @@ def update_detectors(
         if before is not None and now - before.seen_s > keep_s:
             before = None
         if load.kind != "unknown":
-            is_over, condition = load.kind == "over", load.pool.anomaly
+            is_overutilized, condition = load.kind == "overutilized", load.pool.anomaly
             updated[load.name] = (before or AnomalyDetector()).after_round(
-                is_over=is_over, condition=condition, now=now
+                is_overutilized=is_overutilized, condition=condition, now=now
             )
         elif before is not None:
             updated[load.name] = replace(before, abnormal=0, normal=0)

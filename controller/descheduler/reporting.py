@@ -91,11 +91,11 @@ class RoundReporter:
                 log.warning("hot node not relieved", node=node, why=why)
                 self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
         # A node whose anomaly timed out is still above a threshold and soon hot again; nothing is reported.
-        still_over = {state.node for state in plan.nodes if state.kind in {"over", "unknown"}}
-        still_over -= {move.node for move in plan.moves}
-        for node in self._stuck.keys() - stuck.keys() - still_over:
+        still_hot = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
+        still_hot -= {move.node for move in plan.moves}
+        for node in self._stuck.keys() - stuck.keys() - still_hot:
             log.info("node is no longer above a threshold", node=node)
-        self._stuck = {node: why for node, why in self._stuck.items() if node in still_over} | stuck
+        self._stuck = {node: why for node, why in self._stuck.items() if node in still_hot} | stuck
         for note in plan.notes:
             log.debug("round", note=note)
 

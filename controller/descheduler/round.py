@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from controller.descheduler.usage import Amounts
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, Selector, compile_selector
 
-Scope = Literal["round", "node", "namespace", "group"]
+LimitScope = Literal["round", "node", "namespace", "group"]
 MIN_BREAKER_ENTRIES = 4
 """A strategy's breaker opens only if at least this many moves have an outcome."""
 
@@ -33,9 +33,16 @@ def workload_of(pod: PodInfo) -> str:
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
 
 
-def scopes_of(move: Move) -> list[tuple[Scope, str]]:
+def scopes_of(move: Move) -> list[tuple[LimitScope, str]]:
     """The limits that a move counts against, as keys of `Round.evictions`."""
     return [("round", ""), ("node", move.node), ("namespace", move.pod.partition("/")[0]), ("group", move.group)]
+
+
+class WorkloadSize(NamedTuple):
+    """Number of a workload's pods, with awaited replacements, and how many of the existing ones are not ready."""
+
+    pods: int
+    not_ready: int
 
 
 class EvictionBreaker:
@@ -122,7 +129,7 @@ class Candidate:
         finder: of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage collection.
         used: its known usage, by resource.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
-        lasting_refusal: why the reason for the move has not lasted long enough; empty if it has.
+        duration_refusal: why the reason for the move has not lasted long enough; empty if it has.
         group_refusal: why its AppGroup is not complete; empty if it is, and for LowNodeLoad.
         target: the node that it should move to; empty before `TargetFinder.find_target`.
         cost: network cost on the target; -1 for LowNodeLoad.
@@ -134,7 +141,7 @@ class Candidate:
     finder: TargetFinder
     used: Amounts
     node_load: NodeLoad | None = None
-    lasting_refusal: str = ""
+    duration_refusal: str = ""
     group_refusal: str = ""
     target: str = ""
     cost: int = -1
@@ -175,18 +182,16 @@ class Round:
         self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
         self.evictions_by_workload: Counter[str] = Counter()
         self.unevaluated_replacements = {short_uid(p.replacement_uid) for p in history.pending if p.replacement_uid}
-        self._sizes: dict[str, tuple[int, int]] = {}
+        self._sizes: dict[str, WorkloadSize] = {}
 
-    def workload_size(self, pod: PodInfo) -> tuple[int, int]:
-        """Pods of its workload with awaited replacements, and how many of the existing ones are not ready."""
+    def workload_size(self, pod: PodInfo) -> WorkloadSize:
+        """The size of the pod's workload; a bare pod is one of its own."""
         workload = workload_of(pod)
         if workload not in self._sizes:
             pods = self.snapshot.pods.where("workload", pod.workload) or {pod.key: pod}
             present = [p for p in pods.values() if p.is_active]
-            self._sizes[workload] = (
-                len(present) + self.awaited_replacements[workload],
-                sum(not p.ready for p in present),
-            )
+            size = len(present) + self.awaited_replacements[workload]
+            self._sizes[workload] = WorkloadSize(size, sum(not p.ready for p in present))
         return self._sizes[workload]
 
     def add_note(self, text: str) -> None:

@@ -91,7 +91,7 @@ class _Cluster:
             decision = self._decide(self._world.snapshot(), batch, now)
             seconds.append(time.perf_counter() - started)
             moves = len(decision.plan.moves)
-            hot = sum(1 for state in decision.plan.nodes if state.kind == "over")
+            hot = sum(1 for state in decision.plan.nodes if state.kind == "overutilized")
         return _Rounds(min(seconds), moves, hot)
 
     def _decide(self, snapshot: DeschedulerSnapshot, batch: UsageBatch, now: float) -> RoundDecision:

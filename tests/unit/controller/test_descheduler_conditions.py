@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("lasting", {}, {"policy": {"anomalyCondition": {}}}, "over for 1 of 5 consecutive rounds"),
+    Case("reason-duration", {}, {"policy": {"anomalyCondition": {}}}, "overutilized for 1 of 5 consecutive rounds"),
     Case(
         "usage-lag",
         {},
@@ -85,7 +85,7 @@ CASES = [
         "1 recent moves show in its usage",
     ),
     *(
-        Case("protected", fields)
+        Case("eviction-protection", fields)
         for fields in (
             {"annotations": {"kubernetes.io/config.mirror": "x"}},
             {"owner": "Node/hot"},
@@ -99,23 +99,23 @@ CASES = [
             {"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}},
         )
     ),
-    Case("bare", {"owner": ""}),
-    Case("owner", {"owner": "Job/migrate"}),
-    Case("owner", {"owner": "TaskRun/build"}),
-    Case("volume", VOLUME),
+    Case("bare-pod", {"owner": ""}),
+    Case("owner-kind", {"owner": "Job/migrate"}),
+    Case("owner-kind", {"owner": "TaskRun/build"}),
+    Case("volume-claim", VOLUME),
     Case("local-storage", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
     Case("local-storage", {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
     Case("namespace", {}, {"policy": {"evictableNamespaces": {"exclude": ["default"]}}}),
-    Case("selector", {}, OTHER_POOL),
+    Case("pod-selector", {}, OTHER_POOL),
     Case(
-        "age",
+        "pod-age",
         {"created_s": NOW_S - 30},
         {"protection": {"minPodAgeS": 60}},
         "it is 30 s old, less than protection.minPodAgeS",
     ),
-    Case("replicas", {}, {"protection": {"minReplicas": 2}}, f"{WEB} has 1 of at least 2 pods"),
-    Case("usage", {}, {"cpu": 0}, "it uses no cpu"),
-    Case("usage", {}, {"cpu": None}, "its use of cpu is not known"),
+    Case("min-replicas", {}, {"protection": {"minReplicas": 2}}, f"{WEB} has 1 of at least 2 pods"),
+    Case("pod-usage", {}, {"cpu": 0}, "it uses no cpu"),
+    Case("pod-usage", {}, {"cpu": None}, "its use of cpu is not known"),
     Case(
         "breaker",
         {},
@@ -147,7 +147,7 @@ CASES = [
         "workload-limit", {}, {"limits": {"perWorkload": 1}, "memory": History(evictions=(Eviction(NOW_S - 299, WEB),))}
     ),
     Case(
-        "unavailable",
+        "unavailable-limit",
         {"ready": False},
         {"limits": {"unavailablePerWorkload": 1}},
         f"1 of 1 pods of {WEB} are not available",
@@ -166,7 +166,7 @@ CASES = [
     ),
     Case("node-fit", {"cpu": "65"}, {}, "0/1 nodes are available: 1 insufficient cpu"),
 ]
-TESTED_ELSEWHERE = {"group-complete", "planner"}
+TESTED_ELSEWHERE = {"group-readiness", "planner"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.condition)

@@ -87,14 +87,18 @@ MEAN = {"useDeviationThresholds": True}
 def test_classes_of_nodes_by_their_thresholds(policy: dict[str, Any], percent: dict[str, float], found: str) -> None:
     flags = {"cordoned": {"unschedulable": True}, "unready": {"ready": False}, "cordoned-hot": {"unschedulable": True}}
     classes = kinds(policy, percent, **flags)
-    assert [classes[name] for name in percent] == found.split()
+    assert [classes[name].removesuffix("utilized") for name in percent] == found.split()
 
 
 def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
     nodes = [node(name, cpu="10", memory="10Gi") for name in ("memory-hot", "cpu-idle-only", "idle")]
     usage = {"memory-hot": amounts(1, 7), "cpu-idle-only": amounts(1, 4), "idle": amounts(2, 3)}
     found = once(snapshot(nodes, [], usage), settings()).plan.nodes
-    assert [(s.node, s.kind) for s in found] == [("cpu-idle-only", "normal"), ("idle", "under"), ("memory-hot", "over")]
+    assert [(s.node, s.kind) for s in found] == [
+        ("cpu-idle-only", "normal"),
+        ("idle", "underutilized"),
+        ("memory-hot", "overutilized"),
+    ]
 
 
 def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_without_it() -> None:
@@ -103,7 +107,7 @@ def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_witho
     nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
     usage = {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}}
     found = once(snapshot(nodes, [], usage), rules).plan.nodes
-    assert {s.node: s.kind for s in found} == {"busy": "over", "idle": "under", "no-agent": "unknown"}
+    assert {s.node: s.kind for s in found} == {"busy": "overutilized", "idle": "underutilized", "no-agent": "unknown"}
 
 
 def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> None:
@@ -130,7 +134,7 @@ def test_the_seeds_stress_pod_moves_from_the_hot_node_to_the_idle_one() -> None:
     view = snapshot([node(name) for name in (HOT, WARM, IDLE)], pods, LOAD, used)
     plan = once(view, settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
     by_node = {state.node: (state.kind, round(state.usage_percent["cpu"])) for state in plan.nodes}
-    assert by_node == {HOT: ("over", 96), WARM: ("over", 54), IDLE: ("under", 5)}
+    assert by_node == {HOT: ("overutilized", 96), WARM: ("overutilized", 54), IDLE: ("underutilized", 5)}
     (move,) = plan.moves
     assert (move.pod, move.node, move.target) == ("default/stress-demo-7fdd89cc6b-xr5dl", HOT, IDLE)
     assert move.node_before["cpu"] == pytest.approx(100 * 3.825 / 4)
@@ -226,7 +230,7 @@ def test_node_pools_have_their_own_thresholds_and_each_node_one_pool() -> None:
     batch = {"name": "batch", "nodeSelector": {"matchLabels": {"pool": "batch"}}, **cpu(80, 95)}
     policy = cpu(20, 50, nodePools=[batch, {"name": "rest", "nodeSelector": {}}])
     found = kinds(policy, {"b": 70, "r": 70}, b={"labels": {"pool": "batch"}})
-    assert found == {"b": "under", "r": "over"}
+    assert found == {"b": "underutilized", "r": "overutilized"}
     nodes = [node("b", labels={"pool": "batch"}), node("r")]
     view = snapshot(nodes, [pod("p", "r")], {"b": amounts(0.1, 0), "r": amounts(3, 0)}, {"p": amounts(1.5, 0)})
     assert moved(once(view, settings(policy))) == [], "a pool's pods go to its own nodes"
@@ -287,7 +291,7 @@ def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
         decision = decided(ONE, History(), state, rules, NOW_S + 10 * i)
         state = decision.state
         found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
-    assert found[:2] == [([], f"over for {i} of 3 consecutive rounds") for i in (1, 2)]
+    assert found[:2] == [([], f"overutilized for {i} of 3 consecutive rounds") for i in (1, 2)]
     assert found[2][0] == ["p"]
     assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, assume_lasting=True)) == ["p"]
 

@@ -161,14 +161,14 @@ def test_the_gain_must_last_without_a_break() -> None:
         skips += [(s.pod, s.condition, s.why) for s in decision.plan.skips]
     # The break in minute 2 starts the five minutes anew in minute 3.
     assert moves == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
-    assert skips[1] == ("default/web-1", "lasting", "there has been a better node for 0 of 300 s")
+    assert skips[1] == ("default/web-1", "reason-duration", "there has been a better node for 0 of 300 s")
 
 
 def test_one_pod_of_a_group_moves_at_a_time() -> None:
     placed = {"web-1": "z3-n1", "web-2": "z3-n2", "db-1": "z1-n1"}
     decision = plan(cluster(placed))
     assert len(decision.plan.moves) == 1
-    assert "group-limit" in decision.plan.skip_counts or "group-complete" in decision.plan.skip_counts
+    assert "group-limit" in decision.plan.skip_counts or "group-readiness" in decision.plan.skip_counts
     underway = pending_move(
         pod="default/web-9",
         uid="9",
@@ -185,7 +185,7 @@ def test_one_pod_of_a_group_moves_at_a_time() -> None:
 def test_no_pod_of_an_incomplete_group_moves(fields: dict[str, Any]) -> None:
     decision = plan(cluster(APART, **fields))
     assert moved(decision) == []
-    assert "group-complete" in decision.plan.skip_counts
+    assert "group-readiness" in decision.plan.skip_counts
 
 
 def test_a_better_node_must_have_free_capacity() -> None:
@@ -209,7 +209,7 @@ def test_protected_pods_are_not_moved() -> None:
         world.on_pod_change(f"default/{name}", protected)
     decision = plan(world)
     assert moved(decision) == []
-    assert decision.plan.skip_counts == {"protected": 2}
+    assert decision.plan.skip_counts == {"eviction-protection": 2}
 
 
 @pytest.mark.parametrize(
