@@ -79,11 +79,25 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FileRule(Section, frozen=True):
+    """Capacity of the nodes that match a selector.
+
+    Attributes:
+        selector: label selector, as for kubectl.
+        capacity: bits per second, such as 10G.
+    """
+
     selector: str
     capacity: str | int
 
 
 class _File(Section, frozen=True):
+    """The file of ``--config``.
+
+    Attributes:
+        capacity_by_node: rules by node label.
+        capacity_by_instance_type: instance type and bits per second.
+    """
+
     api_version: ApiVersion
     kind: Literal["AgentConfiguration"]
     capacity_by_node: list[_FileRule] = []

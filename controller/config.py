@@ -25,7 +25,7 @@ KIND = "ControllerConfiguration"
 
 
 class LeaderElectionSection(Section, frozen=True):
-    """Which replica leads.
+    """Leader election among the replicas.
 
     Attributes:
         enabled: false for a single replica.
@@ -46,8 +46,10 @@ class ControllerConfiguration(Section, frozen=True):
     """The whole file.
 
     Attributes:
-        namespace: of our programs, probe plans, results and the Lease.
+        namespace: namespace of our programs, probe plans, results and the Lease.
         listen: address of the manager's page, metrics and health checks; the extender's is a flag.
+        log_level: lowest level that is logged.
+        log_format: ``text`` for key=value pairs, ``json`` for an object per line.
     """
 
     api_version: str = API_VERSION

@@ -141,7 +141,7 @@ class Manager:
         self._event_reporter = EventReporter(lambda: sources.snapshot(time.time()), self._recorder)
 
     def _register_metrics(self) -> None:
-        leads = Gauge("netaware_leader", "Whether this replica leads.", registry=self._registry)
+        leads = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
         leads.set_function(lambda: float(self.elector.leadership.held))
         self._sync_s = Gauge(
             "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=self._registry

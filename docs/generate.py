@@ -133,7 +133,7 @@ def type_name(kind: Any) -> str:
         ]
         return ", ".join([*([type_name(parts[0])] if parts[0] is not float or not bounds else []), *bounds])
     if origin is typing.Literal:
-        return ", ".join(f"`{part}`" for part in parts)
+        return ", ".join(f"`{part}`" if part else "empty" for part in parts)
     if origin in {typing.Union, types.UnionType}:
         return " or ".join(type_name(part) for part in parts)
     if origin in {list, tuple}:

@@ -76,7 +76,12 @@ class EventRecorder:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(max_pending)
         self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
-        self._lost = Counter("netaware_events_lost", "Events dropped or refused.", ["cause"], registry=registry)
+        self._lost = Counter(
+            "netaware_events_lost",
+            "Events that were not written: queue-full, refused, unreachable.",
+            ["cause"],
+            registry=registry,
+        )
         # Export the counter from 0, because rate() misses a first increment.
         for cause in CAUSES:
             self._lost.labels(cause)

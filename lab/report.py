@@ -1,8 +1,4 @@
-"""The result of the demo, as one JSON object and as tables for a person.
-
-The JSON is a contract with scripts (README, "The demo's JSON"); the tables are drawn from the same structs, so that they
-cannot disagree.
-"""
+"""The result of the demo: structs that become one JSON object for scripts, or tables."""
 
 from __future__ import annotations
 

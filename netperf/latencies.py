@@ -102,8 +102,8 @@ def _pairs(zones: Sequence[str], matrix: Sequence[Sequence[int | None]], *, leas
 def encode_latencies(latencies: Latencies) -> str:
     """The annotation; zones are in bytewise order, so that the same latencies always give the same text.
 
-    If the text is too long for an annotation (above about 180 zones), error bars are left out; if it is still too long, the text is
-    empty.
+    If the text is too long for an annotation (above about 145 zones), error bars are left out; if it is still too long (above about
+    185), the text is empty.
     """
     pairs = {*latencies.us, *latencies.unreachable}
     zones = sorted({zone for pair in pairs for zone in pair})

@@ -59,7 +59,7 @@ class PlanOptions(Section, frozen=True):
     """Who probes whom, how often and with what; see `netperf.plans.ProbeSettings` for the fields of a run.
 
     Attributes:
-        interval_s: shortest round.
+        interval_s: shortest time of a round.
         slot_s: time for one probe; a round lasts max(interval_s, slots * slot_s), with Z - 1 slots for Z zones (Z if odd).
         node_pairs: pairs of nodes that measure two zones; their median counts, so that a slow node does not look like a slow path.
     """

@@ -70,9 +70,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that replace the usual one in every ``extra_every``-th round, one after the other; the rounds differ between
-            pairs.
-        extra_every: at least 2.
+        extra_tests: tests that take turns in replacing the usual one in every tenth round; the rounds differ between pairs.
+        extra_every: 10 in plans of the controller.
         duration_s: length of a run; netperf busy-loops, so use 1 to 2 s.
         port: netserver's control port.
         data_port: netserver's data port.

@@ -23,12 +23,12 @@ class CostPolicy(Section, frozen=True):
     """How latencies become costs; fields are in camelCase in YAML (``unitUs``).
 
     Attributes:
-        percentile: of the latency that is used for the cost.
+        percentile: percentile of the round trips that is used for the cost.
         unit_us: latency per unit of cost, rounded up; 100 suits zones less than a millisecond apart.
         hysteresis: a cost stays while the latency is no further than this share (or twice the noise) outside the range of the cost.
         stale_after_s: a latency older than this and than three rounds is stale; it is still used.
         expire_after_s: a latency older than this is not used; the pair is inferred or absent.
-        external_stale_after_s: the same for numbers of other components, counted from their last change; null for never.
+        external_stale_after_s: staleAfterS of latencies that other components write, counted from their last change; null for never.
         unreachable_cost: cost of an unreachable pair; the default exceeds every maxNetworkCost.
         accept_quality_flags: a sample that has only these flags is used for the cost.
     """

@@ -107,7 +107,7 @@ class Publisher:
         self._planned_version = ""
         self.node_bandwidth: NodeBandwidth | None = None
         self._writes = Counter(
-            "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
+            "netaware_node_bandwidth_writes", "Writes to the own node: ok, failed.", ["outcome"], registry=registry
         )
         self._competing_writer = CompetingWriter()
         self._disputed = Gauge(

@@ -138,7 +138,7 @@ class ProbeMetrics:
     def _counters(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
-            "Probe runs, by outcome: ok, over-budget, or the failure of the run.",
+            "Probe runs, by outcome (docs/measurement.md).",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(

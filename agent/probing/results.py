@@ -77,7 +77,10 @@ class ResultsWriter:
         self._target = _Target("")
         self._refused: dict[str, tuple[str, float]] = {}
         self._writes = Counter(
-            "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
+            "netaware_probe_results_writes",
+            "Writes of results: ok, too-large, refused, failed.",
+            ["outcome"],
+            registry=registry,
         )
 
     @property

@@ -9,7 +9,7 @@ class AppGroupConfig(Section, frozen=True):
     """Order and status of AppGroups. The condition CostsMet uses the costs chosen in ``scheduler.networkOverhead``.
 
     Attributes:
-        namespaces: whose AppGroups are managed; empty for all.
+        namespaces: namespaces whose AppGroups are managed; empty for all.
     """
 
     namespaces: tuple[str, ...] = ()

@@ -168,10 +168,12 @@ class AppGroupMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of all groups."""
-        pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
+        pods = GaugeMetricFamily(
+            "netaware_appgroup_pods", "Pods of a group: wanted, running, placed.", labels=["appgroup", "state"]
+        )
         edges = GaugeMetricFamily(
             "netaware_appgroup_dependencies",
-            "Dependencies of a group by verdict; idle ones have no placed pods at one end.",
+            "Dependencies of a group: met, violated, unknown, idle (one end has no placed pod).",
             labels=["appgroup", "verdict"],
         )
         faults = GaugeMetricFamily(

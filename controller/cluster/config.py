@@ -15,10 +15,10 @@ class NetworkOverheadConfig(Section, frozen=True):
     """Arguments of NetworkOverhead (docs/contracts.md, section 4).
 
     Attributes:
-        namespaces: of AppGroups and NetworkTopologies, in order; the first hit counts.
+        namespaces: where AppGroups and NetworkTopologies are looked for, in this order.
         weights_name: weight of the NetworkTopology to use; NetperfCosts if it has none of this name.
         network_topology_name: name of the NetworkTopology.
-        score_dependents: also count placed pods that depend on the pod. Not upstream's.
+        score_dependents: also count placed pods that depend on the pod, unlike upstream.
         weight: factor of this score in the extender's answer.
     """
 

@@ -25,7 +25,7 @@ class Queries(Section, frozen=True):
         node_cpu: cores in use, per node.
         node_memory: bytes in use, per node.
         node_bandwidth: bits per second in the busier direction, per node.
-        pod_cpu, pod_memory, pod_bandwidth: the same per pod.
+        pod_cpu, pod_memory, pod_bandwidth: the same, per pod.
     """
 
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
@@ -71,7 +71,7 @@ class UsageConfig(Section, frozen=True):
     """Source of usage.
 
     Attributes:
-        source: of cpu and memory; bandwidth always comes from Prometheus.
+        source: source of cpu and memory usage; that of bandwidth is always Prometheus.
     """
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
@@ -83,8 +83,8 @@ class LimitsConfig(Section, frozen=True):
 
     Attributes:
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
-        per_namespace: the same from a namespace.
-        per_round: the same from the cluster.
+        per_namespace: as perNode, from a namespace.
+        per_round: as perNode, from the cluster.
         per_workload: evictions of a workload's pods within workloadBackoffS: a number, or a percentage of its pods (at least one).
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
         workload_backoff_s: see perWorkload; also the first back-off of a pod that the planner would not move.
@@ -133,7 +133,7 @@ class MisplacementConfig(Section, frozen=True):
     """NetworkMisplacement and ZoneSurvival.
 
     Attributes:
-        enabled: whether both run.
+        enabled: whether these two strategies run.
         margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
             dependencies.
         hold_s: time that the gain must last before the move.
@@ -149,7 +149,7 @@ class DeschedulerConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether it runs.
-        interval_s: between rounds; a policy's deschedulingInterval overrides it.
+        interval_s: time between rounds; a policy's deschedulingInterval overrides it.
         dry_run: decide and report, but evict nothing.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.
     """

@@ -140,7 +140,7 @@ class DeschedulerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
-        self.rounds = counter("rounds", "Rounds, by how they ended.", "outcome")
+        self.rounds = counter("rounds", "Rounds: finished, usage-missing, failed.", "outcome")
         self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
         self.outcomes = counter("moves_ended", "Moves whose outcome is known, by outcome.", "strategy", "outcome")
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
@@ -150,11 +150,11 @@ class DeschedulerMetrics:
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=registry,
         )
-        self._nodes = gauge("nodes", "Nodes by pool and load.", "pool", "load")
+        self._nodes = gauge("nodes", "Nodes by pool and load: over, under, normal, unknown.", "pool", "load")
         self._hot = gauge("hot_nodes", "Nodes that have been hot for long enough.")
         self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round cannot relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
-        self._backed_off = gauge("backed_off", "Workloads and replicas in a back-off.", "kind")
+        self._backed_off = gauge("backed_off", "Back-offs of kind workload and replica.", "kind")
 
     def count_from_zero(self) -> None:
         """Start counters of rare events at 0, because increase() misses the first event of a series that starts at 1."""

@@ -11,7 +11,7 @@ class PageConfig(Section, frozen=True):
     """The read-only page at the manager's address.
 
     Attributes:
-        enabled: whether it is served.
+        enabled: whether the page is served.
         allowed_hosts: public DNS names of the page, such as that of an Ingress; other public names are refused.
         auth: ``token`` requires a token as ``kubectl netaware page`` sends it; ``none`` serves everyone who reaches the port.
     """

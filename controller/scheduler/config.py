@@ -17,7 +17,12 @@ Parity = Literal["none", "upstream"]
 
 
 class ResourceWeight(Section, frozen=True):
-    """A resource and its factor."""
+    """A resource and its factor.
+
+    Attributes:
+        name: such as ``cpu``.
+        weight: above 0.
+    """
 
     name: str
     weight: int
@@ -28,7 +33,7 @@ class AllocatableArgs(Section, frozen=True):
 
     Attributes:
         mode: prefer nodes with little (``Least``) or much (``Most``) allocatable.
-        resources: names and factors of the resources that count.
+        resources: resources that are added up, each with a factor.
         weight: factor of this score, in plans and in the extender's answer; 0 disables it.
     """
 

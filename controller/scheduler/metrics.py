@@ -17,14 +17,14 @@ class ExtenderMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
             "netaware_extender_duration_seconds",
-            "Time to answer one request once it has arrived.",
+            "Time to answer one request, after its body was read.",
             ["verb"],
             buckets=_REQUEST_BUCKETS_S,
             registry=registry,
         )
         self.decisions = Counter(
             "netaware_extender_decisions",
-            "Answers by verb and result: neutral, passed, refused-some, ruled, planned, error.",
+            "Answers: planned; by NetworkOverhead passed, refused-some, ruled (scored); neutral (no opinion); error.",
             ["verb", "result"],
             registry=registry,
         )
@@ -47,7 +47,7 @@ class GateMetrics:
         )
         self.released = Counter(
             "netaware_gate_releases",
-            "Gates opened, by cause: turn, no-group, no-workload, waited, unplaced.",
+            "Gates opened: turn, no-group, no-workload, waited (maxWaitS is over), unplaced (no place in the plan).",
             ["cause"],
             registry=registry,
         )
@@ -59,7 +59,7 @@ class GateMetrics:
         )
         self.placed = Counter(
             "netaware_placed_pods",
-            "Placed pods of AppGroups: as-planned, planned-zone, elsewhere, by-rule.",
+            "Placed pods of AppGroups: as-planned, planned-zone, elsewhere; without a plan by-rule.",
             ["how"],
             registry=registry,
         )

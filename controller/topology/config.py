@@ -14,7 +14,7 @@ class TopologyConfig(Section, frozen=True):
     """Measurements and costs.
 
     Attributes:
-        namespaces: whose NetworkTopologies are managed; empty for all.
+        namespaces: namespaces whose NetworkTopologies are managed; empty for all.
         probing: the probe plan.
         cost_policy: defaults of the cost policy's fields, see below; a NetworkTopology may override them.
     """

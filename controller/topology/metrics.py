@@ -60,7 +60,7 @@ def _bytes_per_s(level: str, rates: Mapping[ZonePair, Quantity]) -> Values:
 
 _ZONES = ("origin", "destination")
 _FAMILIES: tuple[tuple[str, str, tuple[str, ...], Callable[[TopologyDecision], Values]], ...] = (
-    ("netaware_network_cost", "Cost as written to NetperfCosts.", ("level", *_ZONES), _costs),
+    ("netaware_network_cost", "Cost as written to NetperfCosts; level: zone, region.", ("level", *_ZONES), _costs),
     (
         "netaware_zone_latency_seconds",
         "Smoothed latency of the cost, with the effect of loss.",
@@ -90,7 +90,9 @@ class TopologyMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._decisions: dict[str, TopologyDecision] = {}
-        self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
+        self.writes = Counter(
+            "netaware_topology_writes", "Writes to NetworkTopologies: weights, status.", ["what"], registry=registry
+        )
         registry.register(self)
 
     def show(self, key: str, decision: TopologyDecision) -> None:

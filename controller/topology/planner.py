@@ -71,7 +71,7 @@ class ProbePlanner:
         )
         self._writes = Counter(
             "netaware_probe_plan_writes",
-            "Plan objects written or deleted, results keys removed.",
+            "Changes: plan-written, plan-deleted, plan-too-large, results-made, results-keys-removed.",
             ["what"],
             registry=registry,
         )

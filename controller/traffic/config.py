@@ -15,8 +15,8 @@ class TrafficConfig(Section, frozen=True):
     Attributes:
         prometheus_url: Prometheus with traffic metrics; empty to do nothing.
         source: as for the flag ``--source`` of ``kubectl netaware propose``; empty for the first that Prometheus has.
-        window_s: range of rates.
-        interval_s: between readings.
+        window_s: range over which rates are computed.
+        interval_s: time between readings.
         keep_weights: write measured traffic to AppGroups' annotation netaware.io/measured-weights; needs the component
             measured-weights.
         prices: turn bytes between zones into money.

@@ -20,11 +20,11 @@ Price = Annotated[float, Range(0, 999)]
 
 
 class PriceTable(Section, frozen=True):
-    """Prices per GB (10^9 bytes), of sender and receiver together. A missing one is that of the next nearer distance.
+    """Prices per GB (10^9 bytes), of sender and receiver together. A missing price is that of the next shorter distance.
 
     Attributes:
-        preset: list prices of a cloud; empty to use the following prices.
-        currency: of these prices.
+        preset: list prices of a cloud; empty to use the prices below.
+        currency: currency of the prices below.
         same_zone: per GB within a zone.
         between_zones: per GB between zones of a region.
         between_regions: per GB between regions.

@@ -202,12 +202,12 @@ class TrafficController:
         """The metric families, by AppGroup; empty on replicas that do not lead, and without Prometheus."""
         drift = GaugeMetricFamily(
             "netaware_appgroup_traffic_drift",
-            "Dependencies that differ from traffic: new, gone, or ten times their minBandwidth.",
+            "Dependencies that differ from traffic: new, gone, grown to ten times minBandwidth.",
             labels=("namespace", "appgroup", "kind"),
         )
         rates = GaugeMetricFamily(
             "netaware_appgroup_traffic_bytes_per_second",
-            "Traffic of the group's calls, by whether it crosses zones.",
+            "Traffic of the group's calls; crossing: true between zones, else false.",
             labels=("namespace", "appgroup", "crossing"),
         )
         months = GaugeMetricFamily(

@@ -122,6 +122,12 @@ def test_files_and_metrics_that_documents_name_exist() -> None:
     assert wrong == []
 
 
+def test_definitions_that_the_architecture_names_are_in_these_files() -> None:
+    named = re.findall(r"`(?:\w+\.)*(\w+)`(?: in | \()`([\w/]+\.py)`", TEXTS["architecture.md"])
+    assert len(named) > 10
+    assert [(name, path) for name, path in named if not re.search(rf"\b{name}\b", (ROOT / path).read_text())] == []
+
+
 def test_the_installation_page_says_what_the_manifests_request() -> None:
     text = TEXTS["install.md"]
     row = r"^\| ([\w-]+)[^|]*\| (one per node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
