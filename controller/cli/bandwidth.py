@@ -16,8 +16,6 @@ from controller.diagnosis.model import BandwidthView, NodeBandwidthView, PodBand
 
 
 class BandwidthCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
         ("bandwidth", "by node"),
         ("bandwidth pod -A", "by pod"),
@@ -28,7 +26,6 @@ class BandwidthCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
 
     async def run(self, session: Session, options: argparse.Namespace) -> BandwidthView:

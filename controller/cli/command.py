@@ -19,13 +19,13 @@ class Command(ABC):
     Attributes:
         description: what it shows and how to read it.
         examples: arguments of ``kubectl netaware``, each with its effect.
-        online: whether it uses the cluster.
+        reads_cluster: whether it reads the API server itself; `page` leaves that to kubectl.
         prints_documents: whether ``render`` returns documents for other programs, in which texts stay unchanged.
     """
 
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
-    online: ClassVar[bool] = True
+    reads_cluster: ClassVar[bool] = True
     prints_documents: ClassVar[bool] = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
@@ -44,12 +44,8 @@ class Command(ABC):
         """The answer as text or tables, if possible at most ``width`` columns wide."""
 
     def needs_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Whether these arguments use the cluster."""
-        return self.online
+        """Whether the command reads the API server with these arguments."""
+        return self.reads_cluster
 
     async def keep_open(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
         """Runs after the answer is shown; the command ends when it returns. By default it returns at once."""
-
-    def has_findings(self, answer: Any) -> bool:  # noqa: ARG002
-        """Whether there are findings, for commands with ``--exit-code``."""
-        return False

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 HELP: Mapping[str, str] = {
     "status": "all parts and findings on one screen",
-    "diagnose": "findings, their causes, and what fixes them",
-    "page": "open the page in the browser: findings, costs, placement, live",
-    "costs": "costs, or latencies, between zones",
+    "diagnose": "findings, their causes and fixes",
+    "page": "open the web page: findings, costs, placement",
+    "costs": "costs or round trips between zones",
     "latency": "the newest sample between two zones, both ways",
     "graph": "an AppGroup: order, placement, cost of each dependency",
-    "explain": "zones and nodes that a pod could be on, with the cost of each dependency there",
-    "bandwidth": "bandwidth requested, allocated and limited, by node or by pod",
+    "explain": "zones and nodes that a pod could be on, and their costs",
+    "bandwidth": "requests, capacity and limits, by node or by pod",
     "simulate": "where the default scheduler and ours would place an AppGroup",
-    "deschedule": "--dry-run: which pods would move, why and where to",
+    "deschedule": "which pods would move, why and where to (--dry-run only)",
     "propose": "write AppGroups from measured traffic",
     "money": "price of traffic between zones, by dependency and group",
-    "convert": "turn older spellings of AppGroup and NetworkTopology into accepted ones",
+    "convert": "update older spellings of AppGroup and NetworkTopology",
 }
 """Name of each command, in the order of the help text, and its line there."""
 ALIASES = {"why": "diagnose"}

@@ -24,19 +24,16 @@ class ConversionResult(msgspec.Struct, frozen=True):
 
 
 class ConvertCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
     description = (
         "Reads YAML or JSON and prints it with AppGroups and NetworkTopologies of KEP-260 in the spelling that the API server "
         "accepts; other objects pass untouched. What was changed is listed on standard error. Needs no cluster: "
         "kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
-    online = False
+    reads_cluster = False
     prints_documents = True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument(
             "-f",
             "--filename",

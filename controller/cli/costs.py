@@ -10,7 +10,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.shared import note_unused
+from controller.cli.shared import note_unused_costs
 from controller.cli.style import FAINT, STRONG, age, grid, number
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.diagnosis.model import NetworkView, PairView, View, ZoneView
@@ -35,8 +35,6 @@ class CostsView(View, frozen=True):
 
 
 class CostsCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
         ("costs", "the matrix of zones"),
         ("costs --percentile p90", "in milliseconds"),
@@ -47,7 +45,6 @@ class CostsCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument(
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
         )
@@ -58,7 +55,7 @@ class CostsCommand(Command):
         if not options.percentile:
             session.require(NETWORK_TOPOLOGIES)
         network = build_network(snapshot)
-        note_unused(session, network)
+        note_unused_costs(session, network)
         return CostsView(at=snapshot.now_s, network=network)
 
     def render(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:

@@ -59,8 +59,6 @@ class Preview(DescheduleOutput, frozen=True):
 
 
 class DescheduleCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
         ("deschedule --dry-run", "who would be moved, why and where to"),
         ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),
@@ -72,7 +70,6 @@ class DescheduleCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
         parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
 

@@ -11,11 +11,14 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.cli.shared import pod_diagnosis, read_facts_of
+from controller.cli.shared import pod_diagnosis
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
 from controller.diagnosis.findings import CLUSTER_WIDE, Finding
 from controller.diagnosis.pods import PodDiagnosis
+from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
+from kubekit.errors import ConfigError
+from kubekit.text import listed
 
 MAX_AFFECTED = 4
 
@@ -29,63 +32,57 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 class DiagnoseCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
-        ("diagnose", "what is wrong, worst first"),
+        ("diagnose", "all findings, worst first"),
         ("diagnose pod cart-5d9f -n shop", "why this pod is pending"),
     )
     description = (
-        "Findings with their causes, worst first, each with commands to paste. A finding covers its consequences: one "
-        "for a controller that is down, not one for each pod that waits for it. With `pod NAME`: why that pod is pending, or "
-        "where it is. With --prometheus, limits that are not enforced are added."
+        "Findings with their causes and fixes, worst first. A finding covers its consequences: a controller that is down is "
+        "one finding, and the pods that wait for it are none. With `pod NAME`: why that pod is pending, or where it is. "
+        "With --prometheus, limits that are not enforced are added."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
-        parser.add_argument("kind", nargs="?", choices=("pod",), help="about one pod (default: all findings)")
-        parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
-        parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
+        parser.add_argument("kind", nargs="?", choices=("pod",), help="diagnose one pod (default: the cluster)")
+        parser.add_argument("name", nargs="?", metavar="NAME", help="name of the pod")
+        parser.add_argument("--exit-code", action="store_true", help="exit with 3 if a finding is worse than info")
 
     async def run(self, session: Session, options: argparse.Namespace) -> Diagnosis:
-        """Read everything and diagnose it."""
+        if options.kind and not options.name:
+            raise ConfigError("pod", "has no name", "give the pod's: diagnose pod NAME")
         pod = await session.pod(options.name) if options.name else None
-        facts = await read_facts_of(session, pod)
+        session.namespace = None
+        facts = read_facts(await session.snapshot(everything=True), pod)
         findings = diagnose(facts)
         if pod is None:
             return Diagnosis(facts.now, findings)
-        key, diagnosis = pod.metadata.key, pod_diagnosis(pod, facts, findings)
-        of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or key in f.affects)
-        return Diagnosis(facts.now, of_pod, diagnosis)
+        findings_of_pod = tuple(f for f in findings if f.code in CLUSTER_WIDE or pod.metadata.key in f.affects)
+        return Diagnosis(facts.now, findings_of_pod, pod_diagnosis(pod, facts, findings))
 
     def render(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The pod, then the findings."""
         parts: list[RenderableType] = []
         if answer.pod is not None:
-            parts += describe_pod(answer.pod, answer.at)
+            parts += render_pod(answer.pod, answer.at)
             if answer.findings:
                 parts.append(Text())
-        parts += describe(answer.findings, answer.at)
+        parts += render_findings(answer.findings, answer.at)
         if not parts:
             parts.append(Text("✓ nothing is wrong", style=GOOD))
         return Group(*parts)
 
-    def has_findings(self, answer: Diagnosis) -> bool:
-        """Whether any finding is more severe than info."""
-        return any(finding.severity != "info" for finding in answer.findings)
 
-
-def describe_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
+def render_pod(pod: PodDiagnosis, at: float) -> list[RenderableType]:
     """The diagnosis of a pod as text."""
     head = Text(pod.summary, style=STRONG)
     if pod.since is not None and pod.kind != "placed":
         head.append(f"  for {age(at - pod.since)}", style=FAINT)
     if pod.until is not None and pod.until > at:
         head.append(f", at most {age(pod.until - at)} more", style=FAINT)
-    return [head, *_commands(pod.fix)]
+    return [head, *(_indented(f"fix: {fix}") for fix in pod.fix)]
 
 
-def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
+def render_findings(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
     """Findings as text: summary, cause, affected objects, fix."""
     parts: list[RenderableType] = []
     for finding in findings:
@@ -96,14 +93,12 @@ def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
         if finding.alert:
             head.append(f"  {finding.alert}", style=FAINT)
         parts.append(head)
-        parts += [Padding(Text(f"cause: {cause}", style=FAINT), (0, 0, 0, 2)) for cause in finding.cause]
+        parts += [_indented(f"cause: {cause}", FAINT) for cause in finding.cause]
         if finding.affects:
-            more = f" and {len(finding.affects) - MAX_AFFECTED} more" if len(finding.affects) > MAX_AFFECTED else ""
-            text = f"affects: {', '.join(finding.affects[:MAX_AFFECTED])}{more}"
-            parts.append(Padding(Text(text, style=FAINT), (0, 0, 0, 2)))
-        parts += _commands(finding.fix)
+            parts.append(_indented(f"affects: {listed(finding.affects, MAX_AFFECTED)}", FAINT))
+        parts += [_indented(f"fix: {fix}") for fix in finding.fix]
     return parts
 
 
-def _commands(commands: tuple[str, ...]) -> list[RenderableType]:
-    return [Padding(Text(f"fix: {command}"), (0, 0, 0, 2)) for command in commands]
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(Text(text, style=style), (0, 0, 0, 2))

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.diagnose import describe_pod
+from controller.cli.diagnose import render_pod
 from controller.cli.plan_inputs import read_inputs
 from controller.cli.session import Session
 from controller.cli.shared import pod_diagnosis
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, with_counts
 from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
 from kubekit.text import counted
 
-MAX_CANDIDATES = 30
-MAX_PEERS, MAX_REASONS = 6, 2
+MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
 
 
 class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
@@ -34,111 +32,111 @@ class ExplainView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExplainCommand(Command):
-    """See `controller.cli.command.Command`."""
-
-    examples = (("explain pod cart-5d9f -n shop", "where it could be, and what decided"),)
+    examples = (("explain pod cart-5d9f -n shop", "where a pod could be, and what decided"),)
     description = (
-        "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
-        "its maxNetworkCost), how many nodes may not run it and why, the score among those that pass, and what decided. Columns are the "
-        "workloads it depends on, and in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
-        "running controller's configuration, from what holds now. Of a whole group, see graph."
+        "For a pod of an AppGroup: the zones and nodes where it could be, the cost of each dependency from there (✗ over its "
+        "maxNetworkCost), how many nodes may not run the pod and why, the score of those that may, and what decided. Columns "
+        "are the workloads that the pod depends on; those in brackets depend on it and only count in the score. Uses the "
+        "scheduler's rules, the running controller's configuration, and the present state. For a whole group, use graph."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
-        parser.add_argument("kind", choices=("pod",), help="what to explain")
-        parser.add_argument("name", metavar="NAME", help="the pod")
+        parser.add_argument("kind", choices=("pod",), help="explain a pod")
+        parser.add_argument("name", metavar="NAME", help="name of the pod")
 
     async def run(self, session: Session, options: argparse.Namespace) -> ExplainView:
-        """Read the pod, its group, and the state that rules need."""
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(everything=True)
         inputs, _ = await read_inputs(session, snapshot)
         key, state = pod.metadata.key, inputs.state
         # The pod is explained as if it were not bound yet.
-        known = next((other for other in snapshot.pods if other.metadata.key == key), None)
-        state.on_pod_change(key, known, None)
+        listed_pod = next((other for other in snapshot.pods if other.metadata.key == key), None)
+        state.on_pod_change(key, listed_pod, None)
         inputs.node_cache.drop(lambda info: info.key == key)
-        now, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
-        return ExplainView(now, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
+        explanation, facts = explain(state, pod, inputs.ineligible_nodes(pod)), read_facts(snapshot, pod)
+        return ExplainView(explanation, pod_diagnosis(pod, facts, diagnose(facts)), snapshot.now_s)
 
     def render(self, answer: ExplainView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Print the reason, then the table."""
-        now = answer.now
-        parts: list[RenderableType] = [_headline(now)]
-        pod = answer.diagnosis
+        """What decided, then the tables of peers and of candidates."""
+        explanation, pod = answer.now, answer.diagnosis
+        parts: list[RenderableType] = [_headline(explanation)]
         # The headline suffices for a placed pod without a finding, and for a finished one.
         if pod is not None and pod.kind != "finished" and (pod.kind != "placed" or pod.fix):
-            parts += describe_pod(pod, answer.at)
+            parts += render_pod(pod, answer.at)
         # The rule decides only about pods that are placed or wait for the scheduler.
         if pod is None or pod.kind in {"placed", "waiting"}:
-            parts.append(Text(now.decided))
-        if now.peers:
-            parts += [Text(), _peers(now)]
-        if now.candidates:
-            parts += [Text(), _candidates(now)]
-            more = len(now.candidates) - MAX_CANDIDATES
-            if more > 0:
-                parts.append(Text(f"and {more} more; -o json has all", style=FAINT))
+            parts.append(Text(explanation.decided))
+        if explanation.peers:
+            parts += [Text(), _peer_table(explanation)]
+        if explanation.candidates:
+            parts += [Text(), _candidate_table(explanation)]
+            hidden = len(explanation.candidates) - MAX_CANDIDATES
+            if hidden > 0:
+                parts.append(Text(f"and {hidden} more; -o json has all", style=FAINT))
         return Group(*parts)
 
 
-def _headline(now: Explanation) -> Text:
-    text = Text.assemble((now.pod, STRONG))
-    if now.group:
-        text.append(f"  {now.workload} of AppGroup {now.group}")
-    if now.topology:
-        text.append(f"  costs: {now.topology} {now.weight}".rstrip(), style=FAINT)
+def _headline(explanation: Explanation) -> Text:
+    text = Text.assemble((explanation.pod, STRONG))
+    if explanation.group:
+        text.append(f"  {explanation.workload} of AppGroup {explanation.group}")
+    if explanation.topology:
+        text.append(f"  costs: {explanation.topology} {explanation.weight}".rstrip(), style=FAINT)
     return text
 
 
-def _peers(now: Explanation) -> RenderableType:
+def _peer_table(explanation: Explanation) -> RenderableType:
     table = grid("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
-    for peer in now.peers:
-        places = ", ".join(zone if count == 1 else f"{zone} ×{count}" for zone, count in peer.places.items())
+    for peer in explanation.peers:
+        zones = with_counts(peer.places) or Text("nowhere yet", style=FAINT)
         direction = "needs it" if peer.direction == "depended-on-by" else "needed"
-        table.add_row(
-            peer.workload, Text(direction, style=FAINT), str(peer.max_cost), places or Text("nowhere yet", style=FAINT)
-        )
+        table.add_row(peer.workload, Text(direction, style=FAINT), str(peer.max_cost), zones)
     return table
 
 
-def _candidates(now: Explanation) -> RenderableType:
-    peers = now.peers[:MAX_PEERS]
+def _candidate_table(explanation: Explanation) -> RenderableType:
+    """The best candidates, and those where the pod is or is planned."""
+    peers = explanation.peers[:MAX_PEERS]
     names = [p.workload if p.direction == "depends-on" else f"({p.workload})" for p in peers]
-    hidden = len(now.peers) - len(names)
-    columns = (*names, *((f"+{hidden}",) if hidden > 0 else ()))
+    hidden_peers = len(explanation.peers) - len(peers)
+    columns = (*names, f"+{hidden_peers}") if hidden_peers else names
     table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
-    for line in _shown(now.candidates):
-        sign, style = (
-            ("●", GOOD) if line.chosen else ("○", GOOD) if line.planned else ("✗", BAD) if not line.passes else ("", "")
-        )
-        cells = [_cell(cell, peer) for cell, peer in zip(line.cells, now.peers, strict=True)][: len(names)]
-        rest = [Text(str(sum(cell.cost for cell in line.cells[len(names) :])), style=FAINT)] if hidden > 0 else []
-        score = str(line.score) if line.score is not None else "-" if line.passes else "refused"
-        nodes = ", ".join((line.node or counted(line.nodes, "node"), *_reasons(line)))
+    for position, candidate in enumerate(explanation.candidates):
+        if position >= MAX_CANDIDATES and not (candidate.chosen or candidate.planned):
+            continue
+        cells = [_cell(cell, peer) for cell, peer in zip(candidate.cells[:MAX_PEERS], peers, strict=True)]
+        if hidden_peers:
+            cells.append(Text(str(sum(cell.cost for cell in candidate.cells[MAX_PEERS:])), style=FAINT))
         table.add_row(
-            Text(sign, style=style),
-            line.zone or line.region or "-",
-            nodes,
+            _sign(candidate),
+            candidate.zone or candidate.region or "-",
+            ", ".join((candidate.node or counted(candidate.nodes, "node"), *_reasons(candidate))),
             *cells,
-            *rest,
-            str(line.cost),
-            Text(score, style=BAD if line.score is None else ""),
+            str(candidate.cost),
+            _score(candidate),
         )
     return Group(table, Text("● here  ○ planned  ✗ refused by the filter", style=FAINT))
 
 
-def _shown(lines: Sequence[CandidateLine]) -> Iterable[CandidateLine]:
-    """The best candidates, and those where the pod is or is planned."""
-    return [line for i, line in enumerate(lines) if i < MAX_CANDIDATES or line.chosen or line.planned]
+def _sign(candidate: CandidateLine) -> Text:
+    if candidate.chosen:
+        return Text("●", style=GOOD)
+    if candidate.planned:
+        return Text("○", style=GOOD)
+    return Text("" if candidate.passes else "✗", style=BAD)
 
 
-def _reasons(line: CandidateLine) -> list[str]:
+def _score(candidate: CandidateLine) -> Text:
+    if candidate.score is not None:
+        return Text(str(candidate.score))
+    return Text("-" if candidate.passes else "refused", style=BAD)
+
+
+def _reasons(candidate: CandidateLine) -> list[str]:
     """Reasons why nodes may not run the pod, the most frequent first."""
-    ranked = sorted(line.ineligible.items(), key=lambda item: (-item[1], item[0]))
-    return [why if line.node else f"{count} {why}" for why, count in ranked[:MAX_REASONS]]
+    ranked = sorted(candidate.ineligible.items(), key=lambda item: (-item[1], item[0]))
+    return [reason if candidate.node else f"{count} {reason}" for reason, count in ranked[:MAX_REASONS]]
 
 
 def _cell(cell: Cell, peer: PeerLine) -> Text:

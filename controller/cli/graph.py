@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -12,7 +12,7 @@ from rich.text import Text
 from controller.appgroups.status import BALANCED, ROUTED_NEAR
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds, with_counts
 from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
@@ -20,27 +20,24 @@ from controller.views.model import EdgeView, GroupView, PodView
 from kubekit.text import listed
 
 MAX_STOPS = 5
+_EXPECTED_CONDITIONS = frozenset({"Complete", "CostsMet", BALANCED, ROUTED_NEAR})
 
 
 class GraphCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
         ("graph", "the AppGroups of the namespace"),
-        ("graph online-boutique -n shop", "one of them"),
+        ("graph online-boutique -n shop", "one AppGroup"),
     )
     description = (
-        "The workloads of an AppGroup, each with what it depends on. COST is the worst over all pairs of placed pods, "
+        "The workloads of an AppGroup, each with its dependencies. COST is the highest over all pairs of placed pods, "
         "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. "
-        "Below them: conditions that do not hold, and what the loss of a zone would stop."
+        "Below the table: conditions that do not hold, and what the loss of a zone would stop."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
-        parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
+        parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="its name (default: all)")
 
     async def run(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
-        """Read the requested groups."""
         snapshot = await session.snapshot(groups=True)
         session.require(APPGROUPS)
         views = [
@@ -55,7 +52,7 @@ class GraphCommand(Command):
         return views
 
     def render(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Groups, one after the other."""
+        """A headline, a table and remarks for each group."""
         if not answer:
             return Text("no AppGroups", style=FAINT)
         parts: list[RenderableType] = []
@@ -108,28 +105,27 @@ def _edge_cells(edge: EdgeView) -> tuple[Text | str, ...]:
 
 
 def _where(pods: Sequence[PodView]) -> Text:
-    """Zones, with the number of pods if there are several, and unbound pods."""
-    zones = Counter(pod.zone or pod.node for pod in pods if pod.node)
-    parts = [zone if count == 1 else f"{zone} ×{count}" for zone, count in sorted(zones.items())]
+    """Zones with the numbers of their pods, then the numbers of gated and of other pending pods."""
+    text = Text(with_counts(Counter(sorted(pod.zone or pod.node for pod in pods if pod.node))))
     gated = sum(pod.gated for pod in pods)
     pending = sum(not pod.node for pod in pods) - gated
-    text = Text(", ".join(parts))
     for count, state in ((gated, "gated"), (pending, "pending")):
         if count:
             text.append(f"{', ' if text else ''}{count} {state}", style="italic")
     return text
 
 
-def _remarks(group: GroupView) -> Iterator[RenderableType]:
-    remarks = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
-    expected = {"Complete": "True", "CostsMet": "True", BALANCED: "True", ROUTED_NEAR: "True"}
+def _remarks(group: GroupView) -> list[RenderableType]:
+    """Faults, conditions that do not hold, and what the loss of a zone would stop."""
+    remarks: list[RenderableType] = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
     remarks += [
         Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
         for c in group.conditions
-        if expected.get(c.type, c.status) != c.status
+        if c.type in _EXPECTED_CONDITIONS and c.status != "True"
     ]
-    losses = ((loss.zone, listed(loss.stops, MAX_STOPS)) for loss in group.zone_losses if loss.stops)
-    remarks += [Text(f"without {zone}: {workloads} would stop", style=FAINT) for zone, workloads in losses]
-    if remarks:
-        yield Text()
-        yield from remarks
+    remarks += [
+        Text(f"without {loss.zone}: {listed(loss.stops, MAX_STOPS)} would stop", style=FAINT)
+        for loss in group.zone_losses
+        if loss.stops
+    ]
+    return [Text(), *remarks] if remarks else []

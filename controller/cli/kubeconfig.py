@@ -24,7 +24,7 @@ _IGNORED = ("as", "as-uid", "as-groups", "as-user-extra")
 _PROVIDERS = ("gcp", "oidc")
 
 
-def connect(
+def find_cluster(
     kubeconfig: str | None = None, context: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> ClusterConfig:
     """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. May run a log-in plugin.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.shared import note_unused
+from controller.cli.shared import note_unused_costs
 from controller.cli.style import BAD, STRONG, age, grid, milliseconds
 from controller.diagnosis.model import PairBasis, PairView, View
 from controller.diagnosis.zones import build_network, by_pair
@@ -28,8 +28,6 @@ class LatencyView(View, frozen=True):
 
 
 class LatencyCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (("latency eu-1a eu-1b", "both directions"),)
     description = (
         "Round trips between two zones. One node per zone measures, so usually one direction has samples and counts for both. "
@@ -37,7 +35,6 @@ class LatencyCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument("origin", metavar="A", help="zone")
         parser.add_argument("destination", metavar="B", help="another zone")
 
@@ -45,7 +42,7 @@ class LatencyCommand(Command):
         """Read the pair."""
         snapshot = await session.snapshot()
         network = build_network(snapshot)
-        note_unused(session, network)
+        note_unused_costs(session, network)
         pairs, ends = by_pair(network.pairs), (options.origin, options.destination)
         if ends not in pairs:
             zones = ", ".join(zone.name for zone in network.zones)

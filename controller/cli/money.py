@@ -29,8 +29,6 @@ class MoneyView(msgspec.Struct, frozen=True):
 
 
 class MoneyCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (("money", "bytes between zones, and whose they are"),)
     description = (
         "Bytes between workloads, by pairs of zones, times prices, as money per month of 730 hours. Prices are the controller's "
@@ -40,7 +38,6 @@ class MoneyCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         add_traffic_arguments(parser)
         parser.add_argument(
             "--prices", choices=PRESETS, help="list prices of a cloud (default: the controller's prices)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,33 +24,32 @@ if TYPE_CHECKING:
     from controller.cli.command import Command
 
 PIPE_WIDTH = 10_000
+# Texts from the cluster are no markup.
+_PlainConsole = partial(Console, highlight=False, emoji=False, markup=False)
 
 
 class Screen:
     """Standard output and standard error, with colours on a terminal unless NO_COLOR is set.
 
     Args:
-        stream: instead of standard output.
+        stream: replaces standard output.
     """
 
     def __init__(self, stream: TextIOBase | None = None) -> None:
         out = stream or sys.stdout
         has_colours = out.isatty() and not os.environ.get("NO_COLOR")
         is_piped = not out.isatty() and not os.environ.get("COLUMNS")
-        self._console = Console(
+        self._console = _PlainConsole(
             file=out,  # type: ignore[arg-type]
             force_terminal=out.isatty(),
             color_system="auto" if has_colours else None,
             no_color=not has_colours,
             width=PIPE_WIDTH if is_piped else None,
-            highlight=False,
-            emoji=False,
-            markup=False,
         )
-        self._errors = Console(stderr=True, no_color=not has_colours, highlight=False, soft_wrap=True)
+        self._errors = _PlainConsole(stderr=True, no_color=not has_colours, soft_wrap=True)
 
     def print_answer(self, command: Command, answer: object, options: argparse.Namespace) -> None:
-        """A table for a person, or data for programs."""
+        """Print the answer as a table, or as data (``-o json``, ``-o yaml``)."""
         if options.output == "table":
             shown = answer if command.prints_documents else _escape_texts(answer)
             self._print_table(command.render(shown, options, self._console.width))
@@ -61,10 +61,10 @@ class Screen:
             # Text for another program, such as YAML.
             self._console.file.write(mask_controls(content))
         elif self._console.is_terminal:
-            self._console.print(content, highlight=False)
+            self._console.print(content)
         else:
             with self._console.capture() as capture:
-                self._console.print(content, soft_wrap=True, highlight=False)
+                self._console.print(content, soft_wrap=True)
             # Strip the blanks that pad the tables' columns.
             self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
@@ -78,13 +78,13 @@ class Screen:
             self._console.file.write(escape_controls(msgspec.json.format(data, indent=2).decode()) + "\n")
         self._console.file.flush()
 
-    def note(self, text: str) -> None:
-        """A line on standard error, such as what the answer lacks."""
-        self._errors.print(f"note: {printable(text)}", style="dim", highlight=False, markup=False)
+    def print_note(self, text: str) -> None:
+        """Print a note on standard error, for example on what the answer lacks."""
+        self._errors.print(f"note: {printable(text)}", style="dim")
 
 
 def _escape_texts(value: Any) -> Any:
-    """The answer with line breaks and control characters of its texts replaced: they come from the cluster."""
+    """The answer with `printable` applied to all texts, which come from the cluster."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, msgspec.Struct):

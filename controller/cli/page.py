@@ -31,9 +31,7 @@ class PageAddress(msgspec.Struct, frozen=True):
 
 
 class PageCommand(Command):
-    """See `controller.cli.command.Command`."""
-
-    online = False
+    reads_cluster = False
     examples = (
         ("page", "open it in the browser"),
         ("page --no-browser", "print the address"),
@@ -45,7 +43,6 @@ class PageCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument("--no-browser", action="store_true", help="print the address, and open no browser")
 
     async def run(self, session: Session, options: argparse.Namespace) -> PageAddress:

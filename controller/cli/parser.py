@@ -21,8 +21,8 @@ DESCRIPTION = (
 EPILOG = """\
 examples:
   kubectl netaware status                           all parts and findings, on one screen
-  kubectl netaware explain pod NAME -n shop         why it is on its node, and which nodes it could be on
-  kubectl netaware graph online-boutique -n shop    an AppGroup, and what each dependency costs
+  kubectl netaware explain pod NAME -n shop         why a pod is on its node, and which nodes it could be on
+  kubectl netaware graph online-boutique -n shop    an AppGroup, and the cost of each dependency
   kubectl netaware costs --percentile p90           round trips between zones, in milliseconds
 
 exit codes:
@@ -35,7 +35,8 @@ exit codes:
 environment:
   KUBECONFIG            as for kubectl
   NETAWARE_PROMETHEUS   default of --prometheus
-  NO_COLOR              no colours; COLUMNS sets the width
+  NO_COLOR              no colours
+  COLUMNS               width of the output
 """
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -47,6 +48,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "prometheus": "",
     "netaware_namespace": HOME_NAMESPACE,
     "timeout": 15.0,
+    "exit_code": False,
 }
 
 
@@ -58,7 +60,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the arguments of the commands in ``words`` only, because importing all takes most of a second."""
-    shared = _shared()
+    shared = _shared_flags()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
         description=DESCRIPTION,
@@ -75,7 +77,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             subparsers.add_parser(name, aliases=aliases, help=text)
             continue
         command = load_command(name)
-        sub = subparsers.add_parser(
+        subparser = subparsers.add_parser(
             name,
             aliases=aliases,
             help=text,
@@ -85,7 +87,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             parents=[shared],
             allow_abbrev=False,
         )
-        command.configure(sub)
+        command.configure(subparser)
     return parser
 
 
@@ -95,18 +97,16 @@ def _epilog(command: Command) -> str:
     return "\n".join(["examples:", *lines])
 
 
-def _shared() -> argparse.ArgumentParser:
+def _shared_flags() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     group = shared.add_argument_group("cluster")
     group.add_argument("-n", "--namespace", metavar="NAME", help="namespace of AppGroups and pods")
     group.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
+    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig")
     group.add_argument("--netaware-namespace", metavar="NAME", help="namespace of netaware (default: netaware-system)")
-    group.add_argument(
-        "--prometheus", metavar="URL", help="Prometheus, for traffic and for limits that are not enforced"
-    )
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit for the API server (default: 15)")
+    group.add_argument("--prometheus", metavar="URL", help="source of traffic and of limits that are not enforced")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of a request (default: 15)")
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
     return shared

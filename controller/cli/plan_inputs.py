@@ -37,7 +37,7 @@ def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volum
         node_cache.on_node_change(node.metadata.name, None, node)
     for pod in pods:
         node_cache.on_pod_change(pod.key, None, pod)
-    return PlanInputs(state_of(snapshot, snapshot.pods), node_cache, volumes, snapshot.prices)
+    return PlanInputs(state_of(snapshot), node_cache, volumes, snapshot.prices)
 
 
 async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[PlanInputs, list[PodInfo]]:

@@ -61,8 +61,6 @@ class ProposalsView(msgspec.Struct, frozen=True):
 
 
 class ProposeCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (("propose", "AppGroups from measured traffic"),)
     description = (
         "Reads call metrics from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
@@ -73,7 +71,6 @@ class ProposeCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         add_traffic_arguments(parser)
         parser.add_argument(
             "--manifests", action="store_true", help="print the AppGroups as YAML, and the labels as commands"

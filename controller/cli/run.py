@@ -25,7 +25,7 @@ PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
 
 
 class ExitCode(IntEnum):
-    """Exit codes, as the help lists them."""
+    """Exit codes; `controller.cli.parser.EPILOG` describes them."""
 
     SUCCESS = 0
     FAILURE = 1
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     options = parse(argv)
     logs.set_up(level="error")
     try:
-        return asyncio.run(_run(load_command(options.command), options))
+        return asyncio.run(_run_command(load_command(options.command), options))
     except KubekitError as error:
         # The API server's messages may contain users' text.
         print(f"error: {printable(str(error))}", file=sys.stderr)
@@ -52,23 +52,25 @@ def run(argv: Sequence[str]) -> int:
         return ExitCode.INTERRUPTED
 
 
-async def _run(command: Command, options: argparse.Namespace) -> ExitCode:
+async def _run_command(command: Command, options: argparse.Namespace) -> ExitCode:
     from controller.cli.output import Screen
 
     screen = Screen()
     async with AsyncExitStack() as stack:
-        session = await _connect(command, options, stack)
+        session = await _open_session(command, options, stack)
         answer = await command.run(session, options)
         screen.print_answer(command, answer, options)
-        for note in (*map(": ".join, session.notes.items()), *session.remarks):
-            screen.note(note)
+        notes = [f"{topic}: {note}" for topic, note in session.notes.items()]
+        for note in (*notes, *session.remarks):
+            screen.print_note(note)
         sys.stdout.flush()
         await command.keep_open(session, answer, options)
-        return ExitCode.FINDINGS if command.has_findings(answer) and options.exit_code else ExitCode.SUCCESS
+        has_findings = options.exit_code and any(finding.severity != "info" for finding in answer.findings)
+        return ExitCode.FINDINGS if has_findings else ExitCode.SUCCESS
 
 
-async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
-    from controller.cli.kubeconfig import connect
+async def _open_session(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
+    from controller.cli.kubeconfig import find_cluster
     from controller.cli.session import Session
     from controller.prometheus import PrometheusClient
     from kubekit.client import Client
@@ -77,7 +79,7 @@ async def _connect(command: Command, options: argparse.Namespace, stack: AsyncEx
     # Commands that need no cluster get a client that they never use.
     cluster = ClusterConfig("http://offline.invalid")
     if command.needs_cluster(options):
-        cluster = await asyncio.to_thread(connect, options.kubeconfig or None, options.context or None)
+        cluster = await asyncio.to_thread(find_cluster, options.kubeconfig or None, options.context or None)
     timeouts = {"timeout_s": options.timeout, "list_timeout_s": options.timeout}
     client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", **timeouts))
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")

@@ -76,8 +76,6 @@ class Simulation(View, frozen=True):
 
 
 class SimulateCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
         ("simulate -f appgroup.yaml", "where a group would be placed"),
         ("simulate --offline cluster.json -o json", "a whole cluster in a file, without a cluster"),
@@ -92,7 +90,6 @@ class SimulateCommand(Command):
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
         parser.add_argument(
             "-f",
             "--filename",

@@ -11,44 +11,40 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.diagnose import describe
+from controller.cli.diagnose import render_findings
 from controller.cli.session import Session
-from controller.cli.shared import note_unused
+from controller.cli.shared import note_unused_costs
 from controller.cli.style import GOOD, STRONG, age, percent, rate
 from controller.views.model import Overview
 from controller.views.overview import build
 
 
 class StatusCommand(Command):
-    """See `controller.cli.command.Command`."""
-
     examples = (
-        ("status", "is it working, on one screen"),
-        ("status --exit-code -o json", "for a script: exit code 3 when there are findings"),
+        ("status", "all parts and findings"),
+        ("status --exit-code -o json", "for a script: exit code 3 if there are findings"),
         ("status --prometheus http://localhost:9090", "with limits that are not enforced"),
     )
     description = (
-        "One line per part of the system, then what is wrong, as `diagnose` shows it. "
+        "One line for each part of the system, then the findings, as `diagnose` shows them. "
         "With --prometheus, limits that are not enforced are added. "
-        "AppGroups and pods of all namespaces count, unless -n is given."
+        "Counts AppGroups and pods of all namespaces, or with -n of one."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Arguments of this command."""
-        parser.add_argument("--exit-code", action="store_true", help="exit 3 when there are findings")
+        parser.add_argument("--exit-code", action="store_true", help="exit with 3 if a finding is worse than info")
 
     async def run(self, session: Session, options: argparse.Namespace) -> Overview:
-        """Read everything."""
         if not options.namespace:
             session.namespace = None
         snapshot = await session.snapshot(everything=True)
         answer = build(snapshot, namespace=session.namespace)
-        note_unused(session, answer.network)
+        note_unused_costs(session, answer.network)
         return answer
 
     def render(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """The screen."""
-        findings = describe(answer.findings, answer.at)
+        """A line for each part, then the findings; only these if netaware is not installed."""
+        findings = render_findings(answer.findings, answer.at)
         if any(finding.code == "not-installed" for finding in answer.findings):
             return Group(*findings)
         lines = Table.grid(padding=(0, 2, 0, 0))
@@ -58,20 +54,16 @@ class StatusCommand(Command):
             lines.add_row(name, text)
         return Group(lines, Text(), *(findings or [Text("✓ nothing is wrong", style=GOOD)]))
 
-    def has_findings(self, answer: Overview) -> bool:
-        """Whether a finding is worse than info."""
-        return any(finding.severity != "info" for finding in answer.findings)
-
 
 def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
-    """Amounts; what is wrong with them is among the findings."""
+    """Label and text of each line."""
     network, agents, groups, bandwidth = answer.network, answer.agents, answer.groups, answer.bandwidth
     up = [agent for agent in agents if agent.state == "up"]
-    wanted = sum(agent.state != "away" for agent in agents)
+    expected = sum(agent.state != "away" for agent in agents)
     probers = Counter(agent.prober or "unknown prober" for agent in up)
     kinds = [f"{count} {prober}" for prober, count in sorted(probers.items())]
     versions = sorted({f"version {agent.version}" for agent in up if agent.version})
-    yield "Agents", "  ".join([f"{len(up)} of {wanted} up in {len(network.zones)} zones", *kinds, *versions])
+    yield "Agents", "  ".join([f"{len(up)} of {expected} up in {len(network.zones)} zones", *kinds, *versions])
     measured = {frozenset((p.origin, p.destination)): p.measured_at for p in network.pairs if p.measured_at is not None}
     text = f"{len(measured)} of {len(network.zones) * (len(network.zones) - 1) // 2} zone pairs measured"
     if measured:
@@ -83,10 +75,9 @@ def _lines(answer: Overview) -> Iterable[tuple[str, str]]:
     running, members = sum(g.running for g in groups), sum(g.members for g in groups)
     violated, edges = sum(g.violated for g in groups), sum(len(g.edges) for g in groups)
     yield "AppGroups", f"{len(groups)}  {running} of {members} pods run  {violated} of {edges} dependencies violated"
-    total, allocated = (
-        sum(n.allocatable_bps or 0 for n in bandwidth.nodes),
-        sum(n.allocated_bps for n in bandwidth.nodes),
-    )
-    known = sum(n.allocatable_bps is not None for n in bandwidth.nodes)
-    part = f"  {rate(allocated)} of {rate(total)} allocated ({percent(allocated, total)})" if total else ""
-    yield "Bandwidth", f"{known} of {len(bandwidth.nodes)} nodes publish their capacity{part}"
+    total_bps = sum(n.allocatable_bps or 0 for n in bandwidth.nodes)
+    allocated_bps = sum(n.allocated_bps for n in bandwidth.nodes)
+    text = f"{sum(n.allocatable_bps is not None for n in bandwidth.nodes)} of {len(bandwidth.nodes)} nodes publish their capacity"
+    if total_bps:
+        text += f"  {rate(allocated_bps)} of {rate(total_bps)} allocated ({percent(allocated_bps, total_bps)})"
+    yield "Bandwidth", text

@@ -1,7 +1,7 @@
-"""Colours, tables and numbers in a terminal. Each colour comes with a sign, for colour-blind readers and logs.
+"""Colours, tables and numbers in a terminal.
 
-Orange is wrong, green is good; both are from the Okabe-Ito palette, which remains distinguishable for every common kind of
-colour blindness.
+Each colour comes with a sign, for colour-blind readers and logs. Orange is wrong, green is good; both are from the Okabe-Ito
+palette, which remains distinguishable for every common kind of colour blindness.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGNS: Mapping[DependencyState, tuple[str, str]] = {
     "unknown": ("?", ""),
     "idle": ("·", FAINT),
 }
-"""Signs and colours of a dependency's state."""
+"""State of a dependency -> its sign and colour."""
 
 
 def grid(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -28,14 +28,14 @@ def grid(*columns: str, right: Iterable[str] = ()) -> Table:
 
     Args:
         columns: headers.
-        right: those of them whose values are numbers.
+        right: headers of right-aligned columns, which hold numbers.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=STRONG, show_edge=False)
-    numbers = set(right)
+    right_aligned = set(right)
     for column in columns:
-        number = column in numbers
-        # Names may be folded in a narrow terminal; a number that is cut in two is no number.
-        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        is_number = column in right_aligned
+        # A narrow terminal folds names but no numbers, because a folded number is misread.
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     return table
 
 
@@ -59,8 +59,7 @@ def rate(value_bps: float | None) -> str:
         return "-"
     for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
         if abs(value_bps) >= size:
-            text = f"{value_bps / size:.3g}"
-            return f"{text} {unit}"
+            return f"{value_bps / size:.3g} {unit}"
     return f"{value_bps:.0f} bit/s"
 
 
@@ -80,19 +79,24 @@ def age(seconds: float | None) -> str:
     return f"{whole // 86400}d"
 
 
+def with_counts(counts: Mapping[str, int]) -> str:
+    """Names with their counts above 1, as ``z1 ×2, z2``."""
+    return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in counts.items())
+
+
 def percent(part: float, whole: float) -> str:
-    """A share as ``12%``; a little is not nothing."""
+    """A share as ``12%``; ``<1%`` if it would be rounded to 0."""
     ratio = part / whole
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
 
 def share(part: float, whole: float | None) -> Text:
-    """A share as ``12%``; over 100 % it is orange, and empty if the whole is unknown or 0."""
+    """A share as ``12%``, orange above 100 %; a dash if the whole is unknown, empty if it is 0."""
     if not whole:
         return Text("-" if whole is None else "", style=FAINT)
     return Text(percent(part, whole), style=BAD if part > whole else "")
 
 
 def money(amount: float | None, currency: str) -> str:
-    """An amount with its currency; ``-`` where no price is known."""
+    """An amount with its currency; a dash for None."""
     return "-" if amount is None else f"{amount:,.2f} {currency}"

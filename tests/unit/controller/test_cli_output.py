@@ -30,7 +30,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.errors import ApiError
+from kubekit.errors import ApiError, ConfigError
 from kubekit.responses import RawPage
 from netperf.results import encode_samples
 from netperf.sample import Sample
@@ -156,7 +156,14 @@ async def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch: pytest.Mon
     assert "\x1b[3" not in await printed(sick(), "status")
 
 
-async def test_a_missing_zone_or_group_is_an_error_with_its_name() -> None:
+def test_notes_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().print_note("a name between colons is no emoji code: shop:rocket:app [bold]")
+    assert capsys.readouterr().err == "note: a name between colons is no emoji code: shop:rocket:app [bold]\n"
+
+
+async def test_a_missing_zone_group_or_pod_name_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="diagnose pod NAME"):
+        await printed(healthy(), "diagnose", "pod")
     with pytest.raises(NotFoundError, match="no two zones 'atlantis' and 'eu-west-6'; zones: ap-south-1"):
         await printed(healthy(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):

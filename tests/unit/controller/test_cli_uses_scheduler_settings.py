@@ -9,9 +9,10 @@ import pytest
 
 from controller.cli.propose import Gain, gain_of
 from controller.cli.session import Session
-from controller.cli.shared import read_facts_of, state_of
+from controller.cli.shared import state_of
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.diagnosis.reading import read_facts
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.graph import ObservedDependency, TrafficGraph, WorkloadId
 from controller.traffic.proposals import Proposal, propose
@@ -52,7 +53,7 @@ async def test_a_snapshot_has_the_settings_of_the_running_controller() -> None:
     session = session_of(CUSTOM_CONFIG, *NODES)
     snapshot = await session.snapshot()
     assert session.notes == {}
-    facts = await read_facts_of(session)
+    facts = read_facts(await session.snapshot(everything=True))
     assert (snapshot.rules.weights_name, snapshot.rules.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
     assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
@@ -163,7 +164,7 @@ async def test_plans_use_only_the_schedulers_costs_and_views_mark_unused_ones(
 ) -> None:
     file = group_file(tmp_path, group())
     session = session_of(CONFIGS[config], *NODES, *topologies)
-    used = state_of(await session.snapshot(), ()).costs("x")
+    used = state_of(await session.snapshot()).costs("x")
     simulated = await answer_of(session, "simulate", "-f", file)
     session.notes.clear()
     shown = await answer_of(session, "costs")

@@ -348,7 +348,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
             check(printed := stream.getvalue() + capsys.readouterr().out, form)
             assert printed
         for remark in [*session.remarks, *map(": ".join, session.notes.items())]:
-            Screen().note(remark)
+            Screen().print_note(remark)
         check(capsys.readouterr().err)
         lines |= {fix for found in getattr(answer, "findings", ()) for fix in found.fix}
         lines |= set(pod.fix) if (pod := getattr(answer, "pod", None) or getattr(answer, "diagnosis", None)) else set()

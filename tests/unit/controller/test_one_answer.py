@@ -242,7 +242,7 @@ class World:
         graphs, _ = await self.command("graph", "-n", namespace, name)
         status, _ = await self.command("status", "-n", namespace)
         (shown,) = status.groups
-        judged = state_of(snapshot, snapshot.pods)
+        judged = state_of(snapshot)
         account = self.account()._membership
         found = {
             "scheduler": sum(state.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
