@@ -97,7 +97,7 @@ class Manager:
             config.scheduler,
             *reporting,
             notify=self._enqueue,
-            prices=config.traffic.prices.table(),
+            prices=config.traffic.prices.resolve(),
         )
         state = self._scheduling.state
         self._topology = TopologyController(
@@ -206,6 +206,6 @@ class Manager:
 
     def _checks(self) -> Checks:
         checks = Checks()
-        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
+        checks.ready["stores"] = lambda: f"not listed yet: {p}" if (p := self.caches.unsynced()) else ""
         checks.ready["age"] = lambda: describe_stale(self.caches.by_name.values())
         return checks

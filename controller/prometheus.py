@@ -21,7 +21,7 @@ class PrometheusError(KubekitError):
     """A query failed or was refused; the text says why."""
 
 
-class Series(msgspec.Struct, frozen=True):
+class VectorSample(msgspec.Struct, frozen=True):
     """A sample of an instant vector: labels (with ``__name__`` where there is one), value, and its time in unix seconds."""
 
     labels: dict[str, str]
@@ -88,7 +88,7 @@ class PrometheusClient:
             await self._session.close()
             self._session = None
 
-    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
+    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[VectorSample]:
         """Evaluate an expression that gives a vector, now or at ``at_s`` (unix seconds).
 
         ``finite`` False keeps NaN and infinite values, for callers that count them.
@@ -124,11 +124,11 @@ def check_url(url: str, field: str) -> None:
         raise ConfigError(field, f"{shown!r} is no address of Prometheus", "write http://HOST:PORT")
 
 
-def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
+def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[VectorSample]:
     try:
         answer = _decode_answer(body)
         if answer.status == "success" and answer.data is not None:
-            found = (Series(r.metric, float(r.value[1]), r.value[0]) for r in answer.data.result)
+            found = (VectorSample(r.metric, float(r.value[1]), r.value[0]) for r in answer.data.result)
             return [series for series in found if not finite or math.isfinite(series.value)]
     except (*DECODE_ERRORS, ValueError) as error:
         shown = body[:80].decode("utf-8", "replace")

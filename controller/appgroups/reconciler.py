@@ -78,7 +78,7 @@ class AppGroupController:
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self.enqueue(key)
         if not has_same_spec(old, new):
-            for other in self._membership.named(
+            for other in self._membership.keys_named(
                 key.rpartition("/")[2]
             ):  # Pods may now belong to another group of this name.
                 self.enqueue(other)
@@ -119,7 +119,7 @@ class AppGroupController:
         pods = self._pods_of(key)
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # Before the first await, after which the group may be gone.
-        admission = admission_condition(group, self._membership.refused_by(key))
+        admission = admission_condition(group, self._membership.refusing_namespaces(key))
         self._metrics.show(key, group, facts)
         try:
             await self._write_status(key, group, facts, admission)

@@ -64,7 +64,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
         plans.append(plan)
         remarks += [*_remarks_on_costs(inputs, key), *plan.problems]
         for pod in pods:
-            if not pod.waiting:
+            if not pod.is_waiting:
                 continue
             name, target = pod.metadata.key, plan.targets.get(pod.metadata.key)
             if target is None:
@@ -106,7 +106,7 @@ def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str
     refusals = [
         f"AppGroup {key} gets no pods of {', '.join(names)}: the namespace gives no consent"
         for key in inputs.state.groups
-        if (names := snapshot.membership.refused_by(key))
+        if (names := snapshot.membership.refusing_namespaces(key))
     ]
     return inputs, members, refusals
 

@@ -177,7 +177,7 @@ class Session:
             policy=config.topology.policy(),
             scheduler=config.scheduler,
             verdicts=verdicts,
-            prices=config.traffic.prices.table(),
+            prices=config.traffic.prices.resolve(),
             control_plane=await self._control_plane() if everything else None,
         )
 

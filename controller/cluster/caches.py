@@ -92,7 +92,7 @@ class Caches:
         """Tasks that fill the stores."""
         return {f"store {n}": store.run() for n, store in self.by_name.items() if isinstance(store, Reflector)}
 
-    def problems(self) -> str:
+    def unsynced(self) -> str:
         """Stores that are not listed yet, for /readyz, except those of CRDs that are not installed."""
         return ", ".join(name for name, known in self._known.items() if not known.is_set())
 

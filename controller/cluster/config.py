@@ -44,14 +44,14 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
         fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none.
         search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
             the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is.
-        finished_pods_count: finished and terminating pods count as placed, as upstream has it.
-        deleted_nodes_block: a dependency's pod on a node that is gone fails the pod, as upstream has it.
+        counts_finished_pods: finished and terminating pods count as placed, as upstream has it.
+        rejects_deleted_nodes: a dependency's pod on a node that is gone fails the pod, as upstream has it.
     """
 
     fallback_weights_name: str = NETPERF_COSTS
     search_everywhere: bool = True
-    finished_pods_count: bool = False
-    deleted_nodes_block: bool = False
+    counts_finished_pods: bool = False
+    rejects_deleted_nodes: bool = False
 
     @classmethod
     def from_config(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
@@ -64,6 +64,6 @@ class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
             fallback_weights_name="",
             search_everywhere=False,
             score_dependents=False,
-            finished_pods_count=True,
-            deleted_nodes_block=True,
+            counts_finished_pods=True,
+            rejects_deleted_nodes=True,
         )

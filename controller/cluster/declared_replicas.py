@@ -15,31 +15,31 @@ from kubekit.stores import Handler
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Wire
 
 
-class ScaledSpec(Wire, frozen=True):
+class ScalableSpec(Wire, frozen=True):
     """spec of anything with replicas; absent means 1."""
 
     replicas: int = 1
 
 
-class Scaled(Object, frozen=True):
+class ScalableWorkload(Object, frozen=True):
     """A Deployment or StatefulSet, of which only the number of pods matters."""
 
-    spec: ScaledSpec = ScaledSpec()
+    spec: ScalableSpec = ScalableSpec()
 
 
-class Declared:
+class DeclaredReplicas:
     """Stores of what declares replicas."""
 
     def __init__(self, client: Client) -> None:
-        self._by_kind: dict[str, Reflector[Scaled]] = {
-            resource.kind: Reflector(client, resource, Scaled) for resource in (DEPLOYMENTS, STATEFUL_SETS)
+        self._by_kind: dict[str, Reflector[ScalableWorkload]] = {
+            resource.kind: Reflector(client, resource, ScalableWorkload) for resource in (DEPLOYMENTS, STATEFUL_SETS)
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """Tasks that fill the stores."""
         return {f"store {kind}": store.run() for kind, store in self._by_kind.items()}
 
-    def subscribe(self, handler: Handler[Scaled]) -> None:
+    def subscribe(self, handler: Handler[ScalableWorkload]) -> None:
         """Call ``handler`` for every change."""
         for store in self._by_kind.values():
             store.subscribe(handler)

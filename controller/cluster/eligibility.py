@@ -98,7 +98,7 @@ def _compare(operator: str, value: str | None, values: Sequence[str]) -> bool:
     return left > right if operator == "Gt" else left < right
 
 
-def selector_of(selector: LabelSelector | None) -> Selector | None:
+def compile_or_none(selector: LabelSelector | None) -> Selector | None:
     """Compile a metav1.LabelSelector; None when it selects nothing: an absent one, or one with an operator newer than ours."""
     if selector is None:
         return None
@@ -110,7 +110,7 @@ def selector_of(selector: LabelSelector | None) -> Selector | None:
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     """metav1.LabelSelector: None selects nothing, an empty one everything."""
-    compiled = selector_of(selector)
+    compiled = compile_or_none(selector)
     return compiled is not None and compiled.matches(labels)
 
 

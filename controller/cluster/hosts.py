@@ -12,7 +12,7 @@ from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import Constraints, blocking_taints, is_being_removed
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import NodeSelector
-from controller.cluster.requests import Amounts, add, amounts
+from controller.cluster.requests import Amounts, add_amounts, parse_amounts
 from kubekit.stores import Store, subscribe_from_start
 from kubekit.wire import Node, Taint
 
@@ -36,18 +36,18 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     allocatable: Amounts
     schedulable: bool = True
     ready: bool = True
-    being_removed: bool = False
+    is_being_removed: bool = False
     prefer_no_schedule_taints: tuple[Taint, ...] = ()
 
     @property
-    def unavailable(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why no new pod should start there, whatever taints it tolerates; empty if one may."""
-        return "about to be removed" if self.being_removed else "" if self.ready else "not Ready"
+        return "about to be removed" if self.is_being_removed else "" if self.ready else "not Ready"
 
     @property
     def takes_pods(self) -> bool:
         """Whether new pods may start there: Ready, not cordoned, and not about to be removed."""
-        return self.schedulable and not self.unavailable
+        return self.schedulable and not self.unavailable_reason
 
     def refusal(self, constraints: Constraints, volumes: Iterable[NodeSelector] = ()) -> str:
         """Why a plan does not place a pod there, regardless of other pods; empty if it may.
@@ -55,13 +55,13 @@ class Host(msgspec.Struct, frozen=True, gc=False):
         kube-scheduler asks taints alone, and places a pod that tolerates all of them on a node that is not Ready, where it
         cannot start.
         """
-        return constraints.refusal(self.name, self.labels, self.taints, volumes=volumes) or self.unavailable
+        return constraints.refusal(self.name, self.labels, self.taints, volumes=volumes) or self.unavailable_reason
 
 
 TemplateKey = tuple[str, int, int, bool]
 
 
-def template_of(pod: PodInfo) -> TemplateKey:
+def template_key_of(pod: PodInfo) -> TemplateKey:
     """The template of pods with the same constraints, found by identity."""
     return pod.namespace, id(pod.labels), id(pod.constraints), pod.is_terminating
 
@@ -141,9 +141,9 @@ class NodeCache:
             return
         if before is not None:
             self.freed += 1
-            add(self.used[before.occupied_node], before.host_requests, -1)
+            add_amounts(self.used[before.occupied_node], before.host_requests, -1)
         if after is not None:
-            add(self.used.setdefault(after.occupied_node, {}), after.host_requests)
+            add_amounts(self.used.setdefault(after.occupied_node, {}), after.host_requests)
 
     def drop(self, matches: Callable[[PodInfo], bool]) -> None:
         """Remove these pods."""
@@ -151,7 +151,7 @@ class NodeCache:
             self.on_pod_change(pod.key, pod, None)
 
     def _count(self, pod: PodInfo, by: int) -> None:
-        key, node = template_of(pod), pod.occupied_node
+        key, node = template_key_of(pod), pod.occupied_node
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = PodTemplate(pod, Counter())
@@ -167,11 +167,11 @@ class NodeCache:
         return self._templates
 
     @property
-    def bound(self) -> Iterable[PodInfo]:
+    def bound_pods(self) -> Iterable[PodInfo]:
         """Pods whose requests are counted."""
         return self._held.values()
 
-    def held(self, pod_key: str) -> PodInfo | None:
+    def bound_pod(self, pod_key: str) -> PodInfo | None:
         """A pod whose requests are counted."""
         return self._held.get(pod_key)
 
@@ -188,9 +188,9 @@ def host_of(node: Node) -> Host:
         location_of(node),
         labels,
         blocking_taints(node),
-        amounts(node.status.allocatable),
+        parse_amounts(node.status.allocatable),
         schedulable=not node.spec.unschedulable,
         ready=node.ready or not node.status.conditions,
-        being_removed=is_being_removed(node),
+        is_being_removed=is_being_removed(node),
         prefer_no_schedule_taints=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
     )

@@ -19,7 +19,7 @@ CONSENT_LABEL = "netaware.io/appgroups-from"
 """On a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
 
 
-def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
+def admitted_namespaces(labels: Mapping[str, str] | None) -> frozenset[str]:
     """Namespaces whose AppGroups a namespace with these labels admits."""
     return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
 
@@ -31,7 +31,7 @@ def has_same_spec(old: AppGroup | None, new: AppGroup | None) -> bool:
 
 def has_same_consent(old: Object | None, new: Object | None) -> bool:
     """Whether a change of a namespace leaves its consent unchanged."""
-    before, after = (admitted_by(one.metadata.labels if one is not None else None) for one in (old, new))
+    before, after = (admitted_namespaces(one.metadata.labels if one is not None else None) for one in (old, new))
     return before == after
 
 
@@ -93,13 +93,13 @@ class Membership(Index):
             self._graphs[key] = build_graph(self._groups[key].spec)
         return self._graphs[key]
 
-    def named(self, name: str) -> Iterable[str]:
+    def keys_named(self, name: str) -> Iterable[str]:
         """Keys of the groups of one name."""
         return self._named.get(name, {})
 
     def on_namespace_change(self, name: str, labels: Mapping[str, str] | None) -> bool:
         """Update a namespace (None: deleted); returns whether its consent changed."""
-        admitted = admitted_by(labels)
+        admitted = admitted_namespaces(labels)
         if self._admitted.get(name, frozenset()) == admitted:
             return False
         if admitted:
@@ -120,7 +120,7 @@ class Membership(Index):
         admitted = sorted(f"{home}/{name}" for home in self._admitted.get(namespace, ()))
         return next((key for key in admitted if key in named and namespace in self._namespaces_of(key)), "")
 
-    def may_hold(self, key: str) -> Set[str] | None:
+    def pod_namespaces(self, key: str) -> Set[str] | None:
         """Namespaces whose pods can belong to the group; None for all."""
         home = self._groups[key].metadata.namespace
         if not self._rules.search_everywhere or home in self._rules.namespaces:
@@ -130,7 +130,7 @@ class Membership(Index):
     def _namespaces_of(self, key: str) -> Set[str]:
         return namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
 
-    def refused_by(self, key: str) -> list[str]:
+    def refusing_namespaces(self, key: str) -> list[str]:
         """The namespaces that a group names and that do not consent, sorted."""
         home = self._groups[key].metadata.namespace
         if home in self._rules.namespaces:

@@ -71,8 +71,8 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     qos: int
     eviction_cost: int
     eviction_forbidden_by: str
-    bare: bool
-    local_storage: bool
+    is_bare: bool
+    has_local_storage: bool
     constraints: Constraints
     requests: Mapping[str, int]
     created_s: float
@@ -105,7 +105,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return self.node or self.constraints.daemonset_node
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """In phase Running."""
         return self.phase == "Running"
 
@@ -166,8 +166,8 @@ class PodReader:
             qos=QOS_RANK.get(status.qos_class, 1),
             eviction_cost=eviction_cost,
             eviction_forbidden_by=_eviction_forbidden_by(pod, owner, evict, eviction_cost),
-            bare=owner is None and evict != "true",
-            local_storage=local and evict != "true",
+            is_bare=owner is None and evict != "true",
+            has_local_storage=local and evict != "true",
             constraints=self._constraints_of(spec),
             requests=self._requests_of(spec, status),
             created_s=_time(meta.creation_timestamp),

@@ -246,12 +246,12 @@ class GroupPod(Object, frozen=True):
         return not self.is_finished and self.metadata.deletion_timestamp is None
 
     @property
-    def bound(self) -> bool:
+    def is_bound(self) -> bool:
         """Bound to a node and active."""
         return bool(self.spec.node_name) and self.is_active
 
     @property
-    def gated(self) -> bool:
+    def is_gated(self) -> bool:
         """Held by our gate."""
         gates = self.spec.scheduling_gates
         return GATE in [gate.name for gate in gates] if gates else False
@@ -263,7 +263,7 @@ class GroupPod(Object, frozen=True):
         return tuple([gate.name for gate in gates if gate.name != GATE]) if gates else ()
 
     @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         """Active and not bound: gated, or in the scheduler's queue."""
         return not self.spec.node_name and self.is_active
 
@@ -288,7 +288,7 @@ class GroupPod(Object, frozen=True):
         return found_no_node(find_condition(self.status.conditions, "PodScheduled"))
 
 
-class AskedPodSpec(Wire, frozen=True):
+class ExtenderPodSpec(Wire, frozen=True):
     """The spec of the pod in an extender's request."""
 
     scheduler_name: str = ""
@@ -299,7 +299,7 @@ class ExtenderPod(Wire, frozen=True):
     """The pod in a scheduler's request."""
 
     metadata: ObjectMeta = ObjectMeta()
-    spec: AskedPodSpec = AskedPodSpec()
+    spec: ExtenderPodSpec = ExtenderPodSpec()
     status: GroupPodStatus = GroupPodStatus()
 
     @property
@@ -313,7 +313,7 @@ def found_no_node(scheduled: Condition | None) -> bool:
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
-def serves(scheduler_name: str, names: Collection[str]) -> bool:
+def has_extender(scheduler_name: str, names: Collection[str]) -> bool:
     """Whether a scheduler has our extender; ``names`` is ``scheduler.schedulerNames``, empty for all."""
     return not names or scheduler_name in names
 
@@ -361,8 +361,8 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
         return None
 
 
-def carried_target(pod: GroupPod) -> Target | None:
+def current_target(pod: GroupPod) -> Target | None:
     """The target of a pod that is being scheduled; None after a failed attempt."""
-    if not pod.waiting or pod.gated or pod.found_no_node:
+    if not pod.is_waiting or pod.is_gated or pod.found_no_node:
         return None
     return target_of(pod)

@@ -16,7 +16,7 @@ PORT_PREFIX = "port:"
 """A host's port as a resource of which it has one."""
 Amounts = dict[str, int]
 T = TypeVar("T", int, float)
-MOST = 1 << 60
+MAX_AMOUNT = 1 << 60
 """Largest amount of a resource; larger requests count as this, so that sums fit into 64 bits. Any user may request eight exabytes per
 container.
 """
@@ -32,22 +32,22 @@ def parse_amount(name: str, text: str | int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def amount(name: str, text: str) -> int:
-    """Parse a quantity, at most `MOST`; an invalid one, which the API server would refuse, counts as 0."""
+def amount_or_zero(name: str, text: str) -> int:
+    """Parse a quantity, at most `MAX_AMOUNT`; an invalid one, which the API server would refuse, counts as 0."""
     try:
-        return bounded(parse_amount(name, text))
+        return clamp_amount(parse_amount(name, text))
     except QuantityError:
         return 0
 
 
-def bounded(value: int) -> int:
+def clamp_amount(value: int) -> int:
     """An amount, or a sum of amounts, that fits into a table."""
-    return min(max(value, -MOST), MOST)
+    return min(max(value, -MAX_AMOUNT), MAX_AMOUNT)
 
 
-def amounts(texts: Mapping[str, str] | None) -> Amounts:
+def parse_amounts(texts: Mapping[str, str] | None) -> Amounts:
     """Quantities of a node's allocatable or of a container's requests."""
-    return {name: amount(name, text) for name, text in (texts or {}).items()}
+    return {name: amount_or_zero(name, text) for name, text in (texts or {}).items()}
 
 
 def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
@@ -66,21 +66,21 @@ def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amo
     infeasible = is_infeasible(status)
     total: Amounts = {}
     for container in spec.containers or ():
-        add(total, _wanted(container, held.get(container.name), infeasible=infeasible))
+        add_amounts(total, _wanted(container, held.get(container.name), infeasible=infeasible))
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers or ():
         wanted = _wanted(container, held.get(container.name), infeasible=infeasible)
         if container.restart_policy == "Always":
-            add(total, wanted)
-            add(sidecars, wanted)
+            add_amounts(total, wanted)
+            add_amounts(sidecars, wanted)
             wanted = {}
         for name in wanted.keys() | sidecars.keys():
             peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + sidecars.get(name, 0))
     for name, value in peak.items():
         total[name] = max(total.get(name, 0), value)
-    total |= {name: value for name, value in amounts(spec.resources.requests).items() if _is_of_pods(name)}
-    add(total, amounts(spec.overhead))
+    total |= {name: value for name, value in parse_amounts(spec.resources.requests).items() if _is_of_pods(name)}
+    add_amounts(total, parse_amounts(spec.overhead))
     total[PODS_RESOURCE] = 1
     return total
 
@@ -99,7 +99,7 @@ def host_requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 
 
-def total_of(name: str, allocatable: Mapping[str, int]) -> int:
+def capacity_of(name: str, allocatable: Mapping[str, int]) -> int:
     """A host's total of a resource; of each port one."""
     return 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
 
@@ -109,7 +109,7 @@ def first_insufficient(wanted: Mapping[str, int], allocatable: Mapping[str, int]
     for name, value in wanted.items():
         left: float | None = allocatable.get(name)
         if left is None:  # Inlined: a call for each resource of each host would take a tenth of a plan's time.
-            left = total_of(name, allocatable)
+            left = capacity_of(name, allocatable)
         for held in taken:
             left -= held.get(name, 0)
         if value > left and value > 0:
@@ -119,11 +119,11 @@ def first_insufficient(wanted: Mapping[str, int], allocatable: Mapping[str, int]
 
 def _wanted(container: PodContainer, held: ContainerStatus | None, *, infeasible: bool) -> Amounts:
     """Requests of a container; a resize that the node can never grant does not count."""
-    wanted = amounts(container.resources.requests)
+    wanted = parse_amounts(container.resources.requests)
     if held is None or (held.resources is None and not held.allocated_resources):
         return wanted
-    has = amounts(held.resources.requests if held.resources else None)
-    for more in (amounts(held.allocated_resources), {} if infeasible else wanted):
+    has = parse_amounts(held.resources.requests if held.resources else None)
+    for more in (parse_amounts(held.allocated_resources), {} if infeasible else wanted):
         has |= {name: max(value, has.get(name, 0)) for name, value in more.items()}
     return has
 
@@ -139,7 +139,7 @@ def _is_of_pods(name: str) -> bool:
     return name in {"cpu", "memory"} or name.startswith("hugepages-")
 
 
-def add(total: dict[str, T], more: Mapping[str, T], sign: int = 1) -> None:
+def add_amounts(total: dict[str, T], more: Mapping[str, T], sign: int = 1) -> None:
     """Add amounts to others, or (-1) take them away."""
     for name, value in more.items():
         total[name] = total.get(name, 0) + sign * value

@@ -77,7 +77,7 @@ class Service(Object, frozen=True):
     spec: ServiceSpec = ServiceSpec()
 
     @property
-    def headless(self) -> bool:
+    def is_headless(self) -> bool:
         """Whether callers resolve its pods themselves, and use any."""
         return self.spec.cluster_ip == "None"
 
@@ -89,7 +89,7 @@ class Service(Object, frozen=True):
     @property
     def routing(self) -> Routing:
         """The Service's routing. ``internalTrafficPolicy: Local`` and automatic hints are not modelled: any replica."""
-        if self.headless or self.spec.internal_traffic_policy == "Local":
+        if self.is_headless or self.spec.internal_traffic_policy == "Local":
             return Routing.ANY
         if self.has_auto_hints:
             return Routing.ANY
@@ -147,7 +147,7 @@ class ServiceIndex(Index):
         for name, value in labels.items():
             candidates.update(self._by_label.get((namespace, name, value), {}))
         matching = [candidates[key] for key in sorted(candidates) if candidates[key].selects(namespace, labels)]
-        return [service for service in matching if not service.headless] or matching
+        return [service for service in matching if not service.is_headless] or matching
 
     def routing_to(self, pods: Iterable[ObjectMeta]) -> Routing:
         """Routing of calls to a workload, by one of its pods in each of its namespaces.

@@ -78,7 +78,7 @@ def _volume_refusal(round_: Round, candidate: Candidate) -> str:
 
 
 def _local_storage_refusal(round_: Round, candidate: Candidate) -> str:
-    is_forbidden = candidate.pod.local_storage and not round_.settings.protection.local_storage
+    is_forbidden = candidate.pod.has_local_storage and not round_.settings.protection.local_storage
     return "it has an emptyDir or hostPath volume" if is_forbidden else ""
 
 
@@ -175,7 +175,7 @@ POD_CONDITIONS = (
     MoveCondition("eviction-protection", "It is not a mirror, static, DaemonSet or critical pod, and no annotation forbids its eviction.",
               lambda _, c: c.pod.eviction_forbidden_by),
     MoveCondition("bare-pod", "A controller replaces it, or the annotation `descheduler.alpha.kubernetes.io/evict` is true.",
-              lambda _, c: "no controller would replace it" if c.pod.bare else ""),
+              lambda _, c: "no controller would replace it" if c.pod.is_bare else ""),
     MoveCondition("owner-kind", "The kind of its workload is one of `protection.ownerKinds`, or it has none.", _owner_refusal),
     MoveCondition("volume-claim", "It mounts no PersistentVolumeClaim, or `protection.volumeClaims` is set.", _volume_refusal),
     MoveCondition("local-storage", "It has no emptyDir or hostPath volume, or `protection.localStorage` is set.", _local_storage_refusal),

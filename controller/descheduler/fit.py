@@ -10,7 +10,7 @@ from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import add, first_insufficient
+from controller.cluster.requests import add_amounts, first_insufficient
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.scheduler.affinity import NARROWED_ANNOTATION, without_added_requirement
 from controller.scheduler.placement.pod_topology import REFUSALS, refusals
@@ -85,7 +85,7 @@ class FitChecker:
             total: dict[str, int] = {}
             for pod in self._snapshot.pods.where("node", node).values():
                 if not pod.is_finished:
-                    add(total, pod.host_requests)
+                    add_amounts(total, pod.host_requests)
             self._requested[node] = total
         return self._requested[node]
 
@@ -93,14 +93,14 @@ class FitChecker:
         """Count a planned move of the pod to a node; an empty name is an unknown node."""
         self._planned[pod.key] = pod, node
         if node:
-            add(self._requested_on(node), pod.host_requests)
+            add_amounts(self._requested_on(node), pod.host_requests)
         self._by_other_pods.clear()
 
     def release(self, pod: PodInfo) -> None:
         """Undo `reserve`."""
         _, node = self._planned.pop(pod.key, (pod, ""))
         if node:
-            add(self._requested[node], pod.host_requests, -1)
+            add_amounts(self._requested[node], pod.host_requests, -1)
         self._by_other_pods.clear()
 
     def _refusal_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from weakref import proxy
 
 from controller.cluster.hosts import Host
-from controller.cluster.requests import add
+from controller.cluster.requests import add_amounts
 from controller.descheduler.args import LowNodeLoad, Pool
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.fit import OTHER_POD_REFUSALS, describe_misfits
@@ -111,7 +111,7 @@ class LowNodeLoadRound(TargetFinder):
         """Free capacity of all targets of a pool, for resources whose usage is known."""
         free: dict[str, float] = {}
         for load in self._targets[pool.name]:
-            add(
+            add_amounts(
                 free,
                 {
                     resource: load.high_amount(resource) - amount
@@ -126,7 +126,7 @@ class LowNodeLoadRound(TargetFinder):
         round_, kept = self._round, Counter[str]()
         victims: list[Candidate] = []
         for pod in round_.snapshot.pods.where("node", load.name).values():
-            if not pod.is_active or not pod.running:
+            if not pod.is_active or not pod.is_running:
                 continue
             used = usage_of(pod, round_.snapshot, load.used)
             candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load, duration_refusal)
@@ -236,7 +236,7 @@ class LowNodeLoadRound(TargetFinder):
     def _deduct_free_capacity(self, candidate: Candidate, free: dict[str, float]) -> None:
         target = self.loads.get(candidate.target)
         taken = candidate.used if target is None else {r: a for r, a in candidate.used.items() if r in target.used}
-        add(free, {resource: amount for resource, amount in taken.items() if resource in free}, -1)
+        add_amounts(free, {resource: amount for resource, amount in taken.items() if resource in free}, -1)
         if target is not None:
             targets = self._targets[target.pool.name]
             targets.remove(target)

@@ -94,7 +94,7 @@ class MisplacementRound(TargetFinder):
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
         """The pod with a target; None if it does not run, or no better node can take it."""
-        if pod.node not in self._network.location_index or not pod.running or pod.uid in self._round.moves:
+        if pod.node not in self._network.location_index or not pod.is_running or pod.uid in self._round.moves:
             return None
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, self._round.snapshot, pod.requests)

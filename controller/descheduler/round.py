@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.requests import add
+from controller.cluster.requests import add_amounts
 from controller.descheduler.config import LimitsConfig, Settings, Strategy
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
@@ -176,7 +176,7 @@ class Round:
         self.arriving_usage: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in history.pending:
             if not pending.replacement_node or now - pending.replacement_bound_s < usage_lag_s:
-                add(self.arriving_usage[pending.replacement_node or pending.move.target], pending.move.used)
+                add_amounts(self.arriving_usage[pending.replacement_node or pending.move.target], pending.move.used)
         awaited = [pending.move for pending in history.pending if not pending.replacement_node]
         self.awaited_replacements = Counter(move.workload for move in awaited)
         self.evictions = Counter(scope for move in awaited for scope in scopes_of(move))
@@ -219,9 +219,9 @@ class Round:
     def reserve_target(self, candidate: Candidate) -> None:
         """Count a planned move against its target's capacity."""
         self.fit.reserve(candidate.pod, candidate.target)
-        add(self.arriving_usage[candidate.target], candidate.used)
+        add_amounts(self.arriving_usage[candidate.target], candidate.used)
 
     def release_target(self, candidate: Candidate) -> None:
         """Undo `reserve_target`."""
         self.fit.release(candidate.pod)
-        add(self.arriving_usage[candidate.target], candidate.used, -1)
+        add_amounts(self.arriving_usage[candidate.target], candidate.used, -1)

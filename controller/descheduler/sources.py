@@ -10,7 +10,7 @@ from pathlib import Path
 from controller.cluster.requests import parse_amount
 from controller.descheduler.config import UsageConfig
 from controller.descheduler.usage import CPU, MEMORY, UsageBatch, UsageReading
-from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
@@ -100,7 +100,7 @@ class UsageReader:
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:
-                    readings += _readings_of_series(resource, series, labels[kind])
+                    readings += _to_readings(resource, series, labels[kind])
             return tuple(readings)
 
         url = self._config.prometheus.url
@@ -139,7 +139,7 @@ def _readings(
     return [UsageReading(name, resource, value, at_s) for resource, value in totals.items()]
 
 
-def _readings_of_series(resource: str, vector: Iterable[Series], labels: tuple[str, ...]) -> Iterable[UsageReading]:
+def _to_readings(resource: str, vector: Iterable[VectorSample], labels: tuple[str, ...]) -> Iterable[UsageReading]:
     """Readings of the series that have these labels; cores become millicores."""
     factor = 1000.0 if resource == CPU else 1.0
     for series in vector:

@@ -78,7 +78,7 @@ class Sources:
 
     async def _read_status(self) -> ControlPlaneStatus:
         """The state of our own programs now."""
-        topologies, problems = self._caches.topologies, self._caches.problems()
+        topologies, problems = self._caches.topologies, self._caches.unsynced()
         status = await read_control_plane(
             self._client,
             self._namespace,

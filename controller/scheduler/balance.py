@@ -149,7 +149,7 @@ class _PlacedArrays:
 def _advice(arrays: _PlacedArrays, callee: int) -> tuple[float, str, str] | None:
     """Microseconds that a call to a workload would gain by the advice, the condition's reason, and the advice; None without advice."""
     edges = arrays.callers_of(callee)
-    services = [s for s in arrays.current.services[callee] if not s.headless]
+    services = [s for s in arrays.current.services[callee] if not s.is_headless]
     if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
         return None
     service = min(services, key=lambda s: s.routing)

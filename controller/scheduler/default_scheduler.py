@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, first_untolerated_taint, selector_of, term_matches
+from controller.cluster.eligibility import Constraints, compile_or_none, first_untolerated_taint, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPodSpec, NodeSelector
-from controller.cluster.requests import MOST, Amounts, bounded, total_of
+from controller.cluster.requests import MAX_AMOUNT, Amounts, capacity_of, clamp_amount
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
@@ -58,7 +58,7 @@ class DefaultSchedulerModel:
 
     def _add(self, number: int, asked: Ints, floored: Ints) -> None:
         for table, more in ((self._asked, asked), (self._floored, floored)):
-            table[number] = np.clip(table[number] + more, -MOST, MOST)
+            table[number] = np.clip(table[number] + more, -MAX_AMOUNT, MAX_AMOUNT)
 
     def scores(self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], eligible: Bools) -> Ints:
         """[host] the score for a pod.
@@ -99,7 +99,7 @@ class DefaultSchedulerModel:
     ) -> Ints:
         own = spec.topology_spread_constraints
         wishes: list[tuple[str, int, Iterable[PodInfo]]] = [
-            (c.topology_key, c.max_skew, _matching(selector_of(c.label_selector), around))
+            (c.topology_key, c.max_skew, _matching(compile_or_none(c.label_selector), around))
             for c in own or ()
             if c.when_unsatisfiable == "ScheduleAnyway"
         ]
@@ -161,8 +161,8 @@ class DefaultSchedulerModel:
         ):
             for wish in wishes or ():
                 term = wish.pod_affinity_term
-                counts = self._counts(term.topology_key, _matching(selector_of(term.label_selector), around), eligible)
-                raw += sign * wish.weight * counts
+                matching = _matching(compile_or_none(term.label_selector), around)
+                raw += sign * wish.weight * self._counts(term.topology_key, matching, eligible)
         scale = raw[eligible]
         if not len(scale) or scale.max() == scale.min():
             return np.zeros(len(self._hosts), np.int64)
@@ -203,10 +203,10 @@ def place(
         fits = may[which].copy()
         for resource, amount in pod.host_requests.items():
             if resource not in free:
-                left = [total_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
-                free[resource] = np.array([bounded(value) for value in left], np.int64)
+                left = [capacity_of(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
+                free[resource] = np.array([clamp_amount(value) for value in left], np.int64)
             if amount > 0:
-                fits &= free[resource] >= bounded(amount)
+                fits &= free[resource] >= clamp_amount(amount)
         if not fits.any():
             nodes.append("")
             continue
@@ -217,13 +217,13 @@ def place(
         model.add_pod(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
         for resource, amount in pod.host_requests.items():
-            free[resource][best] -= bounded(amount)
+            free[resource][best] -= clamp_amount(amount)
     return nodes
 
 
 def _of(amounts: Mapping[str, int]) -> Ints:
     """Amounts of the resources that count, in the order of `FLOOR`."""
-    return np.array([bounded(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
+    return np.array([clamp_amount(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
 
 
 def _floored(amounts: Ints) -> Ints:

@@ -179,7 +179,7 @@ class State(Index):
         return self._placed.get(uid)
 
     def _as_placed(self, pod: GroupPod | None) -> PlacedPod | None:
-        if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.finished_pods_count):
+        if pod is None or not pod.spec.node_name or (not pod.is_active and not self._rules.counts_finished_pods):
             return None
         return PlacedPod(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
 
@@ -199,7 +199,7 @@ class State(Index):
     def examples(self, group: str, workload: str) -> list[ObjectMeta]:
         """One placed pod of the workload in each namespace that has or had any."""
         name = self.groups[group].metadata.name
-        examples, admitted = self._examples.get((name, workload), {}), self.membership.may_hold(group)
+        examples, admitted = self._examples.get((name, workload), {}), self.membership.pod_namespaces(group)
         # A chart with hundreds of releases has hundreds of groups of one name, each in its own namespace.
         namespaces = sorted(examples if admitted is None else examples.keys() & admitted)
         return [examples[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
@@ -329,6 +329,6 @@ class State(Index):
         deleted = sorted(node for node in pods if node not in self.location_index)
         if not deleted:
             return pods
-        if may_block and self._rules.deleted_nodes_block:
+        if may_block and self._rules.rejects_deleted_nodes:
             raise DeletedNodeError(f'getting pod hostname "{deleted[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods.items() if node in self.location_index}

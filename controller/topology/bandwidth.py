@@ -36,7 +36,7 @@ def allocated_bps(membership: Membership, pods: Iterable[GroupPod], places: Mapp
     members: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for pod in pods:
         place = places.get(pod.spec.node_name)
-        if place is not None and place.zone and pod.bound:
+        if place is not None and place.zone and pod.is_bound:
             members[membership.group_of(pod.metadata.namespace, pod.group), pod.workload][place.zone] += 1
     # Grouped by the number of replicas, so that fractions are added once for each number.
     total: dict[ZonePair, Counter[int]] = defaultdict(Counter)

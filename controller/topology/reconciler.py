@@ -280,4 +280,4 @@ class TopologyController:
 
 
 def _placement_key(pod: GroupPod) -> tuple[object, ...]:
-    return pod.bound, pod.spec.node_name, pod.metadata.labels
+    return pod.is_bound, pod.spec.node_name, pod.metadata.labels

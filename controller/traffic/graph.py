@@ -46,7 +46,7 @@ class WorkloadId(msgspec.Struct, frozen=True, order=True):
         return f"{self.namespace}/{self.name}"
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether this is a workload of the cluster, and not an external end."""
         return bool(self.namespace and self.name)
 
@@ -147,12 +147,12 @@ def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
 
 
 def _name(end: WorkloadId) -> str:
-    return end.key if end.known else "outside the cluster"
+    return end.key if end.is_known else "outside the cluster"
 
 
 def _no_dependency(flow: Flow) -> Reason | None:
     client, server = flow.client, flow.server
-    if not client.known or not server.known:
+    if not client.is_known or not server.is_known:
         return "external"
     if (client.namespace, client.name) == (server.namespace, server.name):
         return "self"

@@ -41,7 +41,7 @@ class PriceTable(Section, frozen=True):
         """Where the figures come from, with their date; shown with every amount."""
         return _SOURCES.get(self.preset, "traffic.prices")
 
-    def table(self) -> PriceTable | None:
+    def resolve(self) -> PriceTable | None:
         """The preset, or these prices; None without any."""
         if self.preset:
             return PRESETS[self.preset]

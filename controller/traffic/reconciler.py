@@ -104,7 +104,7 @@ class TrafficController:
         notify: Callable[[str], None],
     ) -> None:
         self._client, self._caches, self._config, self._notify = client, caches, config, notify
-        self._membership, self._prices = membership, config.prices.table()
+        self._membership, self._prices = membership, config.prices.resolve()
         self._comparison: Comparison | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None

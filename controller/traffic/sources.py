@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.graph import Flow, WorkloadId
 from kubekit.errors import ConfigError
 from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
@@ -265,7 +265,7 @@ async def _read_peaks(
         return {}
 
 
-def _identity(series: Series) -> frozenset[tuple[str, str]]:
+def _identity(series: VectorSample) -> frozenset[tuple[str, str]]:
     return frozenset(series.labels.items())
 
 
@@ -281,7 +281,7 @@ async def _read_owners(
         return {}
     by = ", ".join((source.address, *source.server.labels))
     found = await prometheus.query(f"sum by ({by}) (count_over_time({source.owner_metric}[{window_s}s]))")
-    seen: dict[str, list[Series]] = defaultdict(list)
+    seen: dict[str, list[VectorSample]] = defaultdict(list)
     for series in found:
         seen[series.labels.get(source.address, "")].append(series)
     return {

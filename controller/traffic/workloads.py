@@ -62,7 +62,7 @@ class Workloads:
         unknown: dict[str, float] = defaultdict(float)
         for flow in flows:
             ends = [
-                end if not end.known or end in self.replicas else by_name.get(end.key)
+                end if not end.is_known or end in self.replicas else by_name.get(end.key)
                 for end in (flow.client, flow.server)
             ]
             missing = [end.key for end, real in zip((flow.client, flow.server), ends, strict=True) if real is None]

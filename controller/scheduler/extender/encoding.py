@@ -15,7 +15,7 @@ import numpy as np
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NO_LOCATION
 from controller.cluster.pods import Target
-from controller.cluster.requests import amounts
+from controller.cluster.requests import parse_amounts
 from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import (
     MAX_SCORE,
@@ -136,7 +136,7 @@ class NodeIndex:
         score = self._raw_scores.get(name)
         if score is None:
             facts = self._state.nodes.get(name)
-            score = raw_score(amounts(facts.allocatable if facts else None), self._allocatable)
+            score = raw_score(parse_amounts(facts.allocatable if facts else None), self._allocatable)
             if facts:
                 self._raw_scores[name] = score
         return score

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from aiohttp import web
 
-from controller.cluster.pods import ExtenderPod, Target, serves, target_of
+from controller.cluster.pods import ExtenderPod, Target, has_extender, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.encoding import Answers, pass_all
@@ -202,7 +202,7 @@ class Extender:
 
     def _score(self, pod: ExtenderPod) -> ScoreTable:
         scheduler = pod.spec.scheduler_name
-        if scheduler and not serves(scheduler, self._names):
+        if scheduler and not has_extender(scheduler, self._names):
             return ScoreTable(NOT_OURS)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")

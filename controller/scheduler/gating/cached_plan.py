@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, carried_target
-from controller.cluster.requests import Amounts, add
+from controller.cluster.pods import GroupPod, current_target
+from controller.cluster.requests import Amounts, add_amounts
 from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.placement.planner import Plan
 
@@ -85,10 +85,10 @@ def check_plan(
         freed = {name: -value for name, value in evictable.get(node, {}).items()}
         wanted = freed.copy()
         for pod in node_pods:
-            add(wanted, reservations.host_requests_of(pod))
+            add_amounts(wanted, reservations.host_requests_of(pod))
         if not reservations.has_room(group, node, wanted, released_only=True):
             awaiting_room.update(_without_room(node, node_pods, group, reservations, freed))
-        add(wanted, leaving.get(node, {}), -1)
+        add_amounts(wanted, leaving.get(node, {}), -1)
         has_room = has_room and reservations.has_room(group, node, wanted)
     return PlanCheck(uncounted, is_followed, has_room, frozenset(awaiting_room))
 
@@ -97,11 +97,11 @@ def _without_room(
     node: str, pods: Sequence[GroupPod], group: str, reservations: ReservationCache, held: Amounts
 ) -> Iterator[str]:
     """Keys of gated pods that a node has no room for now. Released pods come first, then older ones."""
-    for pod in sorted(pods, key=lambda p: (p.gated, p.metadata.creation_timestamp or "", p.metadata.key)):
+    for pod in sorted(pods, key=lambda p: (p.is_gated, p.metadata.creation_timestamp or "", p.metadata.key)):
         requests = reservations.host_requests_of(pod)
-        add(held, requests)
-        if pod.gated and not reservations.has_room(group, node, held, released_only=True):
-            add(held, requests, -1)
+        add_amounts(held, requests)
+        if pod.is_gated and not reservations.has_room(group, node, held, released_only=True):
+            add_amounts(held, requests, -1)
             yield pod.metadata.key
 
 
@@ -120,7 +120,7 @@ def compare_with_pods(
         node = pod.spec.node_name or assigned
         if target is not None:
             # Reading the annotation takes time, and only released pods have it.
-            carried = carried_target(pod) if not pod.gated else None
+            carried = current_target(pod) if not pod.is_gated else None
             is_elsewhere = (node and node != target.node) or (carried is not None and carried.node != target.node)
             is_followed &= not is_elsewhere and not (refused and target.node in refused.get(key, ()))
         if not assigned and (node or target is not None):

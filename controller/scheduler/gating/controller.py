@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.appgroups.order import order
 from controller.cluster.caches import Caches
-from controller.cluster.declared_replicas import Declared
+from controller.cluster.declared_replicas import DeclaredReplicas
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, serves, target_of
+from controller.cluster.pods import GroupPod, has_extender, target_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.scheduler.balance import advice_conditions, placed_group
@@ -78,7 +78,7 @@ class GatingController:
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, caches.home), NodeCache(), Volumes()
         self._store = caches.group_pods
-        self._declared = Declared(client)
+        self._declared = DeclaredReplicas(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._store, self.state, clock)
         self.pods_of = self._pods.of
@@ -145,7 +145,7 @@ class GatingController:
         """Planned, and without waiting pods RoutedNear and Balanced; a group with waiting pods keeps its last advice."""
         planned = self.plans.report(group)
         conditions = [planned] if planned is not None else []
-        if group not in self.state.groups or any(pod.waiting for pod in self._pods.of(group)):
+        if group not in self.state.groups or any(pod.is_waiting for pod in self._pods.of(group)):
             return conditions
         current = placed_group(self.state, group)
         # Hundreds of dependencies take tens of milliseconds, too long for the event loop.
@@ -184,14 +184,14 @@ class GatingController:
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.reservations.refuse(new, target.node)
-        if self._leading and old is not None and new is not None and old.waiting and new.bound:
+        if self._leading and old is not None and new is not None and old.is_waiting and new.is_bound:
             self._report_placement(new)
         self._wake(group)
 
     def _report_placement(self, pod: GroupPod) -> None:
         """Record an event on a pod that was bound, with the reason for its node."""
         target = target_of(pod)
-        if not serves(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
+        if not has_extender(pod.spec.scheduler_name, self._config.scheduler_names) and target is None:
             return
         try:
             explanation = explain(self.state, pod)
@@ -234,7 +234,7 @@ class GatingController:
 
     async def _reconcile(self, group: str) -> float | None:
         pods, now = self._pods.of(group), self._clock()
-        if not any(pod.waiting for pod in pods):
+        if not any(pod.is_waiting for pod in pods):
             self.plans.drop(group, pods)
             return None
         queue = self._queue_of(group, pods)

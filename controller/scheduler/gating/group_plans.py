@@ -183,7 +183,8 @@ class GroupPlans:
         self._rollout_waits.forget(group)
         self._requested_at.pop(group, None)
         self.reservations.record_progress(group, has_started=False, is_complete=True)
-        bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._node_cache.assigned_node(p.metadata.key)]
+        is_counted = self._node_cache.assigned_node
+        bound = [(p, p.spec.node_name) for p in pods if p.is_bound and not is_counted(p.metadata.key)]
         self.reservations.reserve(group, bound)
         if group not in self._state.groups:
             self._reports.pop(group, None)
@@ -203,7 +204,7 @@ class GroupPlans:
         app_group, pods = self._state.groups.get(group), self._pods_of(group)
         if app_group is None:
             self._reports.pop(group, None)
-        if app_group is None or not any(pod.waiting for pod in pods):
+        if app_group is None or not any(pod.is_waiting for pod in pods):
             return
         replicas, left_out = self._inputs.replicas_to_plan(group, pods)
         namespace = group.partition("/")[0]
@@ -233,7 +234,7 @@ class GroupPlans:
             await asyncio.sleep(0)
             self._reserve(group, plan)
             self._report_plan(group, app_group, plan, left_out)
-            if any(pod.bound for pod in pods):
+            if any(pod.is_bound for pod in pods):
                 # The plan may use room that was reserved for some of these.
                 for idle in self.reservations.idle:
                     self._wake(idle)
@@ -264,7 +265,7 @@ class GroupPlans:
             PlanningError: nothing was planned.
         """
         pods = self._pods_of(group)
-        if group not in self._state.groups or not any(pod.metadata.key == key and pod.bound for pod in pods):
+        if group not in self._state.groups or not any(pod.metadata.key == key and pod.is_bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
         snapshot = without_pod(self._snapshot(group, pods), key)
         previous = {k: target for k, target in snapshot.previous.items() if k != key}
@@ -319,7 +320,7 @@ class GroupPlans:
         self.reservations.reserve(group, uncounted, self._inputs.outgoing_requests(pods))
 
     def _record_progress(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
-        has_started = any(pod.bound for pod in pods)
+        has_started = any(pod.is_bound for pod in pods)
         is_complete = plan is None or not plan.unplaced
         self.reservations.record_progress(group, has_started=has_started, is_complete=is_complete)
 

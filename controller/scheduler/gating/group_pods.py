@@ -56,7 +56,7 @@ class GroupPods:
         else:
             self._keys[new.group][new.metadata.namespace][key] = None
             self.seen_at.setdefault(key, self._clock())
-            if new.waiting:
+            if new.is_waiting:
                 self.waiting.add(key)
             else:
                 self.waiting.discard(key)
@@ -90,7 +90,7 @@ class GroupPods:
 
     def gated_count(self) -> int:
         """Number of pods that our gate holds."""
-        return sum(pod.gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
+        return sum(p.is_gated and p.is_active for p in map(self._store.get, tuple(self.waiting)) if p is not None)
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
         """Record a patch of a pod, unless the store shows it already."""

@@ -91,7 +91,7 @@ class Opener:
         gated = [
             pod
             for pod in self.pods
-            if pod.gated and pod.is_active and now >= self._failed.get(pod.metadata.key, (0, 0.0))[1]
+            if pod.is_gated and pod.is_active and now >= self._failed.get(pod.metadata.key, (0, 0.0))[1]
         ]
         overdue = gated if self._max_wait_s < 0 else [pod for pod in gated if self._is_overdue(pod)]
         return sorted(overdue, key=_created)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, serves
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, has_extender
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     is_daemon_pod,
@@ -30,7 +30,7 @@ _OPEN = {"$patch": "delete", "name": GATE}
 
 def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
     """How a pod's placement is delivered; always by affinity for schedulers without our extender."""
-    if not serves(pod.spec.scheduler_name, config.scheduler_names):
+    if not has_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
 

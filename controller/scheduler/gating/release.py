@@ -140,7 +140,7 @@ class _Decider:
     def decide(self) -> ReleaseDecision:
         releases: list[Release] = []
         waiting: dict[str, str] = {}
-        gated = [pod for pods in self._live.values() for pod in pods if pod.gated]
+        gated = [pod for pods in self._live.values() for pod in pods if pod.is_gated]
         ordered = sorted(gated, key=lambda p: (self._order.get(p.workload, math.inf), p.metadata.key))
         decided = {pod.metadata.key: self._decide_pod(pod) for pod in ordered}
         cause_of_pod_group = self._decide_pod_groups(ordered, decided)
@@ -246,7 +246,7 @@ class _Decider:
 
         So it is if the plan has no node for it either, if its pod affinity may require a pod that comes later, or after a time.
         """
-        if pod.gated or not pod.found_no_node:
+        if pod.is_gated or not pod.found_no_node:
             return False
         near = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
         if pod.metadata.key in self._queue.unplaced or (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.requests import Amounts, add
+from controller.cluster.requests import Amounts, add_amounts
 
 
 class ExpectedReplacement(msgspec.Struct, frozen=True):
@@ -68,12 +68,12 @@ class ExpectedReplacements:
                 if existing[expected.workload]:
                     existing[expected.workload] -= 1
                 else:
-                    add(reserved.setdefault(expected.target.node, {}), expected.requests)
+                    add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
     def with_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
         """Pod key -> target, with the reserved nodes of the group's replacements that exist."""
         for expected in self._by_group.get(group, ()):
-            waiting = (pod.metadata.key for pod in pods if pod.waiting and expected.matches(pod))
+            waiting = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
             replacement = next((key for key in waiting if key not in targets), None)
             if replacement is not None:
                 targets[replacement] = expected.target

@@ -11,7 +11,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, NodeCache
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, add, first_insufficient, host_requests_of
+from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.scheduler.gating.retries import owner_key
 
 _MAX_OWNERS, _MAX_REFUSALS = 10_000, 1_000
@@ -87,7 +87,7 @@ class ReservationCache:
             if before.get(key) == node:
                 del before[key]
             self._by_node.setdefault(node, {})[key] = _Reservation(
-                group, self.host_requests_of(pod), gated=pod.gated and key not in self._released
+                group, self.host_requests_of(pod), gated=pod.is_gated and key not in self._released
             )
         for key, node in before.items():
             self._remove(key, node)
@@ -147,11 +147,11 @@ class ReservationCache:
             if reservation.group == group or self.node_cache.assigned_node(key) or self._gives_way(reservation, group):
                 continue
             if not (released_only and reservation.gated):
-                add(by_group.setdefault(reservation.group, {}), reservation.amounts)
+                add_amounts(by_group.setdefault(reservation.group, {}), reservation.amounts)
         total: Amounts = {}
         for other, amounts in by_group.items():
             freed = {} if released_only else self._leaving.get(other, {}).get(node, {})
-            add(total, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
+            add_amounts(total, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
         return total
 
     def has_room(self, group: str, node: str, wanted: Amounts, *, released_only: bool = False) -> bool:
@@ -199,7 +199,7 @@ class ReservationCache:
         usage = dict(self.node_cache.used.get(node, {}))
         for other, reservation in self._by_node.get(node, {}).items():
             if other != key and not self.node_cache.assigned_node(other):
-                add(usage, reservation.amounts)
+                add_amounts(usage, reservation.amounts)
         return usage
 
     def _still_refused(self, owner: str) -> frozenset[str]:

@@ -113,7 +113,7 @@ class StuckPods:
         waits: list[float] = []
         for pod in pods:
             key = pod.metadata.key
-            if not pod.waiting or pod.gated or not pod.found_no_node:
+            if not pod.is_waiting or pod.is_gated or not pod.found_no_node:
                 self.forget(key)
                 continue
             self._pending.setdefault(key, _Pending(now))

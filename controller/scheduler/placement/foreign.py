@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import selector_of
-from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_of
+from controller.cluster.eligibility import compile_or_none
+from controller.cluster.hosts import NodeCache, PodTemplate, TemplateKey, template_key_of
 from controller.cluster.pods import GroupPod
 from controller.scheduler.placement.pod_topology import Term, read_selector, terms_of
 from controller.scheduler.placement.problem import RuleKind
@@ -57,16 +57,16 @@ def foreign_pods(node_cache: NodeCache, pods: Iterable[GroupPod]) -> tuple[Forei
 def _template_id(pod: GroupPod) -> tuple[str, str, bool]:
     """Equal for pods with the same constraints. A bound pod may be of an older template than a waiting one of its owner."""
     owner = controller_of(pod.metadata)
-    return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.waiting
+    return owner.uid if owner is not None else pod.metadata.key, revision_of(pod.metadata), pod.is_waiting
 
 
 def _count_by_template(node_cache: NodeCache, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
     """Template -> node -> pods among these."""
     found: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
-        info = node_cache.held(pod.metadata.key)
+        info = node_cache.bound_pod(pod.metadata.key)
         if info is not None:
-            found[template_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
+            found[template_key_of(info)][node_cache.assigned_node(pod.metadata.key)] += 1
     return found
 
 
@@ -94,4 +94,4 @@ def _selects(term: Term, namespace: str, labels: Mapping[str, str]) -> bool:
 
 @lru_cache(1000)
 def _compiled(selector: bytes) -> Selector | None:
-    return selector_of(read_selector(selector))
+    return compile_or_none(read_selector(selector))

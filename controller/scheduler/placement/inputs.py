@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.declared_replicas import Declared, limit_replicas
+from controller.cluster.declared_replicas import DeclaredReplicas, limit_replicas
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import NodeCache
-from controller.cluster.pods import GroupPod, NodeSelector, carried_target
-from controller.cluster.requests import Amounts, add, first_insufficient, host_requests_of
+from controller.cluster.pods import GroupPod, NodeSelector, current_target
+from controller.cluster.requests import Amounts, add_amounts, first_insufficient, host_requests_of
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.foreign import foreign_pods
@@ -40,7 +40,7 @@ class PlanInputs(NamedTuple):
     node_cache: NodeCache
     volumes: Volumes
     prices: PriceTable | None = None
-    declared: Declared | None = None
+    declared: DeclaredReplicas | None = None
 
     def snapshot(self, group: str, pods: Sequence[GroupPod]) -> GroupSnapshot:
         """The planner's input, without reservations of other groups.
@@ -60,7 +60,7 @@ class PlanInputs(NamedTuple):
             costs=costs.table,
             hosts=node_cache.hosts,
             used=node_cache.used,
-            released={p.metadata.key: target for p in pods if (target := carried_target(p)) is not None},
+            released={p.metadata.key: target for p in pods if (target := current_target(p)) is not None},
             assigned_nodes={key: node for key in keys if (node := node_cache.assigned_node(key))},
             group=known,
             routings=self.state.routings_of(pods),
@@ -79,12 +79,12 @@ class PlanInputs(NamedTuple):
         """
         replicas, _ = self.replicas_to_plan(group, pods)
         leaving = outdated(pod.metadata for pod in pods if pod.is_active)
-        there = [pod for pod in pods if pod.is_active and not (pod.waiting and pod.other_gates)]
+        there = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
             self.state.costs(self.state.groups[group].metadata.namespace).table,
             self.node_cache.version,
-            frozenset(p.metadata.key for p in there if p.waiting or p.metadata.key not in leaving),
+            frozenset(p.metadata.key for p in there if p.is_waiting or p.metadata.key not in leaving),
             replicas,
             self.volume_selectors(pods, replicas),
             tuple(others for others in foreign_pods(self.node_cache, pods) if others.required),
@@ -109,7 +109,7 @@ class PlanInputs(NamedTuple):
             return None
         promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
         for node, amounts in preemptible.items():
-            add(promised.setdefault(node, {}), amounts, -1)
+            add_amounts(promised.setdefault(node, {}), amounts, -1)
         return msgspec.structs.replace(snapshot, promised=promised), below
 
     def preemptible_requests(self, pods: Sequence[GroupPod], below: int | None) -> dict[str, Amounts]:
@@ -120,18 +120,18 @@ class PlanInputs(NamedTuple):
         found: dict[str, Amounts] = {}
         if below is not None:
             own = {pod.metadata.key for pod in pods}
-            for info in self.node_cache.bound:
+            for info in self.node_cache.bound_pods:
                 if info.priority < below and info.key not in own:
-                    add(found.setdefault(info.occupied_node, {}), info.host_requests)
+                    add_amounts(found.setdefault(info.occupied_node, {}), info.host_requests)
         return found
 
     def outgoing_requests(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         found: dict[str, Amounts] = {}
         for key in outdated(pod.metadata for pod in pods if pod.is_active):
-            info = self.node_cache.held(key)
+            info = self.node_cache.bound_pod(key)
             if info is not None:
-                add(found.setdefault(info.node, {}), info.host_requests)
+                add_amounts(found.setdefault(info.node, {}), info.host_requests)
         return found
 
     def ineligible_nodes(self, pod: GroupPod) -> dict[str, str]:

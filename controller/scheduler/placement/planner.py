@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.requests import Amounts, add, host_requests_of
+from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import without_added_requirement
 from controller.scheduler.placement.evaluation import evaluate
@@ -155,7 +155,7 @@ class _GroupPlanner:
         self._bound.append(BoundReplica(node, -1, pod))
         self._vacated_nodes[position].append(node)
         if pod.metadata.key in self.snapshot.assigned_nodes:
-            add(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
+            add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status), -1)
         return True
 
     def _assigned_node(self, pod: GroupPod) -> str:
@@ -171,7 +171,7 @@ class _GroupPlanner:
             self._released_targets[key], node = target, target.node
         self._bound.append(BoundReplica(node, position, pod))
         if key not in self.snapshot.assigned_nodes:
-            add(self._extra_requests[node], host_requests_of(pod.spec, pod.status))
+            add_amounts(self._extra_requests[node], host_requests_of(pod.spec, pod.status))
         return True
 
     def _request(self) -> PlacementRequest:
@@ -277,7 +277,7 @@ class _GroupPlanner:
 
     def _drop_incomplete_pod_groups(self, targets: dict[str, Target], why: dict[str, str]) -> None:
         """Drop targets of pods whose PodGroup is not placed whole, because kube-scheduler binds all of them or none."""
-        waiting = [pod for pod in self.snapshot.pods if pod.pod_group and pod.waiting]
+        waiting = [pod for pod in self.snapshot.pods if pod.pod_group and pod.is_waiting]
         reasons = {p.pod_group: why[p.metadata.key] for p in waiting if p.metadata.key in why}
         for pod in waiting:
             if pod.pod_group in reasons and targets.pop(pod.metadata.key, None) is not None:

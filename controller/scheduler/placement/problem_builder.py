@@ -16,7 +16,7 @@ from controller.cluster.costs import SAME_HOST_COST
 from controller.cluster.eligibility import Constraints, has_node_constraints, required_node_affinity
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector
-from controller.cluster.requests import Amounts, bounded, host_requests_of, ports_of, total_of
+from controller.cluster.requests import Amounts, capacity_of, clamp_amount, host_requests_of, ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.placement.evaluation import count_hosts
 from controller.scheduler.placement.pod_topology import PodTopologyConstraints
@@ -128,7 +128,7 @@ class _Compiler:
         self._number_of = {name: number for number, name in enumerate(self._names)}
         self._locations = sorted({host.location for host in self._hosts})
         index = {location: number for number, location in enumerate(self._locations)}
-        self._repelling = [host.name for host in self._hosts if host.taints or host.unavailable]
+        self._repelling = [host.name for host in self._hosts if host.taints or host.unavailable_reason]
         self._location_of = np.array([index[host.location] for host in self._hosts], np.int64)
         self._rows: dict[bytes, int] = {}
         self._allowed: list[Bools] = []
@@ -168,13 +168,13 @@ class _Compiler:
             number = self._number_of.get(bound.node)
             if bound.workload >= 0 and number is not None:
                 fixed[bound.workload].append(number)
-        asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
+        asks = [[clamp_amount(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
         tables, table_of = self._tables()
         shape = (max(len(self._allowed), 1), len(self._names))
         by_size = self._snapshot.allocatable.weight > 0
         return Problem(
             free=self._free(),
-            capacity=self._by_resource(lambda host, resource: total_of(resource, host.allocatable)),
+            capacity=self._by_resource(lambda host, resource: capacity_of(resource, host.allocatable)),
             zone_of=self._location_of,
             zoned=np.array([bool(location.zone) for location in self._locations], np.bool_),
             workload_of=np.array([known.workload for known in self._known], np.int64),
@@ -206,12 +206,12 @@ class _Compiler:
             if (host.name, resource) in ports:
                 return 0
             counted = (amounts.get(host.name, none).get(resource, 0) for amounts in (used, request.taken))
-            return total_of(resource, host.allocatable) - sum(counted)
+            return capacity_of(resource, host.allocatable) - sum(counted)
 
         return self._by_resource(free)
 
     def _by_resource(self, amount: Callable[[Host, str], int]) -> Ints:
-        table = [[bounded(amount(host, resource)) for resource in self._resources] for host in self._hosts]
+        table = [[clamp_amount(amount(host, resource)) for resource in self._resources] for host in self._hosts]
         return np.array(table, np.int64).reshape(len(self._hosts), len(self._resources))
 
     def _host_price(self) -> Floats | None:

@@ -10,7 +10,7 @@ from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, NodeSelector, Target
-from controller.cluster.requests import Amounts, add, host_requests_of
+from controller.cluster.requests import Amounts, add_amounts, host_requests_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
@@ -75,7 +75,7 @@ def without_pod(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     promised, assigned_nodes = dict(snapshot.promised), dict(snapshot.assigned_nodes)
     if assigned_nodes.pop(key, ""):
         left = dict(promised.get(node, {}))
-        add(left, host_requests_of(pod.spec, pod.status), -1)
+        add_amounts(left, host_requests_of(pod.spec, pod.status), -1)
         promised[node] = left
     pods = [waiting if other is pod else other for other in snapshot.pods]
     return replace(snapshot, pods=pods, assigned_nodes=assigned_nodes, promised=promised)

@@ -132,7 +132,7 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
     async def gated() -> bool:
         made = await create_pod(client, namespace, "policy-probe", group="none", workload="none")
         await client.delete(PODS, made.metadata.name, namespace=namespace, grace_period_s=0)
-        return made.gated
+        return made.is_gated
 
     await until(gated)
     yield

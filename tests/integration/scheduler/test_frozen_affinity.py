@@ -79,7 +79,7 @@ async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
         return [pod for pod in await client.list(PODS, GroupPod, namespace=namespace) if pod.workload == "A"]
 
     async def released() -> bool:
-        return any(not pod.gated for pod in await pods())
+        return any(not pod.is_gated for pod in await pods())
 
     async def bound() -> bool:
         return any(pod.spec.node_name == "n-b" for pod in await pods())

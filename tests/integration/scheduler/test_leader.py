@@ -120,7 +120,7 @@ async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
 
 
 async def _open(client: Client, namespace: str, pod: str) -> bool:
-    return not (await read_pod(client, namespace, pod)).gated
+    return not (await read_pod(client, namespace, pod)).is_gated
 
 
 async def test_room_of_a_deleted_group_is_free_for_others(
@@ -167,7 +167,7 @@ async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
 
         async def released() -> bool:
             found[:] = [p for p in await client.list(PODS, GroupPod, namespace=namespace) if p.workload == "P1"]
-            return bool(found) and not found[0].gated
+            return bool(found) and not found[0].is_gated
 
         await until(released)
     affinity = found[0].spec.affinity

@@ -36,7 +36,7 @@ PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityCla
 def autoscaler_sees(pod: GroupPod) -> bool:
     """Cluster Autoscaler's conditions for a pod that it makes a node for (its pod lister: unschedulable)."""
     found = pod.condition("PodScheduled")
-    return pod.waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
+    return pod.is_waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
 
 
 async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(

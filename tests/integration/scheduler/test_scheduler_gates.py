@@ -152,7 +152,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
         names = ("orphan", "stranger", "lonely", "cycle-a", "cycle-b", "huge-a")
         await until_bound(client, namespace, *names)
         await until_event(client, namespace, "orphan", "GateOpened")
-    assert not (await read_pod(client, namespace, "huge-b")).gated
+    assert not (await read_pod(client, namespace, "huge-b")).is_gated
 
 
 async def test_a_pod_that_waits_for_its_group_says_for_whom(
@@ -182,7 +182,7 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
         "no-group-opted": await create_pod(client, namespace, "no-group-opted", scheduler=stock, labels=opt_in),
         "placed": await create_pod(client, namespace, "placed", group="g", workload="A", nodeName="n-a"),
     }
-    assert {name: pod.gated for name, pod in (gated | free).items()} == {
+    assert {name: pod.is_gated for name, pod in (gated | free).items()} == {
         **dict.fromkeys(gated, True),
         **dict.fromkeys(free, False),
     }
@@ -192,12 +192,12 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
     async def opted_in() -> bool:
         later = await create_pod(client, namespace, "later", group="g", workload="A", scheduler=stock)
         await client.delete(PODS, "later", namespace=namespace, grace_period_s=0)
-        return later.gated
+        return later.is_gated
 
     await until(opted_in)  # admission sees namespaces through a cache
     out = {"netaware.io/placement": "extender"}
     opted_out = await create_pod(client, namespace, "out", group="g", workload="A", scheduler=stock, labels=out)
-    assert not opted_out.gated
+    assert not opted_out.is_gated
     other = {"name": "example.com/mine"}
     both = await create_pod(client, namespace, "both", group="g", workload="A", schedulingGates=[other])
     assert sorted(g.name for g in both.spec.scheduling_gates or ()) == sorted([GATE, "example.com/mine"])

@@ -147,7 +147,7 @@ async def other_gates(stage: Stage) -> None:
     await until(lambda: stage.has_live(REPLICAS * len(CHAIN)))
     await asyncio.sleep(HASTY.max_wait_s + 1)
     for pod in await stage.live():
-        assert pod.gated, "ours waits for theirs"
+        assert pod.is_gated, "ours waits for theirs"
         left = [{"name": gate.name} for gate in pod.spec.scheduling_gates or () if gate.name != FOREIGN_GATE]
         path = f"/api/v1/namespaces/{stage.namespace}/pods/{pod.metadata.name}"
         await stage.client.request("PATCH", path, body={"spec": {"schedulingGates": left}}, content_type=MERGE_PATCH)

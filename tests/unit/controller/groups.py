@@ -210,7 +210,7 @@ def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) ->
         "costs": CostTable(weight_of(case)),
         "hosts": {each.metadata.name: host_of(each) for each in nodes},
         "used": {},
-        "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.bound},
+        "assigned_nodes": {pod.metadata.key: pod.spec.node_name for pod in pods if pod.is_bound},
     }
     return GroupSnapshot(
         graph=build_graph(group.spec),

@@ -184,9 +184,9 @@ class World:
             targets = self.plan_of(group).targets
             for pod in self.of(group):
                 target = targets.get(pod.metadata.key)
-                node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
+                node = pod.spec.node_name or (target.node if target is not None and pod.is_waiting else "")
                 if node:
                     taken[node] = taken.get(node, 0) + self.plans.reservations.host_requests_of(pod)["cpu"]
-                if pod.gated:
+                if pod.is_gated:
                     promised.add(node)
         return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)

@@ -10,7 +10,7 @@ import numpy as np
 from controller.cluster.hosts import NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import MOST
+from controller.cluster.requests import MAX_AMOUNT
 from controller.scheduler.default_scheduler import DefaultSchedulerModel, place
 from controller.scheduler.placement.planner import plan_group
 from kubekit.wire import Node
@@ -42,7 +42,7 @@ def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
     assert node_cache.version == version
     for i in range(40):
         node_cache.on_pod_change(f"d/p{i}", None, greedy)
-    assert node_cache.used["n"]["memory"] > MOST
+    assert node_cache.used["n"]["memory"] > MAX_AMOUNT
     for i in range(40):
         node_cache.on_pod_change(f"d/p{i}", greedy, None)
     assert node_cache.used["n"] == before
@@ -56,7 +56,7 @@ def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> Non
     container = {"resources": {"requests": {"memory": "9E"}}}
     greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
     pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]
-    promised = {next(iter(start.hosts)): {"memory": 3 * MOST}}
+    promised = {next(iter(start.hosts)): {"memory": 3 * MAX_AMOUNT}}
     plan = plan_group(msgspec.structs.replace(start, pods=pods, promised=promised))
     assert plan.unplaced == (pods[0].metadata.key,)
     assert len(plan.targets) == len(pods) - 1

@@ -159,7 +159,7 @@ def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> Us
     used: dict[str, dict[str, float]] = {}
     by_node: dict[str, dict[str, float]] = defaultdict(lambda: {"cpu": 50.0, "memory": 0.1 * GI})
     for one in pods:
-        if one.node and one.running and not chance(rng, 0.05):
+        if one.node and one.is_running and not chance(rng, 0.05):
             amounts = {"cpu": rng.choice((0.0, 1.0, 300.0, 600.0, 1200.0)), "memory": rng.uniform(0.01, 0.5) * GI}
             if chance(rng, 0.03):
                 del amounts["cpu"]
@@ -309,8 +309,8 @@ def check_pod(world: World, one: PodInfo) -> None:
     assert one.phase == "Running"
     assert not one.is_terminating
     assert not one.eviction_forbidden_by
-    assert not one.bare
-    assert not one.local_storage or protection["localStorage"]
+    assert not one.is_bare
+    assert not one.has_local_storage or protection["localStorage"]
     assert not one.claim_names or protection["volumeClaims"]
     kind = one.workload.split("/")[1] if one.workload else ""
     assert not kind or kind in protection["ownerKinds"]
@@ -336,7 +336,7 @@ def check_targets(world: World, decision: RoundDecision) -> None:
         one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
         assert move.target != move.node
         assert target.schedulable
-        assert not target.being_removed
+        assert not target.is_being_removed
         assert not one.constraints.refusal(target.name, target.labels, target.taints)
         requested[move.target].update(one.requests)
         for resource, amount in one.requests.items():

@@ -361,7 +361,7 @@ async def test_ten_thousand_hostile_objects_reach_no_command_line_terminal_page_
     costs, locations = snapshot.costs().for_namespace("").table, locations_of(snapshot.nodes)
     for group_ in snapshot.groups:
         facts = gather(group_, (), locations, costs, snapshot.membership)
-        refused = admission_condition(group_, snapshot.membership.refused_by(group_.metadata.key))
+        refused = admission_condition(group_, snapshot.membership.refusing_namespaces(group_.metadata.key))
         found = plan_status(group_, facts, NOW_S, extra_conditions=[refused] if refused else [])
         notes += [condition.message for condition in found.conditions or ()]
     assert len(notes) > 500

@@ -47,7 +47,7 @@ def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
                 made = group(home, tuple(chance.choices(("", *NAMESPACES), k=2)))
                 membership.on_change(made.metadata.key, None, made)
             for key, namespace in itertools.product(membership.groups, NAMESPACES):
-                held = membership.may_hold(key)
+                held = membership.pod_namespaces(key)
                 limited += held is not None and namespace not in held
                 if membership.group_of(namespace, "shop") == key:
                     assert held is None or namespace in held

@@ -258,7 +258,7 @@ class World:
             file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
             file.namespaces.extend(self.of("Namespace", Object))
             _, pods_of, _ = _read(file, PodReader())
-            found["offline"] = sum(pod.bound for pod in pods_of.get(key, ()))
+            found["offline"] = sum(pod.is_bound for pod in pods_of.get(key, ()))
         return found
 
 

@@ -513,7 +513,7 @@ def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_wait
     )
     assert plan_group(start).targets == {}
     left = without_pod(start, "default/w0-0")
-    assert [pod.metadata.name for pod in left.pods if pod.waiting] == ["w0-0", "w0-2"]
+    assert [pod.metadata.name for pod in left.pods if pod.is_waiting] == ["w0-0", "w0-2"]
     found = plan_group(left)
     assert [target.node for target in found.targets.values()] == ["a"]
     assert len(found.unplaced) == 1

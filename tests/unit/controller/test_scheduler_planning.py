@@ -52,11 +52,11 @@ async def play(seed: int) -> int:
         key = pod.metadata.key
         target = world.plan_of(group).targets.get(key)
         match rng.choice(["release", "bind", "refuse", "delete", "add", "seat"]):
-            case "release" if pod.gated:
+            case "release" if pod.is_gated:
                 world.release(key, target)
-            case "bind" if pod.waiting and not pod.gated and (node := world.free_node(pod, rng)):
+            case "bind" if pod.is_waiting and not pod.is_gated and (node := world.free_node(pod, rng)):
                 world.bind(key, node)
-            case "refuse" if pod.waiting and not pod.gated and not pod.found_no_node:
+            case "refuse" if pod.is_waiting and not pod.is_gated and not pod.found_no_node:
                 world.change(key, status={"conditions": UNSCHEDULABLE})
                 if (carried := target_of(pod)) is not None:
                     world.plans.reservations.refuse(world.pods[key], carried.node)
@@ -64,12 +64,12 @@ async def play(seed: int) -> int:
                 world.delete(group, key)
             case "add":
                 world.add_pod(group, f"{group[2:]}-new-{step}", "P1", cpu[group, "P1"])
-            case "seat" if pod.bound:
+            case "seat" if pod.is_bound:
                 world.seat(key)
         # A pod that was bound against the plan may take room that is reserved for a group which was checked before.
         for other in rng.sample(GROUPS, 3) + rng.sample(GROUPS, 3):
             pods = world.of(other)
-            if not any(p.waiting for p in pods):
+            if not any(p.is_waiting for p in pods):
                 world.plans.drop(other, pods)
             elif world.plans.get_or_request(other, pods).pending:
                 await world.plans.make(other)

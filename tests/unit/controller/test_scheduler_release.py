@@ -179,7 +179,7 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
             made.append(pod(f"p{i}", workload, gated=kind == "gated", node="n" if kind == "bound" else "", age_s=age_s))
     order = {"A": 1, "B": 2, "C": 3} if exists else None
     group = GroupQueue(made, order, replicas=replicas, members=9)
-    gated = {p.metadata.key for p in made if p.gated}
+    gated = {p.metadata.key for p in made if p.is_gated}
     now = plan_release(group, CREATED, CONFIG)
     assert {r.pod.metadata.key for r in now.releases} | set(now.waiting) == gated
     assert not {r.pod.metadata.key for r in now.releases} & set(now.waiting)

@@ -61,7 +61,7 @@ class Cluster(World):
     async def lead(self, group: str) -> None:
         """What the leader does about one group now."""
         pods = self.of(group)
-        if not any(pod.waiting for pod in pods):
+        if not any(pod.is_waiting for pod in pods):
             self.plans.drop(group, pods)
             return
         found = self.plans.get_or_request(group, pods)
@@ -78,7 +78,7 @@ class Cluster(World):
         """Bind what is released; a node without room is counted, as FailedScheduling would be."""
         for key, pod in self.pods.items():
             target = target_of(pod)
-            if pod.waiting and not pod.gated and target is not None:
+            if pod.is_waiting and not pod.is_gated and target is not None:
                 self.refused += self.free_node(pod, self.rng) != target.node
                 self.bind(key, target.node)
                 self.seat(key)
@@ -95,14 +95,14 @@ class Cluster(World):
     @property
     def done(self) -> bool:
         new = [pod for pod in self.pods.values() if pod.metadata.label("pod-template-hash") == f"h{self.revision}"]
-        return len(new) == len(self.pods) == REPLICAS * len(self.services) and all(pod.bound for pod in new)
+        return len(new) == len(self.pods) == REPLICAS * len(self.services) and all(pod.is_bound for pod in new)
 
     async def roll_out(self, limit: int) -> None:
         for _ in range(limit):
             await self.step()
             if self.done:
                 return
-        raise AssertionError([pod.metadata.key for pod in self.pods.values() if pod.waiting])
+        raise AssertionError([pod.metadata.key for pod in self.pods.values() if pod.is_waiting])
 
     def services_across_zones(self) -> list[str]:
         """Services of which a replica is in another zone than one that it calls."""
@@ -134,7 +134,7 @@ async def test_pods_go_elsewhere_when_those_that_they_replace_do_not_go() -> Non
     for _ in range(int(cluster.config.gates.max_wait_s) - 10):
         await cluster.step()
     assert len(cluster.pods) == 54
-    assert [pod.metadata.key for pod in cluster.pods.values() if pod.waiting] == []
+    assert [pod.metadata.key for pod in cluster.pods.values() if pod.is_waiting] == []
 
 
 async def test_one_pod_at_a_time_gives_up_a_place_that_nothing_leaves() -> None:
@@ -159,6 +159,6 @@ async def test_a_pod_takes_free_room_near_its_group_instead_of_waiting_for_its_p
     cluster.revision = 1
     for _ in range(5):
         await cluster.step()
-    assert {pod.spec.node_name for pod in cluster.pods.values() if pod.bound} == {"n00", "n01"}
+    assert {pod.spec.node_name for pod in cluster.pods.values() if pod.is_bound} == {"n00", "n01"}
     await cluster.roll_out(60)
     assert cluster.services_across_zones() == []

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import amounts
+from controller.cluster.requests import parse_amounts
 from controller.cluster.resources import AppGroup, WeightInfo
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
@@ -329,7 +329,7 @@ def normalise_all(raw: list[int]) -> list[int]:
 def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) -> None:
     """Seed 002: nodes of 10 and 200."""
     args = AllocatableArgs(mode=mode)
-    raw = [raw_score(amounts({"cpu": f"{size}", "memory": f"{size}Gi"}), args) for size in (10, 200)]
+    raw = [raw_score(parse_amounts({"cpu": f"{size}", "memory": f"{size}Gi"}), args) for size in (10, 200)]
     assert normalise_all(raw) == scores
 
 
@@ -339,7 +339,7 @@ def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing(
     assert raw_score({"a": 5}, msgspec.structs.replace(args, mode="Most")) == 3
     assert raw_score({}, args) == 0
     cpu = AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),))
-    assert raw_score(amounts({"cpu": "500m"}), cpu) == 500
+    assert raw_score(parse_amounts({"cpu": "500m"}), cpu) == 500
     assert normalise_all([4, 4]) == [0, 0]
     assert normalise_all([0, 1, 3]) == [0, 33, 100]
     assert normalise_all([]) == []

@@ -21,7 +21,7 @@ from controller.cluster.graph import build_graph
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodReader
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.prometheus import PrometheusClient, PrometheusError, VectorSample
 from controller.traffic.config import TrafficConfig
 from controller.traffic.graph import Flow, WorkloadId, build_traffic_graph
 from controller.traffic.prices import PriceTable
@@ -108,16 +108,16 @@ class Answers(PrometheusClient):
         self.known_s = 1e9
         self.asked: list[str] = []
 
-    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
+    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[VectorSample]:
         if self._refuse in expression:
             raise PrometheusError("query processing would load too many samples into memory")
         if expression.startswith("time()"):
-            return [Series({}, self.known_s)]
+            return [VectorSample({}, self.known_s)]
         factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
         self.asked.append(expression)
         kept = expression.partition("by (")[2].partition(")")[0].split(", ")
         return [
-            Series({k: v for k, v in labels.items() if k in kept}, value * factor)
+            VectorSample({k: v for k, v in labels.items() if k in kept}, value * factor)
             for name, found in self._series.items()
             if re.search(rf"\b{name}\b", expression)
             for labels, value in found
@@ -147,11 +147,11 @@ async def test_istios_counters_add_up_and_unknown_ends_are_external() -> None:
         "istio_tcp_received_bytes_total": [(ends, 1.0)],
         "istio_tcp_sent_bytes_total": [(ends, 3.0)],
     }
-    known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.known)
+    known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.is_known)
     assert (known.client.name, known.server.name) == ("frontend", "redis")
     assert (known.bytes_per_s, known.peak_bytes_per_s) == (34, 68)
     assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
-    (found, _) = sorted(await read_from(Answers(series, refuse="quantile_over_time")), key=lambda f: not f.server.known)
+    found = next(f for f in await read_from(Answers(series, refuse="quantile_over_time")) if f.server.is_known)
     assert found.peak_bytes_per_s == 34, "of a peak that is too much for Prometheus the mean is left"
     assert (await read_flows(Answers(series), "", 3600)).remarks == ()
     (remark,) = (await read_flows(Answers(series, refuse="quantile_over_time"), "", 3600)).remarks
@@ -513,9 +513,9 @@ async def test_in_every_leadership_a_condition_becomes_unknown_when_traffic_cann
 
 def test_settings_of_traffic_name_what_is_wrong_and_presets_where_they_come_from() -> None:
     TrafficConfig().validate()
-    assert TrafficConfig().prices.table() is None
+    assert TrafficConfig().prices.resolve() is None
     for preset in ("aws", "gcp", "azure"):
-        table = PriceTable(preset=preset).table()
+        table = PriceTable(preset=preset).resolve()
         assert table is not None
         assert "2026" in table.source
     for url in ("prometheus:9090", "http:///path", "http://[", "http://user@", "user:secret@prometheus:9090"):
