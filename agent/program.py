@@ -145,7 +145,7 @@ async def _remove_own_writes(client: Client, config: AgentConfig) -> None:
     try:
         node = await client.get(NODES, config.node, OwnNode)
     except ApiError as error:
-        if not error.not_found:
+        if not error.is_not_found:
             raise
         log.info("no such node", node=config.node)
     else:

@@ -142,7 +142,7 @@ class Manager:
 
     def _register_metrics(self) -> None:
         leads = Gauge("netaware_leader", "1 if this replica leads, else 0.", registry=self._registry)
-        leads.set_function(lambda: float(self.elector.leadership.held))
+        leads.set_function(lambda: float(self.elector.leadership.is_held))
         self._sync_s = Gauge(
             "netaware_informer_sync_seconds", "Duration of the first listing of all stores.", registry=self._registry
         )

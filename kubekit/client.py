@@ -213,25 +213,21 @@ class Client:
         *,
         namespace: str | None = None,
         grace_period_s: int | None = None,
-        seen: ObjectMeta | None = None,
+        preconditions: ObjectMeta | None = None,
     ) -> None:
         """Delete one object; does nothing if it does not exist.
 
-        Args:
-            resource: its kind.
-            name: its name.
-            namespace: of a namespaced kind.
-            grace_period_s: for its termination; by default the object's own.
-            seen: metadata when it was read; if it has changed since, the server answers with a conflict.
+        ``grace_period_s`` overrides the object's own. ``preconditions`` are metadata as they were read: if UID or resourceVersion have
+        changed since, the server answers with a conflict.
         """
         # Always send a body: the write fence is checked while it is sent.
         body: dict[str, Any] = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
-        if seen is not None:
-            body["preconditions"] = {"uid": seen.uid, "resourceVersion": seen.resource_version}
+        if preconditions is not None:
+            body["preconditions"] = {"uid": preconditions.uid, "resourceVersion": preconditions.resource_version}
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:
-            if not error.not_found:
+            if not error.is_not_found:
                 raise
 
     async def request(
@@ -262,7 +258,7 @@ class Client:
                 return data
             error, attempts = error_of(response, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
-            if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
+            if not error.is_throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MAX_THROTTLED_TRIES:
                 raise error
             await asyncio.sleep(wait_s)
 
@@ -303,13 +299,13 @@ class Client:
         resource_version: str,
         *,
         silence_s: float = WATCH_SILENCE_S,
-        initial: bool = False,
+        send_initial_events: bool = False,
         **scope: Unpack[Scope],
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
 
-        Yields an iterator of events, which raises SilentWatchError after ``silence_s`` without an event or bookmark. With ``initial``
-        all existing objects come first, followed by a bookmark with the annotation ``k8s.io/initial-events-end`` (WatchList); a server
+        Yields an iterator of events, which raises SilentWatchError after ``silence_s`` without an event or bookmark. With
+        ``send_initial_events`` all existing objects come first, followed by a bookmark with the annotation ``k8s.io/initial-events-end`` (WatchList); a server
         without it responds with 422. The timeout is then that of a list, because a busy server needs as long for it.
         """
         lifetime_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
@@ -320,12 +316,12 @@ class Client:
             "timeoutSeconds": str(lifetime_s),
             **_selector_params(scope),
         }
-        if initial:
+        if send_initial_events:
             params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         path = resource.path(scope.get("namespace"))
         with translate_errors("WATCH", path):
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
+                async with asyncio.timeout(LIST_TIMEOUT_S if send_initial_events else self._timeout_s):
                     response = await stack.enter_async_context(
                         self._send(ConnectionPool.WATCH, "GET", path, params=params)
                     )

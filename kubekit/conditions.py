@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kubekit.text import cut, printable
+from kubekit.text import cut, make_printable
 from kubekit.wire import Condition, format_time
 
 MESSAGE_LIMIT = 8192
 """In bytes; the API server accepts four times as many."""
 
 
-def condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
+def make_condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
     """A condition without a time; ``holds`` None is Unknown. The message is put in one line and cut to `MESSAGE_LIMIT`."""
-    status, plain = "Unknown" if holds is None else str(holds), cut(printable(message), MESSAGE_LIMIT)
+    status, plain = "Unknown" if holds is None else str(holds), cut(make_printable(message), MESSAGE_LIMIT)
     return Condition(type=type_, status=status, reason=reason, message=plain, observed_generation=generation)
 
 
-def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
+def merge_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
     """The conditions of ``old``, with those of ``new`` replaced or added; a time stays while the status is the same.
 
     Args:
@@ -40,8 +40,8 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
 
 
 def changed_conditions(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
-    """The conditions of ``new`` that differ from ``old``, with their times; arguments as for `merge`."""
-    return [c for c in merge(old, new, now) if c not in (old or ())]
+    """The conditions of ``new`` that differ from ``old``, with their times; arguments as for `merge_conditions`."""
+    return [c for c in merge_conditions(old, new, now) if c not in (old or ())]
 
 
 def find_condition(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:

@@ -82,7 +82,7 @@ class ApiError(KubekitError):
         self.retry_after_s, self.causes = retry_after_s, causes
 
     @property
-    def not_found(self) -> bool:
+    def is_not_found(self) -> bool:
         """Whether the object or the resource does not exist."""
         return self.status == 404
 
@@ -92,26 +92,26 @@ class ApiError(KubekitError):
         return self.status == 409 and self.reason == "AlreadyExists"
 
     @property
-    def conflict(self) -> bool:
+    def is_conflict(self) -> bool:
         """Whether another writer changed the object since it was read, or owns an applied field."""
         return self.status == 409 and self.reason != "AlreadyExists"
 
     @property
-    def expired(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the resourceVersion is too old: list again."""
         return self.status == 410
 
     @property
-    def forbidden(self) -> bool:
+    def is_forbidden(self) -> bool:
         """Whether RBAC or an admission policy refused the request."""
         return self.status == 403
 
     @property
-    def throttled(self) -> bool:
+    def is_throttled(self) -> bool:
         """Whether the server was too busy and did nothing; a PodDisruptionBudget's refusal has the same status."""
         return self.status == 429 and "DisruptionBudget" not in self.causes
 
     @property
-    def transient(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in {408, 429, 500, 502, 503, 504}

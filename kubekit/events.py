@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.text import cut, printable
+from kubekit.text import cut, make_printable
 from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
 
 log = logs.get("kubekit.events")
@@ -29,7 +29,7 @@ _SERIES_EVERY_S = 60.0
 _REMEMBERED = 2000
 
 
-class Reference(msgspec.Struct, frozen=True):
+class ObjectReference(msgspec.Struct, frozen=True):
     """The object an event is about."""
 
     api_version: str
@@ -39,13 +39,13 @@ class Reference(msgspec.Struct, frozen=True):
     uid: str = ""
 
 
-def reference(resource: Resource, metadata: ObjectMeta) -> Reference:
+def reference(resource: Resource, metadata: ObjectMeta) -> ObjectReference:
     """The reference to an object."""
-    return Reference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
+    return ObjectReference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
 
 
 class _Pending(msgspec.Struct, frozen=True):
-    about: Reference
+    about: ObjectReference
     type: str
     reason: str
     action: str
@@ -75,7 +75,7 @@ class EventRecorder:
     ) -> None:
         self._client, self._component, self._instance, self._clock = client, component, instance, clock
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(max_pending)
-        self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
+        self._written: OrderedDict[tuple[ObjectReference, str, str], _Written] = OrderedDict()
         self._lost = Counter(
             "netaware_events_lost",
             "Events that were not written: queue-full, refused, unreachable.",
@@ -86,13 +86,17 @@ class EventRecorder:
         for cause in CAUSES:
             self._lost.labels(cause)
 
-    def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
+    def normal(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Normal event."""
-        self._put(_Pending(about, "Normal", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
+        self._put(
+            _Pending(about, "Normal", reason, action or reason, cut(make_printable(note), NOTE_LIMIT), self._clock())
+        )
 
-    def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
+    def warning(self, about: ObjectReference, reason: str, note: str, *, action: str = "") -> None:
         """Report a Warning event."""
-        self._put(_Pending(about, "Warning", reason, action or reason, cut(printable(note), NOTE_LIMIT), self._clock()))
+        self._put(
+            _Pending(about, "Warning", reason, action or reason, cut(make_printable(note), NOTE_LIMIT), self._clock())
+        )
 
     def _put(self, event: _Pending) -> None:
         if self._pending.full():
@@ -137,7 +141,7 @@ class EventRecorder:
                 EVENTS, written.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=written.namespace
             )
         except ApiError as error:
-            if error.not_found:  # the server keeps events for an hour
+            if error.is_not_found:  # the server keeps events for an hour
                 return False
             raise
         return True

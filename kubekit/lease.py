@@ -89,12 +89,12 @@ class WriteFence:
         self._last_without_response = float("-inf")
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether writing is allowed now."""
-        return self.left_s > 0
+        return self.remaining_s > 0
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds for which writing is still allowed; 0 or less when it is not."""
         return self._until - self._clock()
 
@@ -112,10 +112,10 @@ class WriteFence:
         Raises:
             NotLeaderError: not more than ``reserve_s`` are left.
         """
-        left_s = self.left_s
-        if left_s <= self._reserve_s:
+        remaining_s = self.remaining_s
+        if remaining_s <= self._reserve_s:
             raise NotLeaderError("this replica is not the leader and must not write")
-        return left_s
+        return remaining_s
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -199,7 +199,7 @@ class LeaderElector:
 
         Returns whether the lease may be released: after a write without a response the next leader must wait.
         """
-        if not self.leadership.held:
+        if not self.leadership.is_held:
             return False
         self.leadership.end()
         if await self.leadership.wait_for_writes(WRITES_TIMEOUT_S, self._timing.duration_s):
@@ -212,10 +212,10 @@ class LeaderElector:
             await asyncio.sleep(self._timing.retry_s * random.uniform(0.8, 1.2))
 
     async def _renew_until_lost(self) -> None:
-        while (left_s := self.leadership.left_s) > 0:
-            await asyncio.sleep(min(self._timing.retry_s, left_s))
+        while (remaining_s := self.leadership.remaining_s) > 0:
+            await asyncio.sleep(min(self._timing.retry_s, remaining_s))
             # Not longer than the permission: a server that does not respond must not prolong it.
-            await self._try_acquire_or_renew(limit_s=self.leadership.left_s)
+            await self._try_acquire_or_renew(limit_s=self.leadership.remaining_s)
         self.leadership.end()
 
     async def _try_acquire_or_renew(self, limit_s: float = float("inf")) -> bool:
@@ -240,7 +240,7 @@ class LeaderElector:
         try:
             lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
         except ApiError as error:
-            if not error.not_found:
+            if not error.is_not_found:
                 raise
             return await self._write(None)
         seen = (lease.spec.holder_identity or "", lease.metadata.resource_version)
@@ -273,7 +273,7 @@ class LeaderElector:
             else:
                 lease = await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
         except ApiError as error:
-            if error.conflict or error.already_exists:
+            if error.is_conflict or error.already_exists:
                 return False
             raise
         self._seen, self._seen_at = (self._identity, lease.metadata.resource_version), self._clock()
@@ -281,7 +281,7 @@ class LeaderElector:
 
     async def _release(self) -> None:
         """Clear the lease's holder, so that the next leader need not wait for ``duration_s``."""
-        if not (self._may_release or self.leadership.held):
+        if not (self._may_release or self.leadership.is_held):
             return
         self.leadership.end()
         try:
@@ -301,7 +301,7 @@ class LeaderElector:
         try:
             await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
         except ApiError as error:
-            if error.conflict:
+            if error.is_conflict:
                 return False
             raise
         return True

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import IO
 
-from kubekit.text import escape_controls, mask_controls, printable
+from kubekit.text import escape_controls, make_printable, mask_controls
 
 _RESERVED = ("\\", '"', "=", " ", "\n", "\t")
 FORMATS = ("text", "json")
@@ -111,7 +111,7 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
-        head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {printable(record.getMessage())}{fields}"
+        head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {make_printable(record.getMessage())}{fields}"
         # Indented, so that the text of an error cannot look like another log line.
         trace = mask_controls(self.formatException(record.exc_info)).splitlines() if record.exc_info else ()
         return "\n    ".join([head, *trace])

@@ -33,7 +33,7 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
     return owner.kind, owner.name
 
 
-def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
+def find_outdated_pods(pods: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods that a rollout will replace: those with another template than the newest pod of their workload."""
     by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
     owners: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet

@@ -120,14 +120,14 @@ class Reflector(Store[T]):
                     resource_version = ended.resource_version
                     continue
                 # After a 404 (the CRD was deleted) list again: its objects may be gone without DELETED events.
-                is_not_found = isinstance(ended.cause, ApiError) and ended.cause.not_found
+                is_not_found = isinstance(ended.cause, ApiError) and ended.cause.is_not_found
                 resource_version = "" if is_not_found else ended.resource_version
                 wait_s = self._wait_after(ended.cause, backoff)
             except KubekitError as error:
                 wait_s = self._wait_after(error, backoff)
-                if isinstance(error, ApiError) and error.expired:
+                if isinstance(error, ApiError) and error.is_expired:
                     resource_version = ""
-                if isinstance(error, ApiError) and error.not_found and self.synced.is_set():
+                if isinstance(error, ApiError) and error.is_not_found and self.synced.is_set():
                     await self._replace({}, {})
             await asyncio.sleep(wait_s)
 
@@ -145,8 +145,8 @@ class Reflector(Store[T]):
         return f"{self.resource.plural}/{self._scope.get('namespace') or '*'}"
 
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
-        expired = isinstance(error, ApiError) and error.expired
-        if isinstance(error, ApiError) and error.not_found:
+        expired = isinstance(error, ApiError) and error.is_expired
+        if isinstance(error, ApiError) and error.is_not_found:
             self.ready.set()
         if not expired:
             self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
@@ -222,7 +222,7 @@ class Reflector(Store[T]):
         """
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
-        async with self._client.watch(self.resource, "0", **self._scope, initial=True) as events:
+        async with self._client.watch(self.resource, "0", **self._scope, send_initial_events=True) as events:
             self.contact_at = time.monotonic()
             async for event in events:
                 self.contact_at = time.monotonic()
@@ -245,7 +245,7 @@ class Reflector(Store[T]):
             async with self._client.watch(self.resource, resource_version, **self._scope) as events:
                 return await self._apply_events(events, resource_version, backoff)
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.expired:
+            if isinstance(error, ApiError) and error.is_expired:
                 raise
             raise _WatchEndedError(resource_version, error) from error
 
@@ -265,7 +265,7 @@ class Reflector(Store[T]):
                 resource_version = self._apply(event) or resource_version
                 backoff.reset()
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.expired:
+            if isinstance(error, ApiError) and error.is_expired:
                 raise
             raise _WatchEndedError(resource_version, error) from error
         return resource_version

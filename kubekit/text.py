@@ -12,7 +12,7 @@ UNSAFE_NAME = "NAME"
 """Placeholder in a command line for a text that is not a valid name."""
 
 
-def command(template: str, *values: object, **named: object) -> str:
+def format_command(template: str, *values: object, **named: object) -> str:
     """A command line that is safe to paste: ``template`` with values that may come from users.
 
     Values are names of Kubernetes objects (other texts become `UNSAFE_NAME`), sequences of names, and mappings or sequences of
@@ -31,7 +31,7 @@ def _word(value: object) -> str:
     return str(int(value)) if isinstance(value, int) else UNSAFE_NAME
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text in one line, with replacements for control characters, which a terminal would execute."""
     return _translated(text, "", lambda c: " " if c.isspace() else "?")
 
@@ -62,12 +62,12 @@ def _translated(text: str, keep: str, replace: Callable[[str], str]) -> str:
     return text.translate({ord(c): replace(c) for c in set(text) - set(keep) if not c.isprintable()})
 
 
-def listed(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
+def join_first(texts: Sequence[str], shown: int, separator: str = ", ") -> str:
     """The first ``shown`` texts, and the number of the others."""
     more = f"{separator}and {len(texts) - shown} more" if len(texts) > shown else ""
     return separator.join(texts[:shown]) + more
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """``1 pod``, ``2 pods``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -174,7 +174,7 @@ class PodStatus(Wire, frozen=True):
     conditions: list[Condition] | None = None
 
 
-FINISHED = frozenset({"Succeeded", "Failed"})
+FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 """Phases of pods that use no resources any more."""
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Marks the API server's copy of a static pod."""
@@ -189,7 +189,7 @@ class Pod(Object, frozen=True):
     @property
     def is_finished(self) -> bool:
         """Whether the pod succeeded or failed; it uses no resources any more."""
-        return self.status.phase in FINISHED
+        return self.status.phase in FINISHED_PHASES
 
 
 class ConfigMap(Object, frozen=True):

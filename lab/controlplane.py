@@ -375,7 +375,7 @@ async def exists(client: Client, resource: Resource, name: str, namespace: str |
     try:
         await client.get(resource, name, Object, namespace=namespace)
     except ApiError as error:
-        if not error.not_found:
+        if not error.is_not_found:
             raise
         return False
     return True

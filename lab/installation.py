@@ -248,7 +248,7 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str, on_retry: Call
         try:
             return await check()
         except ApiError as error:
-            if not error.transient:
+            if not error.is_transient:
                 raise
             return False
 

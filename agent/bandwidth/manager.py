@@ -29,7 +29,7 @@ from agent.config import AgentConfig
 from agent.netlink import KernelError
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.events import EventRecorder, Reference
+from kubekit.events import EventRecorder, ObjectReference
 from kubekit.reflector import Reflector
 from kubekit.waiting import wait_until_set
 from kubekit.wire import PODS, Pod
@@ -232,7 +232,7 @@ class BandwidthManager:
         if is_first and not self._reconciled and not _is_new(pod, time.time()):
             return
         send = self._recorder.normal if is_normal else self._recorder.warning
-        regarding = Reference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
+        regarding = ObjectReference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)
         send(regarding, reason, note, action=action)
 
 

@@ -144,7 +144,7 @@ def _state(node_bandwidth: NodeBandwidth) -> Condition:
     if node_bandwidth.rate_bps is None:
         return _problem("CapacityUnknown", node_bandwidth.explanation)
     reason = "".join(part.capitalize() for part in node_bandwidth.source.split("-"))
-    return conditions.condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
+    return conditions.make_condition(CONDITION, holds=True, reason=reason, message=node_bandwidth.explanation)
 
 
 def _owned_by_other(detail: str) -> Condition:
@@ -152,7 +152,7 @@ def _owned_by_other(detail: str) -> Condition:
 
 
 def _problem(reason: str, message: str) -> Condition:
-    return conditions.condition(CONDITION, holds=False, reason=reason, message=message)
+    return conditions.make_condition(CONDITION, holds=False, reason=reason, message=message)
 
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:

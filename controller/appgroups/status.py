@@ -23,8 +23,8 @@ from controller.cluster.resources import (
     OrderedWorkload,
 )
 from controller.cluster.services import Endpoints, Routing, ServiceIndex
-from kubekit.conditions import condition, find_condition, merge
-from kubekit.text import command, listed
+from kubekit.conditions import find_condition, make_condition, merge_conditions
+from kubekit.text import format_command, join_first
 from kubekit.wire import Condition, format_time, parse_time
 
 COMPLETE, COSTS_MET, SPEC_VALID, ADMITTED = "Complete", "CostsMet", "SpecValid", "Admitted"
@@ -178,13 +178,13 @@ def plan_status(
         topology_calculation_time=before.topology_calculation_time if unchanged else format_time(now),
         topology_order=ordered_workloads,
         observed_generation=generation,
-        conditions=merge(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
+        conditions=merge_conditions(before.conditions, [*conditions_of(group, facts), *extra_conditions], now),
     )
 
 
 def consent_command(namespace: str, home: str) -> str:
     """The command by which a namespace consents to groups of ``home``."""
-    return command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
+    return format_command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
 
 
 def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
@@ -198,14 +198,14 @@ def admission_condition(group: AppGroup, refused_by: Sequence[str]) -> Condition
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
         message = (
-            f"pods of {listed(refused_by, SHOWN)} are not the group's: these namespaces do not consent to groups of "
+            f"pods of {join_first(refused_by, SHOWN)} are not the group's: these namespaces do not consent to groups of "
             f"{home}; their owners can consent, for example: {consent_command(refused_by[0], home)}"
         )
-        return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
+        return make_condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find_condition(group.status.conditions, ADMITTED) is None:
         return None
     message = "every namespace that its workloads name consents"
-    return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
+    return make_condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
 
 
 _Statement = tuple[bool | None, str, str]
@@ -220,7 +220,7 @@ def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
         SPEC_VALID: _spec_valid(group, facts),
     }
     return [
-        condition(type_, holds=holds, reason=reason, message=message, generation=group.metadata.generation)
+        make_condition(type_, holds=holds, reason=reason, message=message, generation=group.metadata.generation)
         for type_, (holds, reason, message) in statements.items()
     ]
 
@@ -243,7 +243,7 @@ def _costs_met(facts: GroupFacts) -> _Statement:
     )
     if not unmet:
         return True, "AllWithin", head
-    worst = listed([_described(check, facts.graph) for check in unmet], SHOWN, "; ")
+    worst = join_first([_described(check, facts.graph) for check in unmet], SHOWN, "; ")
     holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
     return holds, reason, f"{head}; worst: {worst}"
 
@@ -271,7 +271,7 @@ def _spec_valid(group: AppGroup, facts: GroupFacts) -> _Statement:
     if not problems:
         algorithm = group.spec.topology_sorting_algorithm
         return True, "Valid", f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
-    return False, problems[0][0], listed([detail for _, detail in problems], SHOWN, "; ")
+    return False, problems[0][0], join_first([detail for _, detail in problems], SHOWN, "; ")
 
 
 def spec_problems(group: AppGroup, graph: Graph, ordered: Order) -> list[tuple[str, str]]:

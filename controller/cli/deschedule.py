@@ -152,7 +152,7 @@ async def _history(session: Session) -> History:
     try:
         return await HistoryStore(session.client, session.home).load()
     except ApiError as error:
-        if not error.forbidden:
+        if not error.is_forbidden:
             raise
         session.notes["history"] = "not allowed to read it, so back-offs and earlier evictions are not counted"
         return History()

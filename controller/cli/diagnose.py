@@ -18,7 +18,7 @@ from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from kubekit.errors import ConfigError
-from kubekit.text import listed
+from kubekit.text import join_first
 
 MAX_AFFECTED = 4
 
@@ -95,7 +95,7 @@ def render_findings(findings: tuple[Finding, ...], at: float) -> list[Renderable
         parts.append(head)
         parts += [_indented(f"cause: {cause}", FAINT) for cause in finding.cause]
         if finding.affects:
-            parts.append(_indented(f"affects: {listed(finding.affects, MAX_AFFECTED)}", FAINT))
+            parts.append(_indented(f"affects: {join_first(finding.affects, MAX_AFFECTED)}", FAINT))
         parts += [_indented(f"fix: {fix}") for fix in finding.fix]
     return parts
 

@@ -18,7 +18,7 @@ from controller.diagnosis.pods import PodDiagnosis
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.scheduler.explain import CandidateLine, Cell, Explanation, PeerLine, explain
-from kubekit.text import counted
+from kubekit.text import pluralize
 
 MAX_CANDIDATES, MAX_PEERS, MAX_REASONS = 30, 6, 2
 
@@ -111,7 +111,7 @@ def _candidate_table(explanation: Explanation) -> RenderableType:
         table.add_row(
             _sign(candidate),
             candidate.zone or candidate.region or "-",
-            ", ".join((candidate.node or counted(candidate.nodes, "node"), *_reasons(candidate))),
+            ", ".join((candidate.node or pluralize(candidate.nodes, "node"), *_reasons(candidate))),
             *cells,
             str(candidate.cost),
             _score(candidate),

@@ -17,7 +17,7 @@ from controller.cluster.resources import APPGROUPS
 from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
-from kubekit.text import listed
+from kubekit.text import join_first
 
 MAX_STOPS = 5
 _EXPECTED_CONDITIONS = frozenset({"Complete", "CostsMet", BALANCED, ROUTED_NEAR})
@@ -124,7 +124,7 @@ def _remarks(group: GroupView) -> list[RenderableType]:
         if c.type in _EXPECTED_CONDITIONS and c.status != "True"
     ]
     remarks += [
-        Text(f"without {loss.zone}: {listed(loss.stops, MAX_STOPS)} would stop", style=FAINT)
+        Text(f"without {loss.zone}: {join_first(loss.stops, MAX_STOPS)} would stop", style=FAINT)
         for loss in group.zone_losses
         if loss.stops
     ]

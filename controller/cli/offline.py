@@ -18,7 +18,7 @@ from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan
-from kubekit.text import counted
+from kubekit.text import pluralize
 
 NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it alone"
 
@@ -127,9 +127,9 @@ def show_offline(answer: OfflinePlan) -> RenderableType:
     for pod, node in sorted((answer.placements | reasons).items()):
         table.add_row(pod, node)
     text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
-    text.append(counted(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
+    text.append(pluralize(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:
-        text.append(f"   {counted(len(answer.unplaced), 'pod')} without a place", style=BAD)
+        text.append(f"   {pluralize(len(answer.unplaced), 'pod')} without a place", style=BAD)
     text.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
     return (
         Group(table, Text(), text)

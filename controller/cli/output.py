@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from rich.console import Console, RenderableType
 
-from kubekit.text import escape_controls, mask_controls, printable
+from kubekit.text import escape_controls, make_printable, mask_controls
 
 if TYPE_CHECKING:
     import argparse
@@ -80,13 +80,13 @@ class Screen:
 
     def print_note(self, text: str) -> None:
         """Print a note on standard error, for example on what the answer lacks."""
-        self._errors.print(f"note: {printable(text)}", style="dim")
+        self._errors.print(f"note: {make_printable(text)}", style="dim")
 
 
 def _escape_texts(value: Any) -> Any:
     """The answer with `printable` applied to all texts, which come from the cluster."""
     if isinstance(value, str):
-        return printable(value)
+        return make_printable(value)
     if isinstance(value, msgspec.Struct):
         fields = {name: _escape_texts(getattr(value, name)) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields)

@@ -24,7 +24,7 @@ from controller.traffic.drift import Drift, drift_of
 from controller.traffic.graph import LeftOut
 from controller.traffic.proposals import Proposal, propose
 from kubekit.errors import ConfigError
-from kubekit.text import command, counted
+from kubekit.text import format_command, pluralize
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -151,7 +151,7 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
     text = yaml.safe_dump_all([p.manifest for p in proposals], sort_keys=False, allow_unicode=True, width=120)
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
-            text += f"# {command('kubectl patch -n {} {} {} -p {}', proposal.namespace, kind.lower(), name, patch)}\n"
+            text += f"# {format_command('kubectl patch -n {} {} {} -p {}', proposal.namespace, kind.lower(), name, patch)}\n"
     return text
 
 
@@ -175,9 +175,9 @@ def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
 def _gain_text(gain: Gain) -> Text:
     now, planned = gain.now, gain.planned
     text = Text(f"planned: {now.latency_us:.0f} → {planned.latency_us:.0f} µs a call")
-    text.append(f", {now.violations} → {counted(planned.violations, 'violated pair')}")
+    text.append(f", {now.violations} → {pluralize(planned.violations, 'violated pair')}")
     if planned.unplaced:
-        text.append(f"; {counted(planned.unplaced, 'pod')} without a place", style=BAD)
+        text.append(f"; {pluralize(planned.unplaced, 'pod')} without a place", style=BAD)
     return text
 
 

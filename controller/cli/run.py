@@ -16,7 +16,7 @@ from controller.cli.commands import load_command
 from controller.cli.parser import parse
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.text import printable
+from kubekit.text import make_printable
 
 if TYPE_CHECKING:
     from controller.cli.session import Session
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         return asyncio.run(_run_command(load_command(options.command), options))
     except KubekitError as error:
         # The API server's messages may contain users' text.
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(f"error: {make_printable(str(error))}", file=sys.stderr)
         return ExitCode.USAGE if isinstance(error, ConfigError) else ExitCode.FAILURE
     except BrokenPipeError:
         # The reader closed the pipe, as in `... | head`; without this Python raises again at exit.

@@ -194,7 +194,7 @@ class Session:
                 if CONFIG_FILE in data:
                     return parse_config(data[CONFIG_FILE], f"ConfigMap {self.home}/{name}")
         except ApiError as error:
-            if not (error.forbidden or error.not_found):
+            if not (error.is_forbidden or error.is_not_found):
                 raise
         except ConfigError as error:
             note = f"{error}; defaults are used"
@@ -219,7 +219,7 @@ class Session:
         try:
             return await self.client.get(PODS, name, GroupPod, namespace=namespace)
         except ApiError as error:
-            if not error.not_found:
+            if not error.is_not_found:
                 raise
             msg = f"there is no pod {name!r} in namespace {namespace}"
             raise NotFoundError(msg) from error
@@ -306,11 +306,11 @@ class Session:
                     except DECODE_ERRORS as error:
                         self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
-            if not (error.forbidden or error.not_found):
+            if not (error.is_forbidden or error.is_not_found):
                 raise
             why = (
                 "not allowed to list them"
-                if error.forbidden
+                if error.is_forbidden
                 else "this cluster does not know them; apply manifests/crds"
             )
             self.notes[resource.plural] = why
@@ -336,9 +336,9 @@ class Session:
         try:
             return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
         except ApiError as error:
-            if not (error.forbidden or error.not_found):
+            if not (error.is_forbidden or error.is_not_found):
                 raise
-            if error.forbidden:
+            if error.is_forbidden:
                 self.notes.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 

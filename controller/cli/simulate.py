@@ -31,7 +31,7 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from kubekit.errors import ConfigError
-from kubekit.text import counted, listed
+from kubekit.text import join_first, pluralize
 
 MAX_NAMED_WORKLOADS = 8
 RUNS = 25
@@ -130,7 +130,7 @@ class SimulateCommand(Command):
         mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
         unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
         if unknown:
-            names = listed(unknown, MAX_NAMED_WORKLOADS)
+            names = join_first(unknown, MAX_NAMED_WORKLOADS)
             session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
         return await asyncio.to_thread(simulate, inputs, group, mine)
 
@@ -147,7 +147,7 @@ class SimulateCommand(Command):
         if isinstance(answer, OfflinePlan):
             return show_offline(answer)
         costs = f"costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}"
-        head = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
+        head = Text.assemble((answer.group, STRONG), f"  {pluralize(answer.replicas, 'pod')}", (f"  {costs}", FAINT))
         return Group(head, Text(), _placements(answer), Text(), _sums(answer))
 
 
@@ -232,7 +232,7 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
             name = metadata.get("name", "?") if isinstance(metadata, dict) else "?"
             raise ConfigError("--filename", f"{kind} {name}: {error}") from error
     if len(groups) != 1:
-        raise ConfigError("--filename", f"holds {counted(len(groups), 'AppGroup')}", "give exactly one")
+        raise ConfigError("--filename", f"holds {pluralize(len(groups), 'AppGroup')}", "give exactly one")
     return groups[0], controllers
 
 

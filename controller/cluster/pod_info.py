@@ -16,7 +16,7 @@ from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
-from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
+from kubekit.wire import FINISHED_PHASES, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
 T = TypeVar("T")
@@ -112,12 +112,12 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_finished(self) -> bool:
         """Succeeded or failed: it holds no resources any more."""
-        return self.phase in FINISHED
+        return self.phase in FINISHED_PHASES
 
     @property
     def is_active(self) -> bool:
         """Neither finished nor being deleted."""
-        return not self.is_terminating and self.phase not in FINISHED
+        return not self.is_terminating and self.phase not in FINISHED_PHASES
 
 
 class _Interned(Generic[T]):

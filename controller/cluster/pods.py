@@ -13,7 +13,7 @@ from kubekit.conditions import find_condition
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (
     DECODE_ERRORS,
-    FINISHED,
+    FINISHED_PHASES,
     Condition,
     Object,
     ObjectMeta,
@@ -238,7 +238,7 @@ class GroupPod(Object, frozen=True):
     @property
     def is_finished(self) -> bool:
         """Succeeded or failed: it holds no resources any more."""
-        return self.status.phase in FINISHED
+        return self.status.phase in FINISHED_PHASES
 
     @property
     def is_active(self) -> bool:

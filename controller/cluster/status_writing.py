@@ -11,7 +11,7 @@ from controller.cluster.resources import FIELD_MANAGER, AppGroup, AppGroupStatus
 from kubekit.client import Client
 from kubekit.conditions import changed_status_or_reason
 from kubekit.errors import ApiError
-from kubekit.events import EventRecorder, Reference
+from kubekit.events import EventRecorder, ObjectReference
 from kubekit.stores import Store
 from kubekit.wire import Condition, Resource
 
@@ -62,17 +62,17 @@ def retry_after(error: ApiError, key: str, store: Store[StatusResource]) -> floa
     Raises:
         ApiError: the error, unless the object was changed or deleted meanwhile.
     """
-    if error.conflict:
+    if error.is_conflict:
         return CONFLICT_RETRY_S
     # A 404 for an object that exists means that its definition has no status subresource.
-    if error.not_found and key not in store.items:
+    if error.is_not_found and key not in store.items:
         return None
     raise error
 
 
 def report_conditions(
     recorder: EventRecorder,
-    about: Reference,
+    about: ObjectReference,
     before: Sequence[Condition] | None,
     after: Sequence[Condition] | None,
     *,

@@ -71,5 +71,5 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
             return EvictionResult("throttled", error.message)
         if error.status in {404, 409}:  # deleted, or another pod has its name
             return EvictionResult("gone", error.message)
-        return EvictionResult("forbidden" if error.forbidden else "refused", error.message)
+        return EvictionResult("forbidden" if error.is_forbidden else "refused", error.message)
     return EvictionResult("dry-run" if dry_run else "evicted")

@@ -199,7 +199,7 @@ class HistoryStore:
         try:
             config_map = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
         except ApiError as error:
-            if not error.not_found:
+            if not error.is_not_found:
                 raise
             return History()
         try:

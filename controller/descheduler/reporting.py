@@ -17,7 +17,7 @@ from controller.descheduler.node_load import LoadClass
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
 from kubekit import logs, patches
-from kubekit.events import EventRecorder, Reference
+from kubekit.events import EventRecorder, ObjectReference
 from kubekit.patches import Operation
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
@@ -37,9 +37,9 @@ _OUTCOME_TEXTS = {
 }
 
 
-def _about_pod(key: str, uid: str) -> Reference:
+def _about_pod(key: str, uid: str) -> ObjectReference:
     namespace, _, name = key.partition("/")
-    return Reference("v1", "Pod", name, namespace, uid)
+    return ObjectReference("v1", "Pod", name, namespace, uid)
 
 
 class RoundReporter:
@@ -89,7 +89,7 @@ class RoundReporter:
         for node, why in stuck.items():
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
-                self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
+                self._recorder.warning(ObjectReference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
         # A node whose anomaly timed out is still above a threshold and soon hot again; nothing is reported.
         still_hot = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
         still_hot -= {move.node for move in plan.moves}

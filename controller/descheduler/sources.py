@@ -69,7 +69,7 @@ class UsageReader:
                     self._client.list(NODE_METRICS, _NodeMetrics), self._client.list(POD_METRICS, _PodMetrics)
                 )
         except (KubekitError, TimeoutError) as error:
-            if isinstance(error, ApiError) and error.not_found:
+            if isinstance(error, ApiError) and error.is_not_found:
                 return UsageBatch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
             return UsageBatch(faults=(f"metrics.k8s.io: {str(error) or 'no response in time'}",))
         return await asyncio.to_thread(_metrics_batch, nodes, pods)

@@ -13,7 +13,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding, Severity
 from controller.diagnosis.reading import seconds
 from kubekit.conditions import find_condition
-from kubekit.text import command
+from kubekit.text import format_command
 from kubekit.wire import Condition
 
 CREATION_TIMEOUT_S = 300.0
@@ -50,7 +50,7 @@ def _spec_findings(group: AppGroup) -> Iterator[Finding]:
 
 
 def _edit_command(group: AppGroup) -> str:
-    return command("kubectl -n {} edit appgroup {}", group.metadata.namespace, group.metadata.name)
+    return format_command("kubectl -n {} edit appgroup {}", group.metadata.namespace, group.metadata.name)
 
 
 def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> Iterator[Finding]:
@@ -62,8 +62,8 @@ def _missing_members(group: AppGroup, count: int, pending: int, now: float) -> I
     summary = f"AppGroup {meta.key}: {required - count} of {required} pods were never created"
     cause = ("a Deployment is missing or scaled down, a ResourceQuota is used up, or a webhook refuses the pods",)
     fix = (
-        command("kubectl -n {} get events --field-selector reason=FailedCreate", meta.namespace),
-        command("kubectl -n {} get deployments,statefulsets,resourcequotas", meta.namespace),
+        format_command("kubectl -n {} get events --field-selector reason=FailedCreate", meta.namespace),
+        format_command("kubectl -n {} get deployments,statefulsets,resourcequotas", meta.namespace),
         "raise the quota, scale the Deployment, or correct what refuses them",
     )
     yield Finding("members-missing", "warning", summary, cause, since, (meta.key,), fix)
@@ -74,13 +74,13 @@ def _consent_commands(group: AppGroup, not_admitted: Condition) -> tuple[str, ..
     home, words = group.metadata.namespace, set(not_admitted.message.replace(",", " ").split())
     namespaces = {item.workload.namespace for item in group.spec.workloads or ()} - {"", home}
     commands = tuple(consent_command(namespace, home) for namespace in sorted(namespaces & words))
-    return commands or (command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
+    return commands or (format_command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
 
 
 def _condition_findings(group: AppGroup, unreachable: Collection[str]) -> Iterator[Finding]:
     """Findings from conditions of the group's status that are False."""
     meta = group.metadata
-    show_graph = command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
+    show_graph = format_command("kubectl netaware graph {} -n {}", meta.name, meta.namespace)
     false = {condition.type: condition for condition in group.status.conditions or () if condition.status == "False"}
 
     def finding(type_: str, code: str, summary: str, fix: tuple[str, ...], alert: str = "") -> Finding:

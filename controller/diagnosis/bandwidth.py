@@ -14,7 +14,7 @@ from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidth
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import rate_of
 from kubekit.errors import QuantityError
-from kubekit.text import counted
+from kubekit.text import pluralize
 from kubekit.wire import Node
 from netperf.contract import BANDWIDTH, ZONE_LABEL
 from netperf.limits import UnreasonableLimitError, read_limit
@@ -48,7 +48,7 @@ def find_bandwidth_findings(network: NetworkView, bandwidth: BandwidthView) -> I
         )
     unenforced = [pod for pod in bandwidth.pods if pod.unenforced]
     if unenforced:
-        summary = f"bandwidth limits of {counted(len(unenforced), 'pod')} are not enforced"
+        summary = f"bandwidth limits of {pluralize(len(unenforced), 'pod')} are not enforced"
         cause = tuple(
             f"{pod.namespace}/{pod.name}: {direction} {verdict}"
             for pod in unenforced[:3]

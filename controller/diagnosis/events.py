@@ -41,16 +41,16 @@ _SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-ag
 """Codes of which one object can have several findings, each with its own event."""
 _MIN_NOTE_BYTES = 200
 
-ObjectReference = tuple[Resource, str]
+ObjectKey = tuple[Resource, str]
 """A kind, and an object's ``namespace/name`` or a node's name."""
-FindingKey = tuple[str, ObjectReference, tuple[str, ...]]
+FindingKey = tuple[str, ObjectKey, tuple[str, ...]]
 """Code, object, and what else tells several findings of one code and object apart."""
 
 
 class FindingEvent(NamedTuple):
     """An event to write about an object."""
 
-    about: ObjectReference
+    about: ObjectKey
     reason: str
     note: str
 
@@ -139,7 +139,7 @@ def events_of(snapshot: ClusterSnapshot, event_filter: FindingEventFilter) -> li
     return [(event, metadata[event.about]) for event in events if event.about in metadata]
 
 
-def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
+def objects_of(finding: Finding, facts: Facts) -> list[ObjectKey]:
     """The objects that a finding is about; a NetworkTopology, if there is one, for the whole cluster."""
     code = finding.code
     if code.startswith(_POD_PREFIXES):

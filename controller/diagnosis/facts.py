@@ -10,7 +10,7 @@ from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPodSp
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView
 from controller.diagnosis.snapshot import ControlPlaneStatus
-from kubekit.wire import FINISHED, Condition, Taint
+from kubekit.wire import FINISHED_PHASES, Condition, Taint
 from netperf.contract import HOME_NAMESPACE
 
 
@@ -60,7 +60,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_active(self) -> bool:
         """Whether it is neither finished nor being deleted."""
-        return not self.terminating and self.phase not in FINISHED
+        return not self.terminating and self.phase not in FINISHED_PHASES
 
     @property
     def is_pending(self) -> bool:

@@ -10,7 +10,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding, Severity
 from controller.diagnosis.model import AgentView, PairBasis, PairView
 from controller.diagnosis.reading import seconds
-from kubekit.text import command, counted
+from kubekit.text import format_command, pluralize
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
@@ -102,12 +102,12 @@ def find_agent_findings(facts: Facts) -> Iterator[Finding]:
             yield Finding("agents-down", "warning", summary, cause, None, affects, fix, "NetawareAgentDown")
         else:
             summary = (
-                f"no agent of zone {zone} works ({counted(len(nodes), 'node')}): its latencies are old or inferred"
+                f"no agent of zone {zone} works ({pluralize(len(nodes), 'node')}): its latencies are old or inferred"
             )
             yield Finding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
     impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
     if impaired:
-        summary = f"agents on {counted(len(impaired), 'node')} report that something does not work"
+        summary = f"agents on {pluralize(len(impaired), 'node')} report that something does not work"
         cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
         names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
         yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
@@ -128,14 +128,14 @@ def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     """Commands that inspect the first agent and restart all of these."""
     get_pod = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
     lines = (f"{get_pod} -o wide", f"kubectl -n {{home}} logs --tail=50 $({get_pod} -o name)")
-    inspect_commands = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
+    inspect_commands = tuple(format_command(line, home=facts.home, node=nodes[0]) for line in lines)
     if len(nodes) > MAX_SINGLE_RESTARTS:
         return *inspect_commands, _restart_all_agents(facts)
-    return *inspect_commands, *(command(_DELETE_AGENT_POD, home=facts.home, node=node) for node in nodes)
+    return *inspect_commands, *(format_command(_DELETE_AGENT_POD, home=facts.home, node=node) for node in nodes)
 
 
 def _restart_all_agents(facts: Facts) -> str:
-    return command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
+    return format_command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
 
 
 def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Finding:
@@ -143,8 +143,8 @@ def _no_agents(facts: Facts, failed: dict[str, list[tuple[str, str]]]) -> Findin
     cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
     summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     fix = (
-        command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),
-        command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
+        format_command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),
+        format_command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
         _restart_all_agents(facts),
     )
     zones = tuple(sorted(failed))
@@ -160,7 +160,7 @@ def find_network_findings(facts: Facts, silent_zones: Collection[str]) -> Iterat
     """
     if not facts.topologies and facts.control_plane.topologies_known:
         summary = "there is no NetworkTopology, so no costs can be written"
-        logs = command(f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.home)
+        logs = format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} | grep NetworkTopology", facts.home)
         cause = ("the leader creates one within a minute, but only if `bootstrap.networkTopology` names it",)
         fix = (logs, "set bootstrap.networkTopology: nt-default in the configuration, or create one yourself")
         yield Finding("no-topology", "critical", summary, cause, fix=fix, alert="NetawareCostsMissing")
@@ -196,7 +196,7 @@ def _pair_names(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]
 def _unreachable(zone: str, other: str) -> Finding:
     summary = f"zones {zone} and {other} cannot reach each other"
     cause = ("probes between them fail from more than one node",)
-    show_latency = command("kubectl netaware latency {} {}", zone, other)
+    show_latency = format_command("kubectl netaware latency {} {}", zone, other)
     fix = (show_latency, f"{_PORTS} between their nodes, or correct the path")
     return Finding(
         "zones-unreachable", "critical", summary, cause, None, (zone, other), fix, "NetawareZonePairUnreachable"
@@ -206,7 +206,7 @@ def _unreachable(zone: str, other: str) -> Finding:
 def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
     summary = "there is no probe plan, so agents measure nothing"
     fix = (
-        command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
+        format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
         *APPLY_AGAIN,
     )
     return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
@@ -215,7 +215,7 @@ def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
 def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
     names = _pair_names(pairs, "absent", "inferred")
     if names:
-        summary = f"some zones have no measurement between them ({counted(len(names), 'pair')})"
+        summary = f"some zones have no measurement between them ({pluralize(len(names), 'pair')})"
         fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
         alert = "NetawareCostsMissing" if _pair_names(pairs, "absent") else "NetawareZonePairUnmeasured"
         yield Finding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
@@ -259,6 +259,6 @@ def _condition_findings(facts: Facts) -> Iterator[Finding]:
                 continue  # It may end when its pair is measured again.
             nodes = [word for word in _WORDS.findall(message) if word in facts.nodes] or ["NODE"]
             names = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(message)}
-            commands = tuple(command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
+            commands = tuple(format_command(line, node=nodes[0], nodes=nodes, **names) for line in fix)
             summary = f"NetworkTopology {key}: {summary}"
             yield Finding(f"topology-{reason}", severity, summary, (message,), since, (key,), commands, alert)

@@ -17,8 +17,8 @@ from controller.diagnosis.findings import MAX_AFFECTED, Finding
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLOUT_KINDS, NodeSurveys, classify, message_of, reason_of
 from kubekit.conditions import find_condition
-from kubekit.text import command, counted, printable
-from kubekit.wire import FINISHED, split_key
+from kubekit.text import format_command, make_printable, pluralize
+from kubekit.wire import FINISHED_PHASES, split_key
 from netperf.contract import SCHEDULER
 
 Kind = Literal[
@@ -69,7 +69,7 @@ def diagnose_pod(pod: PodFact, facts: Facts, *, has_leader: bool = True) -> PodD
         facts: the cluster's.
         has_leader: whether a controller leads, see `findings.has_leader`.
     """
-    describe = command("kubectl -n {} describe pod {}", pod.namespace, pod.name)
+    describe = format_command("kubectl -n {} describe pod {}", pod.namespace, pod.name)
     if not pod.is_pending:
         return _diagnose_placed(pod, facts, describe)
     if pod.gates:
@@ -95,7 +95,7 @@ def _uses_netaware(pod: PodFact, facts: Facts) -> bool:
 
 
 def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
-    if pod.phase in FINISHED:
+    if pod.phase in FINISHED_PHASES:
         return PodDiagnosis("finished", f"it has ended ({pod.phase})", fix=(describe,))
     if pod.terminating:
         return PodDiagnosis("terminating", "it is being deleted", fix=(describe,))
@@ -107,7 +107,7 @@ def _diagnose_placed(pod: PodFact, facts: Facts, describe: str) -> PodDiagnosis:
 
 
 def _set_scheduler(facts: Facts) -> str:
-    return command("set schedulerName: {} in its template", next(iter(facts.our_schedulers), "NAME"))
+    return format_command("set schedulerName: {} in its template", next(iter(facts.our_schedulers), "NAME"))
 
 
 def _diagnose_gated(pod: PodFact, facts: Facts, describe: str, *, has_leader: bool) -> PodDiagnosis:
@@ -137,7 +137,7 @@ def _groups_by_key(facts: Facts) -> dict[str, AppGroup]:
 
 def _group_command(verb: str, key: str) -> str:
     namespace, name = split_key(key)
-    return command("kubectl -n {} {} appgroup {}", namespace, verb, name)
+    return format_command("kubectl -n {} {} appgroup {}", namespace, verb, name)
 
 
 def label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
@@ -152,7 +152,7 @@ def label_problem(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
     group = groups.get(pod.group_key)
     if group is None:
         return f"there is no AppGroup {pod.group} that has pods of namespace {pod.namespace}"
-    selectors = {printable(item.workload.selector) for item in group.spec.workloads or ()}
+    selectors = {make_printable(item.workload.selector) for item in group.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
     existing = ", ".join(sorted(selectors)) or "none"
@@ -164,7 +164,10 @@ def _fix_label(pod: PodFact) -> tuple[str, ...]:
     correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
     if pod.owner is None or pod.owner[0] not in ROLLOUT_KINDS:
         return show, correct
-    return show, f"{correct}: {command('kubectl -n {} edit {} {}', pod.namespace, pod.owner[0].lower(), pod.owner[1])}"
+    return (
+        show,
+        f"{correct}: {format_command('kubectl -n {} edit {} {}', pod.namespace, pod.owner[0].lower(), pod.owner[1])}",
+    )
 
 
 def restrictions(pod: PodFact, surveys: NodeSurveys) -> tuple[str, ...]:
@@ -184,7 +187,7 @@ def _count_nodes(zones: Sequence[str]) -> str:
     if not zones:
         return "no node"
     names = sorted(set(zones) - {""})
-    return counted(len(zones), "node") + (f" of {', '.join(names)}" if names else "")
+    return pluralize(len(zones), "node") + (f" of {', '.join(names)}" if names else "")
 
 
 def find_pod_findings(facts: Facts) -> Iterator[Finding]:
@@ -297,8 +300,8 @@ def _untried(facts: Facts) -> Iterator[Finding]:
         fix: tuple[str, ...] = (f"{_set_scheduler(facts)}, if you run no scheduler of that name",)
         if name in facts.our_schedulers:
             fix = (
-                command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),
-                command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
+                format_command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),
+                format_command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield Finding("no-scheduler", "warning", summary, (), _oldest(pods), _names(pods), fix, alert)
@@ -328,8 +331,8 @@ def _gated_too_long(facts: Facts, explained: set[str]) -> Iterator[Finding]:
         names = [pod.name for pod in pods[:MAX_AFFECTED]]
         fix = (
             _group_command("describe", key),
-            command("kubectl netaware explain pod {} -n {}", pods[0].name, namespace),
-            command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
+            format_command("kubectl netaware explain pod {} -n {}", pods[0].name, namespace),
+            format_command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _REMOVE_GATES),
         )
         summary = (
             f"{len(pods)} pods of AppGroup {key} have waited at their gate for more than {LONG_WAIT_S / 60:.0f} min"

@@ -9,7 +9,7 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import APPLY_AGAIN, MAX_AFFECTED, Finding
 from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
 from controller.diagnosis.unschedulable import NodeSurveys, unschedulable_reason
-from kubekit.text import command
+from kubekit.text import format_command
 from netperf.contract import CONTROLLER, SCHEDULER
 
 LEASE_SLACK_S = 5.0
@@ -52,7 +52,7 @@ def find_program_findings(facts: Facts) -> Iterator[Finding]:
         summary = "the controller is not ready: it does not see the current state of the cluster"
         fix = (
             "kubectl get --raw='/readyz?verbose'",
-            command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
+            format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
             *access,
         )
         yield Finding("controller-not-ready", "warning", summary, status.complaints[:3], fix=fix)
@@ -67,8 +67,8 @@ def _no_leader(facts: Facts, affects: tuple[str, ...]) -> Finding:
     else:
         cause = f"the Lease {CONTROLLER} was last renewed {facts.now - since:.0f} s ago by {holder or 'no one'}"
     fix = (
-        command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-        command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
+        format_command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
+        format_command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
     )
     summary = f"no controller leads: {_EFFECTS['controller']}"
     return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
@@ -105,13 +105,13 @@ def _program_down(
             {pod.template for pod in pods if pod.template and pod.reason and pod.reason not in _STARTING}
         )
         fix = (
-            command("kubectl -n {} describe pod {}", facts.home, worst.name),
+            format_command("kubectl -n {} describe pod {}", facts.home, worst.name),
             *_fix_pod(facts, worst, name, templates),
         )
     else:
         fix = (
-            command("kubectl -n {} describe deployment/{}", facts.home, name),
-            command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
+            format_command("kubectl -n {} describe deployment/{}", facts.home, name),
+            format_command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     summary = f"no {program} is ready: {_EFFECTS[program]}"
@@ -131,17 +131,19 @@ def _fix_pod(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str])
         return unschedulable_reason(
             pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).of(GroupPodSpec())
         ).fix
-    logs = command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
+    logs = format_command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
     if not pod.reason:
-        return logs, command("kubectl -n {} rollout restart deployment/{}", facts.home, name)
+        return logs, format_command("kubectl -n {} rollout restart deployment/{}", facts.home, name)
     if pod.reason in _STARTING:
-        wait = command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
+        wait = format_command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
         return wait, "correct what its events name, if it does not start"
-    undo = command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
+    undo = format_command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
     if templates:
         # Several hashes are one argument of the selector.
-        revisions = command("{}", templates).replace(" ", ",")
-        latest = command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace("NOT_IN", revisions)
+        revisions = format_command("{}", templates).replace(" ", ",")
+        latest = format_command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace(
+            "NOT_IN", revisions
+        )
         undo += f" --to-revision=$({latest})"
     correct = "correct your overlay and apply it, if no earlier version ran"
     return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)

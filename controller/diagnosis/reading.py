@@ -110,7 +110,7 @@ async def read_control_plane(
         lease = LeaseFact(spec.holder_identity or "", seconds(spec.renew_time), duration_s)
         is_lease_known = True
     except KubekitError as error:
-        is_lease_known = isinstance(error, ApiError) and error.not_found
+        is_lease_known = isinstance(error, ApiError) and error.is_not_found
     with contextlib.suppress(KubekitError):
         programs = read_programs(
             await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)

@@ -12,7 +12,7 @@ import msgspec
 from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_untolerated_taint
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
-from kubekit.text import command
+from kubekit.text import format_command
 from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
@@ -201,7 +201,7 @@ def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_KUBERNETES_PREFIXES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, toleration]}]
     kind, name = pod.owner
-    return (command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
+    return (format_command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
 
 
 @lru_cache(maxsize=1024)
@@ -227,4 +227,4 @@ def unschedulable_reason(message: str, pod: str, namespace: str, group: str, sur
     reason = classify(message)
     cordoned = survey.cordoned[:MAX_NODES_NAMED] or "NODE"
     words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": cordoned}
-    return msgspec.structs.replace(reason, fix=tuple(command(line, **words) for line in reason.fix))
+    return msgspec.structs.replace(reason, fix=tuple(format_command(line, **words) for line in reason.fix))

@@ -26,8 +26,8 @@ from controller.scheduler.placement.problem import CallEdge
 from controller.scheduler.placement.problem_builder import BoundReplica, PlacementRequest, Spread, compile_problem
 from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.state import State
-from kubekit.conditions import condition
-from kubekit.text import listed
+from kubekit.conditions import make_condition
+from kubekit.text import join_first
 from kubekit.wire import Condition
 
 OVERLOADED_RATIO = 1.5
@@ -202,13 +202,13 @@ def _routed_near(arrays: _PlacedArrays) -> Condition:
     advice = (_advice(arrays, callee) for callee in range(len(current.members)))
     by_gain = sorted((item for item in advice if item is not None), key=lambda item: (-item[0], item[2]))
     if by_gain:
-        holds, reason, message = False, by_gain[0][1], listed([text for *_, text in by_gain], SHOWN, "; ")
+        holds, reason, message = False, by_gain[0][1], join_first([text for *_, text in by_gain], SHOWN, "; ")
     elif any(current.members[edge.dependant] and current.members[edge.dependency] for edge in current.graph.edges):
         holds, reason, message = True, "AsNearAsCanBe", "no trafficDistribution would bring calls nearer"
     else:
         holds, reason, message = None, "NothingPlaced", "no dependency has pods placed at both ends"
     generation = current.group.metadata.generation
-    return condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
+    return make_condition(ROUTED_NEAR, holds=holds, reason=reason, message=message, generation=generation)
 
 
 def _balanced(arrays: _PlacedArrays) -> Condition:
@@ -223,14 +223,14 @@ def _balanced(arrays: _PlacedArrays) -> Condition:
         for w, times in _overloaded(arrays)
     ]
     holds: bool | None = False
-    reason, message = "OneZone" if in_one_zone else "HotReplica", listed(texts, SHOWN, "; ")
+    reason, message = "OneZone" if in_one_zone else "HotReplica", join_first(texts, SHOWN, "; ")
     if not any(current.members):
         holds, reason, message = None, "NothingPlaced", "no pod is placed"
     elif not texts:
         holds, reason = True, "Balanced"
         message = "replicas are in as many zones as they should be, and none is hot"
     generation = current.group.metadata.generation
-    return condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
+    return make_condition(BALANCED, holds=holds, reason=reason, message=message, generation=generation)
 
 
 def _where(counts: Counter[Location]) -> str:

@@ -15,7 +15,7 @@ from controller.cluster.costs import Costs, CostTable
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import PeerWorkload, ScoreTable, normalise, score_locations
 from controller.scheduler.state import State
-from kubekit.text import listed
+from kubekit.text import join_first
 
 SHOWN = 5
 
@@ -262,7 +262,7 @@ def _costs(line: CandidateLine, explanation: Explanation) -> str:
         if peer.places
     ]
     violated = f", {line.violated} beyond their maximum" if line.violated else ""
-    return f"cost {line.cost} ({listed(details, SHOWN)}{violated})"
+    return f"cost {line.cost} ({join_first(details, SHOWN)}{violated})"
 
 
 def _against(chosen: CandidateLine, explanation: Explanation) -> str:

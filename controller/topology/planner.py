@@ -209,7 +209,7 @@ class ProbePlanner:
                     field_manager=FIELD_MANAGER,
                 )
             except ApiError as error:
-                if not error.not_found:
+                if not error.is_not_found:
                     raise
             self._writes.labels("results-keys-removed").inc(len(obsolete))
             log.info("results removed that are not planned or cannot be read", object=name, keys=len(obsolete))

@@ -12,8 +12,8 @@ import msgspec
 
 from controller.cluster.resources import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, ZoneMap
-from kubekit.conditions import condition, merge
-from kubekit.text import listed
+from kubekit.conditions import make_condition, merge_conditions
+from kubekit.text import join_first
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCosts
 from netperf.latencies import ZonePair
@@ -89,7 +89,7 @@ def conditions_of(counts: PairsByBasis, table: ZoneCosts, faults: InputFaults, g
         INPUT_VALID: _input_valid(faults),
     }
     return [
-        condition(type_, holds=holds, reason=reason, message=message, generation=generation)
+        make_condition(type_, holds=holds, reason=reason, message=message, generation=generation)
         for type_, (holds, reason, message) in statements.items()
     ]
 
@@ -209,7 +209,7 @@ def plan_status(
         node_count=node_count,
         weight_calculation_time=format_time(now) if weights_changed else before.weight_calculation_time,
         observed_generation=generation,
-        conditions=merge(before.conditions, conditions, now),
+        conditions=merge_conditions(before.conditions, conditions, now),
     )
 
 
@@ -241,8 +241,8 @@ def _arrow(pair: ZonePair) -> str:
 
 
 def _worst(pairs: Sequence[ZonePair]) -> str:
-    return listed([_arrow(pair) for pair in pairs], SHOWN_PAIRS)
+    return join_first([_arrow(pair) for pair in pairs], SHOWN_PAIRS)
 
 
 def _some(names: Sequence[str]) -> str:
-    return listed(names, SHOWN_NODES)
+    return join_first(names, SHOWN_NODES)

@@ -30,7 +30,7 @@ from controller.traffic.weights import Edges, Weights, annotated_weights, by_edg
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.conditions import condition, find_condition
+from kubekit.conditions import find_condition, make_condition
 from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import Condition, Object, split_key
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
@@ -135,14 +135,14 @@ class TrafficController:
         if reported is not None:
             reason, message = reported
             return [
-                condition(
+                make_condition(
                     AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
                 )
             ]
         if find_condition(group.status.conditions, AS_DESCRIBED) is None or not self._has_result:
             return []
         message = "traffic of this group is not measured any more"
-        return [condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
+        return [make_condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
 
     async def _update(self, prometheus: PrometheusClient) -> None:
         try:
@@ -192,7 +192,7 @@ class TrafficController:
         try:
             await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
         except KubekitError as error:
-            fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.forbidden else ""
+            fix = "apply the component measured-weights" if isinstance(error, ApiError) and error.is_forbidden else ""
             log.change(f"weights/{key}", str(error), "cannot write measured weights", group=key, error=error, fix=fix)
         else:
             log.change(f"weights/{key}", "", "measured weights are written again", group=key)

@@ -190,7 +190,7 @@ class FaultInjector:
                 try:
                     await self._client.delete(resource, name)
                 except ApiError as error:
-                    if not error.not_found:
+                    if not error.is_not_found:
                         raise
 
         self._after(fault, end)

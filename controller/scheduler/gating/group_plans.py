@@ -33,8 +33,8 @@ from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.placement.planner import Plan, PlanningError
 from controller.scheduler.placement.snapshot import GroupSnapshot, without_pod
 from kubekit import logs
-from kubekit.conditions import condition
-from kubekit.text import listed
+from kubekit.conditions import make_condition
+from kubekit.text import join_first
 from kubekit.waiting import backoff_s
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
@@ -353,7 +353,7 @@ class GroupPlans:
             unplaced=len(plan.unplaced),
         )
         if plan.unplaced:
-            names = listed([key.partition("/")[2] for key in plan.unplaced], SHOWN)
+            names = join_first([key.partition("/")[2] for key in plan.unplaced], SHOWN)
             self._report(group, app_group, "NoRoom", f"no node has room for {names}")
         elif left_out:
             message = f"room is kept for at most numMembers pods ({app_group.spec.num_members}), and workloads declare more replicas"
@@ -363,7 +363,7 @@ class GroupPlans:
 
     def _report(self, group: str, app_group: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
         generation = app_group.metadata.generation
-        planned = condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
+        planned = make_condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
         if self._reports.get(group) != planned:
             self._reports[group] = planned
             self._notify(group)

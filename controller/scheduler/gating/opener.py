@@ -117,7 +117,7 @@ class Opener:
                 PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except KubekitError as error:
-            if isinstance(error, ApiError) and error.not_found:
+            if isinstance(error, ApiError) and error.is_not_found:
                 return
             failures = self._failed.get(metadata.key, (0, 0.0))[0] + 1
             self._failed[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)

@@ -70,7 +70,7 @@ class PodWriter:
                 PODS, metadata.name, patch, GroupPod, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except ApiError as error:
-            if error.conflict or error.not_found:
+            if error.is_conflict or error.is_not_found:
                 return None
             raise
         self._pods.wrote(metadata.key, pod, after)
@@ -84,13 +84,13 @@ class PodWriter:
         """
         metadata = pod.metadata
         try:
-            await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, seen=metadata)
+            await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
         except ApiError as error:
-            if error.status not in RETRIABLE_STATUSES and not error.forbidden:
+            if error.status not in RETRIABLE_STATUSES and not error.is_forbidden:
                 raise
-            if error.forbidden:
+            if error.is_forbidden:
                 log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
-            return "forbidden" if error.forbidden else "changed"
+            return "forbidden" if error.is_forbidden else "changed"
         return "deleted"
 
 

@@ -22,7 +22,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.unplaced import describe_lack
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
-from kubekit.owners import outdated
+from kubekit.owners import find_outdated_pods
 
 
 class PlanInputs(NamedTuple):
@@ -78,7 +78,7 @@ class PlanInputs(NamedTuple):
         Without pods behind foreign gates, and without those that a rollout is about to replace.
         """
         replicas, _ = self.replicas_to_plan(group, pods)
-        leaving = outdated(pod.metadata for pod in pods if pod.is_active)
+        leaving = find_outdated_pods(pod.metadata for pod in pods if pod.is_active)
         there = [pod for pod in pods if pod.is_active and not (pod.is_waiting and pod.other_gates)]
         return (
             self.state.graph(group),
@@ -128,7 +128,7 @@ class PlanInputs(NamedTuple):
     def outgoing_requests(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
         """Node -> requests of pods that a rollout is about to replace there."""
         found: dict[str, Amounts] = {}
-        for key in outdated(pod.metadata for pod in pods if pod.is_active):
+        for key in find_outdated_pods(pod.metadata for pod in pods if pod.is_active):
             info = self.node_cache.bound_pod(key)
             if info is not None:
                 add_amounts(found.setdefault(info.node, {}), info.host_requests)
@@ -161,7 +161,7 @@ class PlanInputs(NamedTuple):
         known = self.state.groups[group]
         declared = self.declared.replicas(known.metadata.namespace, self.state.graph(group).workloads)
         there = [pod for pod in pods if pod.is_active]
-        leaving = outdated(pod.metadata for pod in there)
+        leaving = find_outdated_pods(pod.metadata for pod in there)
         live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
         allowed = max(known.spec.num_members - live.total(), len(leaving))
         return limit_replicas(declared, live, allowed)

@@ -34,7 +34,7 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 from controller.scheduler.placement.solve import solve
 from controller.scheduler.placement.unplaced import why_unplaced
 from kubekit.errors import KubekitError
-from kubekit.owners import outdated
+from kubekit.owners import find_outdated_pods
 
 DEADLINE_S = 20.0
 
@@ -112,7 +112,7 @@ class _GroupPlanner:
         self.graph = snapshot.graph
         self._problems: list[str] = []
         self._released_targets: dict[str, Target] = {}
-        self._outdated = outdated(pod.metadata for pod in snapshot.pods if pod.is_active)
+        self._outdated = find_outdated_pods(pod.metadata for pod in snapshot.pods if pod.is_active)
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
         self._bound: list[BoundReplica] = []
         self._vacated_nodes: list[list[str]] = [[] for _ in self.graph.workloads]

@@ -179,7 +179,7 @@ class SimulatedAgents:
         try:
             await self._client.patch(CONFIGMAPS, name, patch, Object, namespace=self._namespace)
         except ApiError as error:
-            if not error.not_found:
+            if not error.is_not_found:
                 raise
             body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **patch}
             await self._client.create(CONFIGMAPS, body, Object, namespace=self._namespace)

@@ -199,7 +199,7 @@ async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wa
         try:
             await client.create(resource, body, Object, namespace=namespace)
         except ApiError as error:
-            if not error.not_found:  # The definition is not served yet.
+            if not error.is_not_found:  # The definition is not served yet.
                 raise
             return False
         return True

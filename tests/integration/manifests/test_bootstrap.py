@@ -58,7 +58,7 @@ async def passphrase(admin: Client) -> str:
     try:
         found = await admin.get(SECRETS, "netaware-probe", ConfigMap, namespace=SPACE)
     except ApiError as error:
-        if error.not_found:
+        if error.is_not_found:
             return ""
         raise
     return base64.b64decode((found.data or {})["passphrase"]).decode()

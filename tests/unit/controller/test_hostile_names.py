@@ -40,7 +40,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.responses import RawPage
-from kubekit.text import UNSAFE_NAME, command
+from kubekit.text import UNSAFE_NAME, format_command
 from kubekit.wire import CONFIGMAPS, PODS, ConfigMap, Resource
 from netperf.contract import AGENT_ANNOTATION, BANDWIDTH, REGION_LABEL, ZONE_LABEL
 from tests.unit.controller.situations import NOW_S, SITUATIONS
@@ -112,10 +112,10 @@ def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [PAYLOAD, "-A", "--kubeconfig=x", "a b", "a,b", "", "a\nb", "x" * 300])
 def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name: str) -> None:
-    assert command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
+    assert format_command("kubectl -n {} get pods {n}", name, n=[name, "web-1"]) == (
         f"kubectl -n {UNSAFE_NAME} get pods {UNSAFE_NAME} web-1"
     )
-    assert command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
+    assert format_command("-p {}", {"a": "it's"}) == """-p '{"a":"it'"'"'s"}'"""
 
 
 # --- one cluster of ten thousand objects ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from controller.traffic.reconciler import AS_DESCRIBED, TrafficController, compa
 from controller.traffic.sources import read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.client import Client
-from kubekit.conditions import condition
+from kubekit.conditions import make_condition
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.support.bodies import weight_body
@@ -490,7 +490,7 @@ async def test_in_every_leadership_a_condition_becomes_unknown_when_traffic_cann
         raise PrometheusError("no answer")
 
     monkeypatch.setattr("controller.traffic.reconciler.read_flows", fail)
-    before = condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
+    before = make_condition(AS_DESCRIBED, holds=True, reason=AS_DESCRIBED, message="", generation=1)
     known = {"shop/g": appgroup({}, status=AppGroupStatus(conditions=[before]))}
     config = TrafficConfig(prometheus_url="http://prometheus:9090", interval_s=10)
     controller = TrafficController(

@@ -60,7 +60,7 @@ async def test_a_server_that_thousands_ask_at_once_may_take_as_long_for_a_stream
         return web.json_response({"type": "BOOKMARK", "object": {}})
 
     async with connected(answer) as patient, Client(patient.config, timeout_s=0.05) as client:
-        async with client.watch(NODES, "0", initial=True) as events:
+        async with client.watch(NODES, "0", send_initial_events=True) as events:
             assert [event.type async for event in events] == ["BOOKMARK"]
         with pytest.raises(UnreachableError):
             async with client.watch(NODES, "1"):

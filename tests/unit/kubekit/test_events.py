@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.events import CAUSES, EventRecorder, Reference
+from kubekit.events import CAUSES, EventRecorder, ObjectReference
 from kubekit.wire import EVENTS
 from tests.support.stores import until
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
-POD = Reference("v1", "Pod", "web-1", "ns", "uid-1")
+POD = ObjectReference("v1", "Pod", "web-1", "ns", "uid-1")
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ async def test_an_event_and_its_repetition(api: SimulatedApi) -> None:
 
 async def test_an_event_of_an_object_with_a_long_name_has_a_valid_name(api: SimulatedApi) -> None:
     async with recording(api) as (recorder, _, _):
-        recorder.normal(Reference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan")
+        recorder.normal(
+            ObjectReference("v1", "Pod", "a" * 199 + "." + "b" * 50, "ns", "uid-1"), "Placed", "by the plan"
+        )
         await until(lambda: api.objects)
     assert not any(".." in name for name in api.objects)
 

@@ -51,7 +51,7 @@ class Replica:
 
     @property
     def leads(self) -> bool:
-        return self.elector.leadership.held
+        return self.elector.leadership.is_held
 
 
 @asynccontextmanager
@@ -252,7 +252,7 @@ async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
     fence.extend(102.1)
     assert fence.check() == pytest.approx(2.1)
     fence.extend(102.0)
-    assert fence.held, "what it does is not ended yet"
+    assert fence.is_held, "what it does is not ended yet"
     with pytest.raises(NotLeaderError):
         fence.check()
 
@@ -309,11 +309,11 @@ class SuspendedAfterCheck(WriteFence):
         self.extend(10.0)
 
     def check(self) -> float:
-        left_s = super().check()
+        remaining_s = super().check()
         self.checks += 1
         if self.checks == 2:  # once before it waits for its turn, and once it has it
             self._now += 60.0
-        return left_s
+        return remaining_s
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from kubekit.conditions import condition, find_condition, merge
-from kubekit.owners import outdated
+from kubekit.conditions import find_condition, make_condition, merge_conditions
+from kubekit.owners import find_outdated_pods
 from kubekit.wire import ObjectMeta, OwnerReference
 
 
 def test_the_time_changes_only_with_the_status_and_other_conditions_stay() -> None:
-    foreign = merge(None, [condition("Foreign", holds=None, reason="Theirs")], 0)
-    first = merge(foreign, [condition("A", holds=True, reason="R")], 0)
-    again = merge(first, [condition("A", holds=True, reason="R", message="new words")], 60)
-    changed = merge(again, [condition("A", holds=False, reason="Cycle")], 120)
+    foreign = merge_conditions(None, [make_condition("Foreign", holds=None, reason="Theirs")], 0)
+    first = merge_conditions(foreign, [make_condition("A", holds=True, reason="R")], 0)
+    again = merge_conditions(first, [make_condition("A", holds=True, reason="R", message="new words")], 60)
+    changed = merge_conditions(again, [make_condition("A", holds=False, reason="Cycle")], 120)
     assert [c.last_transition_time for c in (first[0], again[0])] == ["1970-01-01T00:00:00Z"] * 2
     assert (again[0].message, changed[0].last_transition_time) == ("new words", "1970-01-01T00:02:00Z")
-    assert merge(changed, [condition("A", holds=False, reason="Cycle")], 999) == changed
+    assert merge_conditions(changed, [make_condition("A", holds=False, reason="Cycle")], 999) == changed
     assert (changed[1], changed[1].status) == (foreign[0], "Unknown")
     assert find_condition(changed, "Absent") is None
 
@@ -30,4 +30,4 @@ def test_of_two_rollouts_within_a_second_the_template_seen_last_is_the_present_o
         )
         for name, revision in (("old-1", "aaa"), ("old-2", "aaa"), ("new-1", "bbb"))
     ]
-    assert outdated(pods) == {"n/old-1", "n/old-2"}
+    assert find_outdated_pods(pods) == {"n/old-1", "n/old-2"}
