@@ -116,7 +116,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
         ConfigError: the configuration makes no sense.
         KubekitError: nodes, pods or disruption budgets cannot be read.
     """
-    settings, now = config.compiled(), session.clock()
+    settings, now = config.resolve(), session.clock()
     snapshot, budgets, history, batch = await asyncio.gather(
         session.snapshot(groups=True),
         session.client.list(DISRUPTION_BUDGETS, PodDisruptionBudget),

@@ -1,4 +1,4 @@
-"""koordinator's LowNodeLoadArgs, and the form that the rules use (docs/descheduling.md)."""
+"""koordinator's LowNodeLoadArgs, and the checked form that the rules use (docs/descheduling.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Namespaces(Section, frozen=True):
     exclude: list[str] | None = None
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for a document with both."""
+        """Raise ConfigError if both are given."""
         if self.include and self.exclude:
             raise ConfigError(field, "has both include and exclude", "give one of them, or neither")
 
@@ -38,7 +38,7 @@ class Namespaces(Section, frozen=True):
 
 
 class PodSelector(Section, frozen=True):
-    """A named selector of pods; only pods that match any of them are evicted."""
+    """A named selector of pods. If there are selectors, only pods that match one of them are evicted."""
 
     selector: SelectorSpec
     name: str = ""
@@ -79,7 +79,7 @@ DEFAULT_LOW, DEFAULT_HIGH = PercentArgs(cpu=45, memory=45), PercentArgs(cpu=70, 
 
 
 class PoolArgs(Section, frozen=True):
-    """Settings of one pool of nodes; None is not set."""
+    """Settings of one pool of nodes; None for those that are not set."""
 
     node_selector: SelectorSpec | None = None
     use_deviation_thresholds: bool | None = None
@@ -88,8 +88,8 @@ class PoolArgs(Section, frozen=True):
     resource_weights: WeightArgs | None = None
     anomaly_condition: AnomalyCondition | None = None
 
-    def resolved(self, name: str, field: str) -> Pool:
-        """The pool with defaults, checked.
+    def resolve_pool(self, name: str, field: str) -> Pool:
+        """The checked pool, with defaults.
 
         Args:
             name: of the pool.
@@ -109,14 +109,14 @@ class PoolArgs(Section, frozen=True):
             _by_resource(p.cpu, p.memory, p.bandwidth) for p in (low or PercentArgs(), high or PercentArgs())
         )
         _check_thresholds(lows, highs, field)
-        given, anomaly = self.resource_weights or WeightArgs(), self.anomaly_condition or AnomalyCondition()
-        weights = _by_resource(given.cpu, given.memory, given.bandwidth)
+        weight_args, anomaly = self.resource_weights or WeightArgs(), self.anomaly_condition or AnomalyCondition()
+        weights = _by_resource(weight_args.cpu, weight_args.memory, weight_args.bandwidth)
         timeout_s = seconds(anomaly.timeout, join(field, "anomalyCondition.timeout"), minimum_s=1)
         selector = self.node_selector
         return Pool(
             name=name,
             selector=selector.compiled(join(field, "nodeSelector")) if selector else Selector(),
-            deviation=bool(self.use_deviation_thresholds),
+            use_deviation=bool(self.use_deviation_thresholds),
             low=lows,
             high=highs,
             weights=weights or dict.fromkeys({CPU, MEMORY, *highs}, 1),
@@ -143,8 +143,8 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
     detector_cache_timeout: str | float = "5m"
     node_pools: list[NodePool] = []
 
-    def compiled(self, field: str = "") -> LowNodeLoad:
-        """The arguments with resolved pools, checked.
+    def resolve(self, field: str = "") -> LowNodeLoadConfig:
+        """The checked arguments, with one pool of all nodes if they name none.
 
         Args:
             field: path of the arguments in the user's document.
@@ -153,15 +153,15 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
             ConfigError: names the first invalid field.
         """
         self.validate(field)
-        pools = [self.resolved("default", field)] if not self.node_pools else [
-            self._with(pool).resolved(pool.name or f"nodePools[{i}]", join(field, f"nodePools[{i}]"))
+        pools = [
+            self._inherit(pool).resolve_pool(pool.name or f"nodePools[{i}]", join(field, f"nodePools[{i}]"))
             for i, pool in enumerate(self.node_pools)
-        ]  # fmt: skip
+        ] or [self.resolve_pool("default", field)]
         names = [pool.name for pool in pools]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
             raise ConfigError(join(field, "nodePools"), f"two pools are named {duplicate!r}", "give each its own name")
-        return LowNodeLoad(
+        return LowNodeLoadConfig(
             args=self,
             pod_selectors=tuple(
                 item.selector.compiled(join(field, f"podSelectors[{i}].selector"))
@@ -171,8 +171,8 @@ class LowNodeLoadArgs(PoolArgs, frozen=True):
             pools=tuple(pools),
         )
 
-    def _with(self, pool: NodePool) -> PoolArgs:
-        """The pool's settings with inherited ones."""
+    def _inherit(self, pool: NodePool) -> PoolArgs:
+        """The pool's settings, with these arguments where it has none."""
         settings = {name: getattr(pool, name) for name in PoolArgs.__struct_fields__}
         return PoolArgs(**{name: getattr(self, name) if value is None else value for name, value in settings.items()})
 
@@ -183,15 +183,15 @@ class Pool:
 
     Attributes:
         selector: a node belongs to the first pool that selects it.
-        deviation: whether thresholds are distances from the mean of the pool.
+        use_deviation: whether thresholds are distances from the mean of the pool.
         low, high: percent by resource, for the same resources.
-        weights: for the order of nodes and pods.
-        anomaly: with its timeout in seconds.
+        weights: weights of resources, for the order of nodes and pods.
+        anomaly: its timeout is in seconds.
     """
 
     name: str
     selector: Selector
-    deviation: bool
+    use_deviation: bool
     low: Mapping[str, float]
     high: Mapping[str, float]
     weights: Mapping[str, int]
@@ -199,8 +199,14 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class LowNodeLoad:
-    """Checked `LowNodeLoadArgs`, with compiled selectors, durations and pools."""
+class LowNodeLoadConfig:
+    """Checked `LowNodeLoadArgs`.
+
+    Attributes:
+        pod_selectors: only pods that match one of them are evicted; all pods if there are none.
+        cache_timeout_s: ``detectorCacheTimeout``.
+        pools: in order of preference.
+    """
 
     args: LowNodeLoadArgs
     pod_selectors: tuple[Selector, ...]
@@ -218,7 +224,7 @@ def _by_resource(*values: T | None) -> dict[str, T]:
 
 
 def _check_thresholds(low: Mapping[str, float], high: Mapping[str, float], field: str) -> None:
-    """Raise ConfigError unless both name the same resources, and no low is above its high."""
+    """Raise ConfigError unless both name the same resources, and each low threshold is at most the high one."""
     for resource in RESOURCES:
         name, other = ("highThresholds", "lowThresholds") if resource in low else ("lowThresholds", "highThresholds")
         if (resource in low) != (resource in high):

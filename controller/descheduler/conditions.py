@@ -63,7 +63,7 @@ def _usage_lag_refusal(round_: Round, candidate: Candidate) -> str:
 
 
 def _owner_refusal(round_: Round, candidate: Candidate) -> str:
-    kinds = round_.settings.protection.owner_kinds
+    kinds = round_.config.protection.owner_kinds
     kind = candidate.pod.workload.split("/")[1] if candidate.pod.workload else ""
     if not kind or kind in kinds:
         return ""
@@ -72,30 +72,30 @@ def _owner_refusal(round_: Round, candidate: Candidate) -> str:
 
 def _volume_refusal(round_: Round, candidate: Candidate) -> str:
     claims = candidate.pod.claim_names
-    if not claims or round_.settings.protection.volume_claims:
+    if not claims or round_.config.protection.volume_claims:
         return ""
     return f"it mounts PersistentVolumeClaim {', '.join(claims)}, which may hold it to this node or zone"
 
 
 def _local_storage_refusal(round_: Round, candidate: Candidate) -> str:
-    is_forbidden = candidate.pod.has_local_storage and not round_.settings.protection.local_storage
+    is_forbidden = candidate.pod.has_local_storage and not round_.config.protection.local_storage
     return "it has an emptyDir or hostPath volume" if is_forbidden else ""
 
 
 def _age_refusal(round_: Round, candidate: Candidate) -> str:
     age_s = round_.now - candidate.pod.created_s
-    is_young = age_s < round_.settings.protection.min_pod_age_s
+    is_young = age_s < round_.config.protection.min_pod_age_s
     return f"it is {max(age_s, 0):.0f} s old, less than protection.minPodAgeS" if is_young else ""
 
 
 def _namespace_refusal(round_: Round, candidate: Candidate) -> str:
-    load, namespace = round_.settings.load, candidate.pod.namespace
+    load, namespace = round_.config.low_node_load, candidate.pod.namespace
     is_admitted = load is None or load.args.evictable_namespaces.admits(namespace)
     return "" if is_admitted else f"namespace {namespace} is not evictable"
 
 
 def _selector_refusal(round_: Round, candidate: Candidate) -> str:
-    selectors = round_.settings.load.pod_selectors if round_.settings.load else ()
+    selectors = round_.config.low_node_load.pod_selectors if round_.config.low_node_load else ()
     is_selected = not selectors or any(selector.matches(candidate.pod.labels) for selector in selectors)
     return "" if is_selected else "no pod selector matches it"
 
@@ -138,14 +138,14 @@ def _workload_backoff_refusal(round_: Round, candidate: Candidate) -> str:
 
 
 def _replicas_refusal(round_: Round, candidate: Candidate) -> str:
-    pod, min_replicas = candidate.pod, round_.settings.protection.min_replicas
+    pod, min_replicas = candidate.pod, round_.config.protection.min_replicas
     size = round_.workload_size(pod).pods
     is_small = pod.workload and size < min_replicas
     return f"{pod.workload} has {size} of at least {min_replicas} pods" if is_small else ""
 
 
 def _workload_limit_refusal(round_: Round, candidate: Candidate) -> str:
-    workload, limits = workload_of(candidate.pod), round_.settings.limits
+    workload, limits = workload_of(candidate.pod), round_.config.limits
     since_s = round_.now - limits.workload_backoff_s
     earlier = sum(e.at_s > since_s and e.workload == workload for e in round_.history.evictions)
     recent = earlier + round_.evictions_by_workload[workload]
@@ -159,7 +159,7 @@ def _unavailable_refusal(round_: Round, candidate: Candidate) -> str:
     workload = workload_of(candidate.pod)
     size = round_.workload_size(candidate.pod)
     missing = max(size.not_ready, round_.awaited_replacements[workload]) + round_.evictions_by_workload[workload]
-    limit = resolve_limit(round_.settings.limits.unavailable_per_workload, size.pods)
+    limit = resolve_limit(round_.config.limits.unavailable_per_workload, size.pods)
     if missing < limit:
         return ""
     return f"{missing} of {size.pods} pods of {workload} are not available, at most {limit} may be"
@@ -190,13 +190,13 @@ MOVE_CONDITIONS = (
     MoveCondition("breaker", "At least `limits.minSuccessPercent` of the strategy's moves of the last day helped.",
               lambda r, c: r.breaker.refusal(c.strategy), scope="round"),
     MoveCondition("round-limit", "`limits.perRound` is not reached.",
-              lambda r, _: _limit_refusal(r, ("round", ""), r.settings.limits.per_round, "round"), scope="round"),
+              lambda r, _: _limit_refusal(r, ("round", ""), r.config.limits.per_round, "round"), scope="round"),
     MoveCondition("node-limit", "`limits.perNode` is not reached.",
-              lambda r, c: _limit_refusal(r, ("node", c.pod.node), r.settings.limits.per_node, "node and round"), scope="node"),
+              lambda r, c: _limit_refusal(r, ("node", c.pod.node), r.config.limits.per_node, "node and round"), scope="node"),
     MoveCondition("free-capacity", "More than `numberOfNodes` nodes have low load, and they can take more of every resource.",
               lambda _, c: c.finder.capacity_refusal(c), LOAD_STRATEGIES, "node"),
     MoveCondition("namespace-limit", "`limits.perNamespace` is not reached.",
-              lambda r, c: _limit_refusal(r, ("namespace", c.pod.namespace), r.settings.limits.per_namespace, "namespace and round")),
+              lambda r, c: _limit_refusal(r, ("namespace", c.pod.namespace), r.config.limits.per_namespace, "namespace and round")),
     MoveCondition("group-limit", "No other pod of its AppGroup is being moved.", _group_limit_refusal),
     MoveCondition("group-readiness", "All pods of its AppGroup are ready.", lambda _, c: c.group_refusal, NETWORK_STRATEGIES),
     MoveCondition("replica-backoff", "It is in no back-off after its own move, or after the planner refused to move it.",

@@ -8,16 +8,22 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from controller.descheduler.args import LowNodeLoad, LowNodeLoadArgs
+from controller.descheduler.args import LowNodeLoadArgs, LowNodeLoadConfig
 from controller.descheduler.policy import read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Percent, Range, Section, camel
 from netperf.contract import BANDWIDTH
 
+FIELD = "descheduler"
+Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
+Count = Annotated[int, Range(0, 1_000_000)]
+Seconds = Annotated[float, Range(0, YEAR_S)]
+_PERCENT = re.compile(r"([0-9]{1,3})%\Z")
+
 
 class Queries(Section, frozen=True):
-    """PromQL queries, whose series have the labels ``node``, or ``namespace`` and ``pod``. An empty query is not made.
+    """PromQL queries, whose series have the labels ``node``, or ``namespace`` and ``pod``. Empty queries are skipped.
 
     The label ``way`` keeps both directions of traffic, because ``or`` drops series with equal labels.
 
@@ -46,13 +52,6 @@ class Queries(Section, frozen=True):
     )
 
 
-FIELD = "descheduler"
-Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
-Count = Annotated[int, Range(0, 1_000_000)]
-Seconds = Annotated[float, Range(0, YEAR_S)]
-_PERCENT = re.compile(r"([0-9]{1,3})%\Z")
-
-
 class PrometheusConfig(Section, frozen=True):
     """Address and queries of Prometheus.
 
@@ -68,10 +67,11 @@ class PrometheusConfig(Section, frozen=True):
 
 
 class UsageConfig(Section, frozen=True):
-    """Source of usage.
+    """Sources of usage.
 
     Attributes:
-        source: source of cpu and memory usage; that of bandwidth is always Prometheus.
+        source: source of cpu and memory; bandwidth always comes from Prometheus.
+        prometheus: its address and queries.
     """
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
@@ -79,7 +79,7 @@ class UsageConfig(Section, frozen=True):
 
 
 class LimitsConfig(Section, frozen=True):
-    """Limits of evictions. 0 forbids evictions, except for ``minSuccessPercent``.
+    """Limits of evictions. A limit of 0 pods forbids them.
 
     Attributes:
         per_node: evictions from a node in a round, with earlier ones whose replacement has not started.
@@ -89,8 +89,9 @@ class LimitsConfig(Section, frozen=True):
         unavailable_per_workload: pods of a workload that may be missing, not ready or being moved: a number or a percentage.
         workload_backoff_s: see perWorkload; also the first back-off of a pod that the planner would not move.
         failure_backoff_s: first back-off of a workload after a move that did not help; doubles up to a week.
-        usage_lag_s: time until usage shows a move; until then its node is left alone. The move is evaluated after 2.5 times as long.
-        start_timeout_s: a move whose replacement is not running after this time did not help.
+        usage_lag_s: time until usage shows a move, during which LowNodeLoad evicts no other pod of the node. A move is evaluated
+            2.5 times as long after its replacement has started.
+        start_timeout_s: a move did not help if its replacement has no node after this time.
         min_success_percent: a strategy stops if a smaller share of its moves of a day helped; 0 never stops it.
     """
 
@@ -130,13 +131,12 @@ class ProtectionConfig(Section, frozen=True):
 
 
 class MisplacementConfig(Section, frozen=True):
-    """NetworkMisplacement and ZoneSurvival.
+    """Strategies that move pods of AppGroups: NetworkMisplacement and ZoneSurvival.
 
     Attributes:
         enabled: whether these two strategies run.
-        margin: least gain in network cost (and at least 20 % of the present cost) to move a pod without violated
-            dependencies.
-        hold_s: time that the gain must last before the move.
+        margin: minimum gain in network cost, which must also be 20 % of the current cost; not for a move that ends a violation.
+        hold_s: time for which a better node must have existed before the move.
     """
 
     enabled: bool = False
@@ -149,7 +149,7 @@ class DeschedulerConfig(Section, frozen=True):
 
     Attributes:
         enabled: whether it runs.
-        interval_s: time between rounds; a policy's deschedulingInterval overrides it.
+        interval_s: seconds between rounds; a policy's deschedulingInterval overrides it.
         dry_run: decide and report, but evict nothing.
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2); null for LowNodeLoad's defaults.
     """
@@ -165,56 +165,58 @@ class DeschedulerConfig(Section, frozen=True):
 
     def check(self, field: str) -> None:  # noqa: ARG002 - errors of the policy name its own fields
         """Raise ConfigError for an invalid policy, percentage or address."""
-        self.compiled()
+        self.resolve()
 
-    def compiled(self) -> Settings:
-        """The settings with those of the policy.
+    def resolve(self) -> ResolvedConfig:
+        """The checked configuration, in which settings of the policy override others.
 
         Raises:
             ConfigError: names the first invalid field.
         """
         policy = read_policy(self.policy or {}, f"{FIELD}.policy")
-        self._check_usage(policy.load)
+        self._check_usage_source(policy.low_node_load)
         limits = msgspec.structs.replace(self.limits, **policy.limits)
         for name in ("per_workload", "unavailable_per_workload"):
             resolve_limit(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
         protection = self.protection
         local_storage = protection.local_storage if policy.local_storage is None else policy.local_storage
-        return Settings(
+        return ResolvedConfig(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
-            dry_run=self.dry_run or policy.dry_run or (policy.load is not None and policy.load.args.dry_run),
-            load=policy.load,
+            dry_run=self.dry_run
+            or policy.dry_run
+            or (policy.low_node_load is not None and policy.low_node_load.args.dry_run),
+            low_node_load=policy.low_node_load,
             limits=limits,
             protection=msgspec.structs.replace(protection, local_storage=local_storage),
             misplacement=self.misplacement,
         )
 
-    def _check_usage(self, load: LowNodeLoad | None) -> None:
+    def _check_usage_source(self, low_node_load: LowNodeLoadConfig | None) -> None:
         usage = self.usage
         url_field = f"{FIELD}.usage.prometheus.url"
         if usage.prometheus.url:
             check_url(usage.prometheus.url, url_field)
-        if not self.enabled or usage.prometheus.url or load is None:
+        if not self.enabled or usage.prometheus.url or low_node_load is None:
             return
         if usage.source == "prometheus":
             raise ConfigError(url_field, "is empty, and usage.source is prometheus", "write http://HOST:PORT")
-        if BANDWIDTH in load.resources:
+        if BANDWIDTH in low_node_load.resources:
             raise ConfigError(
                 url_field, f"is empty, and {BANDWIDTH} has a threshold", "metrics.k8s.io has no bandwidth"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The checked section, in which settings of the policy override others.
+class ResolvedConfig:
+    """The configuration that rounds use; see `DeschedulerConfig.resolve`.
 
     Attributes:
-        load: None if LowNodeLoad is not enabled.
+        low_node_load: None if LowNodeLoad is not enabled.
     """
 
     interval_s: float
     dry_run: bool
-    load: LowNodeLoad | None
+    low_node_load: LowNodeLoadConfig | None
     limits: LimitsConfig
     protection: ProtectionConfig
     misplacement: MisplacementConfig
@@ -222,7 +224,7 @@ class Settings:
     @property
     def expiry_s(self) -> float:
         """Age at which usage expires, seconds."""
-        args = LowNodeLoadArgs() if self.load is None else self.load.args
+        args = LowNodeLoadArgs() if self.low_node_load is None else self.low_node_load.args
         return args.node_metric_expiration_seconds
 
 
@@ -237,6 +239,6 @@ def resolve_limit(limit: int | str, pods: int, field: str = "") -> int:
         return limit
     match = _PERCENT.match(limit)
     if match is None or int(match[1]) > 100:
-        raise ConfigError(field, f"{limit!r} is no limit", "write a number, or a percentage such as 10%")
+        raise ConfigError(field, f"{limit!r} is not a limit", "write a number, or a percentage such as 10%")
     percent = int(match[1])
     return max(1, pods * percent // 100) if percent else 0

@@ -14,7 +14,7 @@ import msgspec
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target, target_of
 from controller.descheduler.conditions import PLANNER, report_first_failure
-from controller.descheduler.config import Settings
+from controller.descheduler.config import ResolvedConfig
 from controller.descheduler.evaluation import EvaluatedMove, evaluate_moves
 from controller.descheduler.history import History, PendingMove, back_off, short_uid
 from controller.descheduler.low_node_load import LowNodeLoadRound
@@ -106,7 +106,7 @@ class UnconfirmedRound:
 
         The target of each move is reserved before the next one is simulated, so that two do not use the same capacity.
         """
-        round_, limits = self._round, self._round.settings.limits
+        round_, limits = self._round, self._round.config.limits
         for uid, (candidate, pending) in list(round_.moves.items()):
             group = self._planning_group(candidate.pod)
             if not group:
@@ -166,7 +166,7 @@ def decide(
     snapshot: DeschedulerSnapshot,
     history: History,
     state: RoundState,
-    settings: Settings,
+    config: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
@@ -180,24 +180,24 @@ def decide(
         snapshot: the cluster.
         history: of the last round.
         state: of the last round.
-        settings: checked configuration.
+        config: the configuration, with the policy's settings.
         now: unix seconds.
         assume_lasting: move pods as if nodes had been hot, and pods misplaced, for long enough; for a dry run without a state.
 
     Returns:
         The same result for the same arguments.
     """
-    history, evaluated = evaluate_moves(snapshot, history, settings.limits, now)
-    round_ = Round(snapshot, history, settings, now)
-    load = None if settings.load is None else LowNodeLoadRound(round_, settings.load)
+    history, evaluated = evaluate_moves(snapshot, history, config.limits, now)
+    round_ = Round(snapshot, history, config, now)
+    load = None if config.low_node_load is None else LowNodeLoadRound(round_, config.low_node_load)
     detectors, better_since = state.detectors, dict[str, float]()
-    if settings.load is not None and settings.load.args.paused:
+    if config.low_node_load is not None and config.low_node_load.args.paused:
         round_.add_note("LowNodeLoad is paused")
         return UnconfirmedRound(round_, RoundState(detectors), evaluated, load)
     if load is not None:
         detectors = load.plan(detectors, assume_lasting=assume_lasting)
     misplacement = None
-    if settings.misplacement.enabled:
+    if config.misplacement.enabled:
         misplacement = MisplacementRound(round_, {} if load is None else load.loads)
         better_since = misplacement.plan(state.better_since, assume_lasting=assume_lasting)
     return UnconfirmedRound(round_, RoundState(detectors, better_since), evaluated, load, misplacement)

@@ -1,4 +1,4 @@
-"""Evaluates moves once their replacements run: whether the node cooled, or the cost fell.
+"""Evaluates moves once their replacements have run for a while, by the usage of nodes or the network cost.
 
 A workload whose move did not help backs off, twice as long each time, also across restarts. This ends loops of evictions.
 """
@@ -31,16 +31,17 @@ from controller.descheduler.usage import exceeded_resources, percents
 REPLICA_BACKOFF_S = 12 * 3600.0
 """Back-off of a replacement after its move, so that no replica is evicted more than twice a day."""
 
-INEFFECTIVE: frozenset[Outcome] = frozenset(
-    ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-running", "lost")
+INEFFECTIVE_OUTCOMES: frozenset[Outcome] = frozenset(
+    ("returned", "node-still-hot", "target-overloaded", "cost-not-fallen", "not-ready", "not-scheduled")
 )
+"""Outcomes of moves that did not help."""
 
 
 class EvaluatedMove(NamedTuple):
     """A move whose outcome is known.
 
     Attributes:
-        backoff_s: for how long its workload backs off now, seconds; 0 when the move helped.
+        backoff_s: time for which its workload backs off now; 0 if the move helped or was not counted.
     """
 
     pending: PendingMove
@@ -51,7 +52,7 @@ class EvaluatedMove(NamedTuple):
 def evaluate_moves(
     snapshot: DeschedulerSnapshot, history: History, limits: LimitsConfig, now: float
 ) -> tuple[History, list[EvaluatedMove]]:
-    """The history after the evaluation of its pending moves, and the moves whose outcome is known now."""
+    """Evaluate pending moves: the history after it, and the moves whose outcome is known now."""
     claimed_uids = {pending.replacement_uid for pending in history.pending if pending.replacement_uid}
     kept: list[PendingMove] = []
     outcomes: list[tuple[PendingMove, Outcome]] = []
@@ -72,12 +73,12 @@ def evaluate_moves(
             history = remove_move(history, pending)
         elif uid := _replacement_uid(pending, snapshot, claimed_uids):
             history = _back_off_replica(history, uid, outcome, now)
-        if outcome == "lost" or (pending.replacement_node and outcome != "unknown"):
+        if outcome == "not-scheduled" or (pending.replacement_node and outcome != "unknown"):
             entry = BreakerEntry(now, pending.move.strategy, outcome == "helped")
             entries = (*history.breaker_entries, entry)[-MAX_BREAKER_ENTRIES:]
             history = msgspec.structs.replace(history, breaker_entries=entries)
         # Several moves of one workload that fail in one round count as one failure.
-        if outcome in INEFFECTIVE and workload not in backed_off:
+        if outcome in INEFFECTIVE_OUTCOMES and workload not in backed_off:
             history = back_off(history, workload, outcome, limits.failure_backoff_s, now)
             backed_off.add(workload)
         elif outcome == "helped" and not history.backoff(workload, now):
@@ -85,14 +86,14 @@ def evaluate_moves(
             backoffs = {key: backoff for key, backoff in history.backoffs.items() if key != workload}
             history = msgspec.structs.replace(history, backoffs=backoffs)
         # A back-off beyond MAX_BACKOFFS is dropped already.
-        running = history.backoff(workload, now) if outcome in INEFFECTIVE else None
+        running = history.backoff(workload, now) if outcome in INEFFECTIVE_OUTCOMES else None
         evaluated.append(EvaluatedMove(pending, outcome, running.until_s - now if running else 0.0))
     return drop_expired(history, limits, now), evaluated
 
 
 def _back_off_replica(history: History, uid: str, outcome: Outcome, now: float) -> History:
-    """Back off from a replacement, twice as long if its move did not help."""
-    failures = int(outcome in INEFFECTIVE)
+    """Back off from the replacement with this uid, twice as long if its move did not help."""
+    failures = int(outcome in INEFFECTIVE_OUTCOMES)
     until_s = now + REPLICA_BACKOFF_S * (1 + failures)
     reason = f"it is the replacement of a moved pod ({outcome})"
     return set_backoff(history, short_uid(uid), BackOff(until_s, failures, reason))
@@ -114,7 +115,7 @@ def _with_replacement(
 ) -> PendingMove:
     """The move with its replacement, if one is bound that no other move has claimed.
 
-    A replacement that is gone before the evaluation is followed by its successor, which would otherwise not be backed off.
+    If a replacement is gone before the evaluation, its successor takes its place, because it needs a back-off too.
     """
     current = snapshot.pods.by_key.get(pending.replacement_pod)
     is_gone = current is None or not current.is_active or current.uid != pending.replacement_uid
@@ -137,7 +138,7 @@ def _with_replacement(
 
 
 def _new_pods(pending: PendingMove, snapshot: DeschedulerSnapshot, claimed_uids: set[str]) -> list[PodInfo]:
-    """Pods of the workload since the move. Compares uids, because clocks of machines differ."""
+    """Active pods of the workload that did not exist before the move. Compares uids, because clocks of machines differ."""
     pods = snapshot.pods.where("workload", pending.move.workload).values()
     older = {short_uid(pending.move.uid), *pending.sibling_short_uids}
     return [p for p in pods if p.is_active and p.uid not in claimed_uids and short_uid(p.uid) not in older]
@@ -153,7 +154,7 @@ def _outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, limits: Limits
         return "returned" if pending.replacement_node == move.node else None
     pod = snapshot.pods.by_key.get(pending.replacement_pod)
     if pod is not None and pod.uid == pending.replacement_uid and not pod.ready:
-        return "not-running"
+        return "not-ready"
     if move.strategy == "ZoneSurvival":
         return "helped" if _is_in_other_zone(pending, snapshot) else "returned"
     if move.strategy == "LowNodeLoad":
@@ -165,11 +166,11 @@ def _outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, limits: Limits
 
 def _load_outcome(pending: PendingMove, snapshot: DeschedulerSnapshot, *, may_wait: bool) -> Outcome | None:
     if _is_usage_missing(pending, snapshot):
-        # Without usage a move is no success, which would clear failures and close the breaker.
+        # Missing usage must not count as a success, which would clear failures and close the breaker.
         return None if may_wait else "unknown"
     if not _has_cooled(pending, snapshot):
         return "node-still-hot"
-    target_percent = _usage_percent_of(pending.replacement_node, snapshot)
+    target_percent = _usage_percent(pending.replacement_node, snapshot)
     return "target-overloaded" if exceeded_resources(target_percent, pending.exceeded_thresholds) else "helped"
 
 
@@ -178,14 +179,14 @@ def _outcome_without_replacement(
 ) -> Outcome | None:
     pod, age_s = snapshot.pods.by_key.get(pending.move.pod), now - pending.at_s
     if pod is not None and pod.uid == pending.move.uid:
-        # The eviction was not sent, or its answer was lost. A pod may take its time to terminate.
+        # The eviction was not sent, or its answer was lost. A pod may take long to terminate.
         return "not-evicted" if pod.is_active and age_s > limits.usage_lag_s else None
     if "/Pod/" in pending.move.workload:  # A bare pod has no replacement to wait for.
         return "helped"
     if age_s <= limits.start_timeout_s:
         return None
     has_unscheduled = any(not pod.node for pod in _new_pods(pending, snapshot, set()))
-    return "lost" if has_unscheduled else "not-replaced"
+    return "not-scheduled" if has_unscheduled else "not-replaced"
 
 
 def _is_usage_missing(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
@@ -201,7 +202,7 @@ def _is_in_other_zone(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bo
     return node not in location_index or location_index[node] != location_index.get(pending.replacement_node)
 
 
-def _usage_percent_of(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
+def _usage_percent(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, float]:
     """A node's usage in percent of allocatable; without unknown resources."""
     node = snapshot.nodes.get(name)
     return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
@@ -209,7 +210,7 @@ def _usage_percent_of(name: str, snapshot: DeschedulerSnapshot) -> Mapping[str, 
 
 def _has_cooled(pending: PendingMove, snapshot: DeschedulerSnapshot) -> bool:
     """Whether each exceeded resource is within its threshold now, or fell by half of what the pod used."""
-    percent = _usage_percent_of(pending.move.node, snapshot)
+    percent = _usage_percent(pending.move.node, snapshot)
     return all(
         # Usage of a node that is gone does not count against the move.
         resource not in percent

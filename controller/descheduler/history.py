@@ -1,4 +1,4 @@
-"""State between rounds, kept in a ConfigMap: pending moves, back-offs, evictions, and entries of the breaker."""
+"""State between rounds, kept in a ConfigMap: pending moves, back-offs, evictions, and entries of the breakers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from kubekit.waiting import backoff_s
 from kubekit.wire import CONFIGMAPS, DECODE_ERRORS, ConfigMap, Object
 from netperf.contract import PART_OF
 
+log = logs.get("controller.descheduler")
+
 Outcome = Literal[
     "helped",
-    "returned",
+    "returned",  # the replacement is on the old node; for ZoneSurvival, in the old zone
     "node-still-hot",
     "target-overloaded",
     "cost-not-fallen",
-    "not-running",
-    "lost",
-    "not-replaced",
-    "unknown",
+    "not-ready",  # the replacement has a node, but is not ready
+    "not-scheduled",  # the replacement has no node
+    "not-replaced",  # the workload has no new pod
+    "unknown",  # usage was missing
     "not-evicted",
-    "refused",
 ]
+CONFIGMAP_NAME, CONFIGMAP_KEY = "netaware-descheduler", "history.json"
 DAY_S = 86_400.0
 MAX_BACKOFF_S = 7 * DAY_S
 MAX_BACKOFFS = 1500
@@ -49,8 +51,8 @@ class PendingMove(Stored, frozen=True):
     Attributes:
         at_s: time of its round, unix seconds.
         usage_percent_before: usage of the node's exceeded resources before the round, percent of allocatable.
-        expected_relief_percent: percentage points by which this move should lower it.
-        exceeded_thresholds: percent by resource.
+        expected_relief_percent: percentage points by which this move should lower that usage.
+        exceeded_thresholds: high thresholds of these resources, percent of allocatable.
         sibling_short_uids: `short_uid` of the workload's other pods at that time; none of them is the replacement.
         replacement_node, replacement_pod, replacement_uid, replacement_bound_s: the replacement, once it is bound.
     """
@@ -76,9 +78,9 @@ class BackOff(Stored, frozen=True):
     """The back-off of a workload or a replica, which is not moved until it ends.
 
     Attributes:
-        until_s: unix seconds.
-        failures: consecutive ones.
-        reason: of the newest failure: an outcome, or the planner's answer.
+        until_s: its end, unix seconds.
+        failures: number of consecutive failures.
+        reason: an `Outcome`, ``refused`` for an eviction, or the planner's answer.
     """
 
     until_s: float
@@ -87,7 +89,7 @@ class BackOff(Stored, frozen=True):
 
 
 class Eviction(Stored, frozen=True):
-    """An eviction that counts against limits over time."""
+    """An eviction that counts against ``limits.perWorkload``; ``at_s`` is unix seconds."""
 
     at_s: float
     workload: str
@@ -106,9 +108,9 @@ class History(Stored, frozen=True):
 
     Attributes:
         pending: moves whose outcome is not known yet.
-        backoffs: by workload (``namespace/Kind/name``) and by replica (`short_uid` of its uid).
-        evictions: those that count against ``limits.perWorkload``.
-        breaker_entries: the newest `MAX_BREAKER_ENTRIES`.
+        backoffs: by workload (``namespace/Kind/name``) or replica (`short_uid` of its uid), see `is_workload`.
+        evictions: those of the last ``limits.workloadBackoffS``.
+        breaker_entries: those of the last day, at most `MAX_BREAKER_ENTRIES`.
     """
 
     pending: tuple[PendingMove, ...] = ()
@@ -152,21 +154,26 @@ def back_off(
 
 
 def set_backoff(history: History, key: str, backoff: BackOff) -> History:
-    """Back off without counting a failure; drops those that end first beyond MAX_BACKOFFS."""
+    """Set the back-off of a workload or a replica. Of more than `MAX_BACKOFFS`, those that end first are dropped."""
     backoffs = {**history.backoffs, key: backoff}
     if len(backoffs) > MAX_BACKOFFS:
-        latest = sorted(backoffs, key=lambda name: backoffs[name].until_s)[-MAX_BACKOFFS:]
-        backoffs = {name: backoffs[name] for name in latest}
+        latest = sorted(backoffs, key=lambda key: backoffs[key].until_s)[-MAX_BACKOFFS:]
+        backoffs = {key: backoffs[key] for key in latest}
     return msgspec.structs.replace(history, backoffs=backoffs)
 
 
+def is_workload(key: str) -> bool:
+    """Whether a key of `History.backoffs` is a workload, not a replica."""
+    return "/" in key
+
+
 def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
-    """The history without expired entries. Failures outlive their back-off, so that the next one is longer."""
+    """The history without expired entries. Failures are kept longer than their back-off, so that the next one is longer."""
 
     def keep_s(key: str, backoff: BackOff) -> float:
         if not backoff.failures:
             return 0.0
-        return MAX_BACKOFF_S if "/" in key else limits.failure_backoff_s
+        return MAX_BACKOFF_S if is_workload(key) else limits.failure_backoff_s
 
     return msgspec.structs.replace(
         history,
@@ -176,11 +183,6 @@ def drop_expired(history: History, limits: LimitsConfig, now: float) -> History:
         evictions=tuple(entry for entry in history.evictions if now - entry.at_s < limits.workload_backoff_s),
         breaker_entries=tuple(entry for entry in history.breaker_entries if now - entry.at_s <= DAY_S),
     )
-
-
-log = logs.get("controller.descheduler")
-
-NAME, KEY = "netaware-descheduler", "history.json"
 
 
 class HistoryStore:
@@ -194,18 +196,20 @@ class HistoryStore:
         """The stored history; empty if the ConfigMap is absent or cannot be decoded.
 
         Raises:
-            KubekitError: the API server does not answer, or does not allow it.
+            KubekitError: the API server is unreachable, or forbids it.
         """
         try:
-            config_map = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
+            config_map = await self._client.get(CONFIGMAPS, CONFIGMAP_NAME, ConfigMap, namespace=self._namespace)
         except ApiError as error:
             if not error.is_not_found:
                 raise
             return History()
         try:
-            history = _decode_history((config_map.data or {}).get(KEY, "{}"))
+            history = _decode_history((config_map.data or {}).get(CONFIGMAP_KEY, "{}"))
         except DECODE_ERRORS as error:
-            log.change("history", str(error), "history cannot be read and starts empty", configmap=NAME, error=error)
+            log.change(
+                "history", str(error), "history cannot be read and starts empty", configmap=CONFIGMAP_NAME, error=error
+            )
             return History()
         self._saved = history
         return history
@@ -214,11 +218,13 @@ class HistoryStore:
         """Write the history, unless it is unchanged.
 
         Raises:
-            KubekitError: it was not written.
+            KubekitError: the history was not written.
         """
         if history == (self._saved or History()):
             return
-        data = {KEY: msgspec.json.encode(history).decode()}
-        body = {**CONFIGMAPS.type_meta, "metadata": {"name": NAME, "labels": PART_OF}, "data": data}
-        await self._client.apply(CONFIGMAPS, NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
+        data = {CONFIGMAP_KEY: msgspec.json.encode(history).decode()}
+        body = {**CONFIGMAPS.type_meta, "metadata": {"name": CONFIGMAP_NAME, "labels": PART_OF}, "data": data}
+        await self._client.apply(
+            CONFIGMAPS, CONFIGMAP_NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace
+        )
         self._saved = history

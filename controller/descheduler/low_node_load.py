@@ -13,14 +13,14 @@ from weakref import proxy
 
 from controller.cluster.hosts import Host
 from controller.cluster.requests import add_amounts
-from controller.descheduler.args import LowNodeLoad, Pool
+from controller.descheduler.args import LowNodeLoadConfig, Pool
 from controller.descheduler.conditions import MOVE_CONDITIONS, POD_CONDITIONS, REASON_CONDITIONS, report_first_failure
 from controller.descheduler.fit import OTHER_POD_REFUSALS, describe_misfits
 from controller.descheduler.history import PendingMove
 from controller.descheduler.node_load import (
     AnomalyDetector,
     NodeLoad,
-    classify,
+    classify_nodes,
     describe_overload,
     update_detectors,
     usage_of,
@@ -41,9 +41,9 @@ class LowNodeLoadRound(TargetFinder):
         loads: of every node of every pool, by name.
     """
 
-    def __init__(self, round_: Round, settings: LowNodeLoad) -> None:
-        self._round, self._settings = round_, settings
-        loads = classify(settings, round_.snapshot.nodes.values(), round_.snapshot.usage.nodes)
+    def __init__(self, round_: Round, config: LowNodeLoadConfig) -> None:
+        self._round, self._config = round_, config
+        loads = classify_nodes(config, round_.snapshot.nodes.values(), round_.snapshot.usage.nodes)
         self.loads = {load.name: load for load in loads}
         self._unrelieved: dict[str, str] = {}
         self._stuck: set[str] = set()
@@ -52,9 +52,9 @@ class LowNodeLoadRound(TargetFinder):
             pool.name: sorted(
                 (load for load in loads if load.pool is pool and load.kind == "underutilized"), key=self._target_order
             )
-            for pool in settings.pools
+            for pool in config.pools
         }
-        self._free = {pool.name: self._free_capacity(pool) for pool in settings.pools}
+        self._free = {pool.name: self._free_capacity(pool) for pool in config.pools}
 
     def plan(self, detectors: Mapping[str, AnomalyDetector], *, assume_lasting: bool) -> dict[str, AnomalyDetector]:
         """Plan moves into the round.
@@ -67,15 +67,16 @@ class LowNodeLoadRound(TargetFinder):
             The detectors after this round.
         """
         # With an interval near the timeout a detector would expire between rounds and never count to five.
-        keep_s = max(self._settings.cache_timeout_s, 3 * self._round.settings.interval_s)
+        keep_s = max(self._config.cache_timeout_s, 3 * self._round.config.interval_s)
         detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
-        for pool in self._settings.pools:
+        for pool in self._config.pools:
             hot = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
             for load in sorted(hot, key=lambda load: (-load.mean_percent, load.name)):
                 detector, needed = detectors[load.name], pool.anomaly.consecutive_abnormalities
                 has_lasted = assume_lasting or detector.is_hot
                 self._relieve(
-                    load, "" if has_lasted else f"overutilized for {detector.abnormal} of {needed} consecutive rounds"
+                    load,
+                    "" if has_lasted else f"overutilized for {detector.abnormal_rounds} of {needed} consecutive rounds",
                 )
         return detectors
 
@@ -160,7 +161,7 @@ class LowNodeLoadRound(TargetFinder):
     def capacity_refusal(self, candidate: Candidate) -> str:
         """See `TargetFinder`."""
         assert candidate.node_load is not None
-        pool, minimum = candidate.node_load.pool.name, self._settings.args.number_of_nodes
+        pool, minimum = candidate.node_load.pool.name, self._config.args.number_of_nodes
         count = len(self._targets[pool])
         if count <= minimum:
             nodes = "node has" if count == 1 else "nodes have"
@@ -174,7 +175,7 @@ class LowNodeLoadRound(TargetFinder):
         """See `TargetFinder`: the least loaded node that fits, by the scheduler's constraints and by usage."""
         assert candidate.node_load is not None
         pod, pool, fit = candidate.pod, candidate.node_load.pool, self._round.fit
-        if not self._settings.args.node_fit:
+        if not self._config.args.node_fit:
             free = self._free[pool.name]
             lacking = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
             return f"it uses more {', '.join(lacking)} than nodes with low load can take" if lacking else ""

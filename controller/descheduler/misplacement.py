@@ -43,7 +43,7 @@ class MisplacementRound(TargetFinder):
     def __init__(self, round_: Round, loads: Mapping[str, NodeLoad]) -> None:
         self._round, self._loads = round_, loads
         self._network = network = round_.snapshot.network
-        self._config = round_.settings.misplacement
+        self._config = round_.config.misplacement
         self._zones: dict[str, Mapping[str, Counter[Location]]] = {}
         self._nodes_of: dict[int, list[Host]] = defaultdict(list)
         for name, index in network.location_index.items():

@@ -1,4 +1,4 @@
-"""Classifies nodes by their load, and detects those that are hot for long enough (docs/descheduling.md)."""
+"""Classifies nodes by their load, and detects those that have been hot for long enough (docs/descheduling.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.args import AnomalyCondition, LowNodeLoad, Pool
+from controller.descheduler.args import AnomalyCondition, LowNodeLoadConfig, Pool
 from controller.descheduler.snapshot import DeschedulerSnapshot
 from controller.descheduler.usage import Amounts, Percents, exceeded_resources, percents, weighted_percent
 
@@ -22,7 +22,8 @@ class NodeLoad:
 
     Attributes:
         low, high: thresholds in this round, percent by resource.
-        used: amounts in use, of resources with a threshold.
+        kind: see `LoadClass`.
+        used: usage of resources with a threshold, where known.
         usage_percent: the same in percent of allocatable.
         exceeded: resources above the high threshold.
         mean_percent: weighted mean of ``usage_percent``.
@@ -63,13 +64,13 @@ class NodeLoad:
 
 
 def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Percents, Percents]:
-    """The pool's low and high thresholds; with deviation, ``mean - low`` and ``mean + high``, within 0 and 100.
+    """The pool's low and high thresholds; with deviation thresholds, ``mean - low`` and ``mean + high``, within 0 and 100.
 
     Args:
         pool: its settings.
         usage_percents: percent by resource of every node of the pool whose usage is known.
     """
-    if not pool.deviation:
+    if not pool.use_deviation:
         return pool.low, pool.high
     usage_percents = tuple(usage_percents)
     low, high = {}, {}
@@ -81,19 +82,19 @@ def thresholds_of(pool: Pool, usage_percents: Iterable[Percents]) -> tuple[Perce
     return low, high
 
 
-def classify(settings: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, Mapping[str, float]]) -> list[NodeLoad]:
+def classify_nodes(config: LowNodeLoadConfig, nodes: Iterable[Host], usage: Mapping[str, Amounts]) -> list[NodeLoad]:
     """The load of every node of every pool, in order of pools and names.
 
     A node is overutilized if any resource is above high, underutilized if all are at or below low and it is schedulable and ready,
     and unknown if usage of a resource with a threshold is missing. A resource that the node does not have does not count.
     """
     loads: list[NodeLoad] = []
-    by_pool: dict[str, list[Host]] = {pool.name: [] for pool in settings.pools}
+    by_pool: dict[str, list[Host]] = {pool.name: [] for pool in config.pools}
     for node in sorted(nodes, key=lambda node: node.name):
-        pool_name = next((pool.name for pool in settings.pools if pool.selector.matches(node.labels)), None)
+        pool_name = next((pool.name for pool in config.pools if pool.selector.matches(node.labels)), None)
         if pool_name is not None:
             by_pool[pool_name].append(node)
-    for pool in settings.pools:
+    for pool in config.pools:
         used = {node.name: _used(node, pool, usage.get(node.name, {})) for node in by_pool[pool.name]}
         percent = {node.name: percents(used[node.name], node.allocatable) for node in by_pool[pool.name]}
         thresholds = thresholds_of(pool, (percent[name] for name in percent if name in usage))
@@ -131,22 +132,22 @@ def usage_of(pod: PodInfo, snapshot: DeschedulerSnapshot, resources: Iterable[st
 
 @dataclass(frozen=True, slots=True)
 class AnomalyDetector:
-    """Decides by consecutive rounds whether one node is hot.
+    """Decides by consecutive rounds whether one node has been hot for long enough.
 
     Attributes:
         is_hot: overutilized for enough rounds; ends with enough normal rounds, or with the condition's timeout.
         is_avoided: the same without the timeout; plans avoid the node.
-        hot_since_s: unix seconds.
-        abnormal, normal: number of consecutive rounds up to the newest.
-        seen_s: time of the newest round in which the node's usage was known.
+        hot_since_s: time since which ``is_hot`` is true, unix seconds.
+        abnormal_rounds, normal_rounds: number of consecutive rounds, up to the newest, in which it was overutilized, or not.
+        known_at_s: time of the newest round in which the node's usage was known.
     """
 
     is_hot: bool = False
     is_avoided: bool = False
     hot_since_s: float = 0.0
-    abnormal: int = 0
-    normal: int = 0
-    seen_s: float = 0.0
+    abnormal_rounds: int = 0
+    normal_rounds: int = 0
+    known_at_s: float = 0.0
 
     def after_round(self, *, is_overutilized: bool, condition: AnomalyCondition, now: float) -> AnomalyDetector:
         """The detector after one more round."""
@@ -154,14 +155,14 @@ class AnomalyDetector:
         if self.is_hot and now - self.hot_since_s > float(condition.timeout):
             before = AnomalyDetector(is_avoided=True)
         if is_overutilized:
-            after = replace(before, abnormal=before.abnormal + 1, normal=0, seen_s=now)
-            if not before.is_hot and after.abnormal >= condition.consecutive_abnormalities:
+            after = replace(before, abnormal_rounds=before.abnormal_rounds + 1, normal_rounds=0, known_at_s=now)
+            if not before.is_hot and after.abnormal_rounds >= condition.consecutive_abnormalities:
                 return replace(after, is_hot=True, is_avoided=True, hot_since_s=now)
             return after
-        count = before.normal + 1
-        if before.is_avoided and count < condition.consecutive_normalities:
-            return replace(before, abnormal=0, normal=count, seen_s=now)
-        return AnomalyDetector(normal=count, seen_s=now)
+        normal_rounds = before.normal_rounds + 1
+        if before.is_avoided and normal_rounds < condition.consecutive_normalities:
+            return replace(before, abnormal_rounds=0, normal_rounds=normal_rounds, known_at_s=now)
+        return AnomalyDetector(normal_rounds=normal_rounds, known_at_s=now)
 
 
 def update_detectors(
@@ -169,12 +170,12 @@ def update_detectors(
 ) -> dict[str, AnomalyDetector]:
     """The detectors of all nodes after one more round.
 
-    A round without a node's usage sets its counts to 0; after ``keep_s`` without usage a node gets a new detector.
+    A round without a node's usage sets its counts to 0. After ``keep_s`` without usage a node gets a new detector.
     """
     updated: dict[str, AnomalyDetector] = {}
     for load in loads:
         before = detectors.get(load.name)
-        if before is not None and now - before.seen_s > keep_s:
+        if before is not None and now - before.known_at_s > keep_s:
             before = None
         if load.kind != "unknown":
             is_overutilized, condition = load.kind == "overutilized", load.pool.anomaly
@@ -182,5 +183,5 @@ def update_detectors(
                 is_overutilized=is_overutilized, condition=condition, now=now
             )
         elif before is not None:
-            updated[load.name] = replace(before, abnormal=0, normal=0)
+            updated[load.name] = replace(before, abnormal_rounds=0, normal_rounds=0)
     return updated

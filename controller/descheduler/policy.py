@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from controller.descheduler.args import ARGS_KIND, LowNodeLoad, LowNodeLoadArgs
+from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs, LowNodeLoadConfig
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind
@@ -78,15 +78,15 @@ class _MigrationArgs(Section, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a policy document; None for those that it does not have.
+    """Settings of a policy document; None for those that it does not contain.
 
     Attributes:
-        load: None if the profile does not enable LowNodeLoad.
+        low_node_load: None if the profile does not enable LowNodeLoad.
         interval_s: seconds between rounds.
         limits: by their names in `controller.descheduler.config.LimitsConfig`.
     """
 
-    load: LowNodeLoad | None
+    low_node_load: LowNodeLoadConfig | None
     interval_s: float | None = None
     dry_run: bool = False
     limits: dict[str, Any] = {}
@@ -94,7 +94,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_policy(document: object, field: str = "") -> Policy:
-    """Read and check a policy document of any of the three kinds.
+    """Read and check LowNodeLoadArgs, a DeschedulerConfiguration, or a ConfigMap with one.
 
     Args:
         document: parsed YAML.
@@ -104,7 +104,7 @@ def read_policy(document: object, field: str = "") -> Policy:
         ConfigError: names a field that is unknown or invalid.
     """
     if not isinstance(document, dict):
-        raise ConfigError(field or "the document", "is no mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")
+        raise ConfigError(field or "the document", "is not a mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")
     kind = document.get("kind", ARGS_KIND)
     if kind == "ConfigMap":
         return _from_config_map(document, field)
@@ -112,7 +112,7 @@ def read_policy(document: object, field: str = "") -> Policy:
         raise ConfigError(join(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
     _check_version(document, field)
     if kind == ARGS_KIND:
-        return Policy(load=read_kind(document, LowNodeLoadArgs, field).compiled(field))
+        return Policy(low_node_load=read_kind(document, LowNodeLoadArgs, field).resolve(field))
     return _from_configuration(read_kind(document, _Configuration, field), field)
 
 
@@ -120,7 +120,7 @@ def parse_policy(text: str, field: str) -> Policy:
     """Like `read_policy`, from YAML text.
 
     Raises:
-        ConfigError: also for text that is no YAML.
+        ConfigError: also for text that is not YAML.
     """
     return read_policy(parse_yaml(text, field), field)
 
@@ -150,26 +150,25 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
         entry.name: (entry.args, f"{profiles}[0].pluginConfig[{i}].args")
         for i, entry in enumerate(profile.plugin_config)
     }
-    document, load_field = plugins.get("LowNodeLoad", ({}, profiles))
-    load = _load_args(document, load_field)
-    if load.node_selector is None:
-        load = msgspec.structs.replace(load, node_selector=config.node_selector)
-    document, migration_field = plugins.get("MigrationController", ({}, ""))
-    migration = read_kind(document, _MigrationArgs, migration_field)
+    load_document, load_field = plugins.get("LowNodeLoad", ({}, profiles))
+    load_args = _read_load_args(load_document, load_field)
+    if load_args.node_selector is None:
+        load_args = msgspec.structs.replace(load_args, node_selector=config.node_selector)
+    migration_document, migration_field = plugins.get("MigrationController", ({}, ""))
+    migration = read_kind(migration_document, _MigrationArgs, migration_field)
     interval, backoff = config.descheduling_interval, migration.object_limiters.workload.duration
-    limits = {
+    limits: dict[str, int | str | float | None] = {
         "per_node": _smallest(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
         "per_namespace": _smallest(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
         "per_round": _smallest(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
         "per_workload": migration.max_migrating_per_workload,
         "unavailable_per_workload": migration.max_unavailable_per_workload,
-        "workload_backoff_s": None
-        if backoff is None
-        else seconds(backoff, join(migration_field, "objectLimiters.workload.duration")),
     }
+    if backoff is not None:
+        limits["workload_backoff_s"] = seconds(backoff, join(migration_field, "objectLimiters.workload.duration"))
     is_enabled = any(plugin.name == "LowNodeLoad" for plugin in profile.plugins.balance.enabled)
     return Policy(
-        load=load.compiled(load_field) if is_enabled else None,
+        low_node_load=load_args.resolve(load_field) if is_enabled else None,
         interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), minimum_s=1),
         dry_run=config.dry_run,
         limits={name: limit for name, limit in limits.items() if limit is not None},
@@ -177,7 +176,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
     )
 
 
-def _load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
+def _read_load_args(document: dict[str, Any], field: str) -> LowNodeLoadArgs:
     kind = document.get("kind", ARGS_KIND)
     if kind != ARGS_KIND:
         raise ConfigError(f"{field}.kind", f"is {kind!r}", f"write {ARGS_KIND}")

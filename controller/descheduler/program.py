@@ -25,7 +25,7 @@ from controller.descheduler.reporting import DeschedulerMetrics, RoundReporter, 
 from controller.descheduler.round_plan import Move
 from controller.descheduler.snapshot import DISRUPTION_BUDGETS, PodDisruptionBudget, take_snapshot
 from controller.descheduler.sources import UsageReader
-from controller.descheduler.usage import Refusal, UsageBatch, UsageStore
+from controller.descheduler.usage import RefusalReason, UsageBatch, UsageStore
 from controller.scheduler.placement.inputs import PlanInputs
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -71,8 +71,8 @@ class Descheduler:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._wall = client, caches, wall
-        self._enabled, self._settings = config.enabled, config.compiled()
-        self._usage = UsageStore(self._settings.expiry_s)
+        self._enabled, self._config = config.enabled, config.resolve()
+        self._usage = UsageStore(self._config.expiry_s)
         self._usage_reader = usage_reader or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
         self._store = HistoryStore(client, caches.home)
@@ -100,7 +100,7 @@ class Descheduler:
         await self._budgets.synced.wait()
         # Another replica may have led since.
         self._state, is_loaded = RoundState(), False
-        log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
+        log.info("descheduler runs", interval_s=self._config.interval_s, dry_run=self._config.dry_run)
         while True:
             try:
                 if not is_loaded:
@@ -111,7 +111,7 @@ class Descheduler:
                 log.change("round", type(error).__name__, "round not finished", error=error)
             else:
                 log.change("round", "", "rounds finish again")
-            await asyncio.sleep(self._settings.interval_s)
+            await asyncio.sleep(self._config.interval_s)
 
     async def round(self) -> RoundDecision:
         """Run one round.
@@ -133,11 +133,11 @@ class Descheduler:
         self._history = decision.history
         self._metrics.show_round(decision)
         self._reporter.report_plan(decision.plan)
-        if not self._settings.dry_run:
+        if not self._config.dry_run:
             await self._taint(decision)
             self._expect_replacements(decision)
         await self._execute(decision)
-        self._metrics.show_backoffs(self._history, self._settings, now)
+        self._metrics.show_backoffs(self._history, self._config.limits, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
@@ -147,12 +147,12 @@ class Descheduler:
         There is one thread, so that a round of an earlier leadership ends before the next one begins.
         """
         snapshot = take_snapshot(self._inputs, self._caches.pods.items, self._budgets)
-        usage, history, state, settings = self._usage, self._history, self._state, self._settings
+        usage, history, state, config = self._usage, self._history, self._state, self._config
 
-        def work() -> tuple[UnconfirmedRound, Counter[Refusal]]:
+        def work() -> tuple[UnconfirmedRound, Counter[RefusalReason]]:
             with self._metrics.plan_seconds.time():
                 refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
-                return decide(replace(snapshot, usage=usage.view(now)), history, state, settings, now), refused
+                return decide(replace(snapshot, usage=usage.view(now)), history, state, config, now), refused
 
         unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._thread, work)
         # Usage of unknown pods is normal: pods start and end while it is read.
@@ -188,7 +188,7 @@ class Descheduler:
                 pod.labels.get(WORKLOAD_LABEL, ""),
                 expected.target,
                 siblings,
-                for_s=self._settings.limits.start_timeout_s,
+                for_s=self._config.limits.start_timeout_s,
                 requests=pod.host_requests,
             )
 
@@ -200,7 +200,7 @@ class Descheduler:
         return batch
 
     async def _execute(self, decision: RoundDecision) -> None:
-        if not self._settings.dry_run:
+        if not self._config.dry_run:
             self._history = add_moves(self._history, decision.pending)
         await self._store.save(self._history)
         has_stopped = False
@@ -209,7 +209,7 @@ class Descheduler:
                 self._history = remove_move(self._history, pending)
                 continue
             why = self._outdated_reason(pending.move)
-            dry_run = self._settings.dry_run
+            dry_run = self._config.dry_run
             result = EvictionResult("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
             self._record(pending, result)
             has_stopped = result.ends_round
@@ -219,11 +219,11 @@ class Descheduler:
         return outdated_reason(move, self._caches.pods.items, self._inputs.node_cache.hosts)
 
     def _record(self, pending: PendingMove, result: EvictionResult) -> None:
-        move, is_live = pending.move, not self._settings.dry_run
+        move, is_live = pending.move, not self._config.dry_run
         if is_live and result.kind not in {"evicted", "unknown"}:
             self._history = remove_move(self._history, pending)
         if is_live and result.is_refused:
-            first_s = self._settings.limits.failure_backoff_s
+            first_s = self._config.limits.failure_backoff_s
             self._history = back_off(self._history, move.workload, "refused", first_s, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
         self._reporter.report_eviction(move, result)

@@ -8,11 +8,11 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from controller.descheduler.config import Settings, Strategy
+from controller.descheduler.config import LimitsConfig, Strategy
 from controller.descheduler.decide import RoundDecision
-from controller.descheduler.evaluation import INEFFECTIVE, EvaluatedMove
+from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
 from controller.descheduler.evict import EvictionResult, ResultKind
-from controller.descheduler.history import History, Outcome
+from controller.descheduler.history import History, Outcome, is_workload
 from controller.descheduler.node_load import LoadClass
 from controller.descheduler.round import EvictionBreaker
 from controller.descheduler.round_plan import Move, RoundPlan
@@ -22,22 +22,24 @@ from kubekit.patches import Operation
 from kubekit.wire import Node
 from netperf.contract import HOT_TAINT
 
-HOT_EFFECT = "PreferNoSchedule"
-"""The effect of `HOT_TAINT`."""
 log = logs.get("controller.descheduler")
 
-DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"
+HOT_EFFECT = "PreferNoSchedule"
+"""The effect of `HOT_TAINT`."""
+LOAD_CLASSES: tuple[LoadClass, ...] = get_args(LoadClass)
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+_PREFIX = "netaware_descheduler"
 _OUTCOME_TEXTS = {
-    "returned": "its replacement came back to the same node",
+    "returned": "its replacement is on the same node, or in the zone that it should leave",
     "node-still-hot": "the node did not cool",
     "cost-not-fallen": "its network cost did not fall",
-    "lost": "its replacement is not running",
-    "not-running": "its replacement is not ready",
+    "not-scheduled": "its replacement has no node",
+    "not-ready": "its replacement is not ready",
     "target-overloaded": "its new node is above a threshold too",
 }
 
 
-def _about_pod(key: str, uid: str) -> ObjectReference:
+def _pod_reference(key: str, uid: str) -> ObjectReference:
     namespace, _, name = key.partition("/")
     return ObjectReference("v1", "Pod", name, namespace, uid)
 
@@ -54,14 +56,14 @@ class RoundReporter:
         if result.kind == "evicted":
             log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
             note = f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
-            self._recorder.normal(_about_pod(move.pod, move.uid), DESCHEDULED, note)
+            self._recorder.normal(_pod_reference(move.pod, move.uid), "Descheduled", note)
         elif result.kind == "dry-run":
             fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
             log.change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
         elif result.kind != "gone":
             log.change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)
             note = f'Eviction from node "{move.node}" by the reason "{move.reason}" was refused: {result.message}'
-            self._recorder.warning(_about_pod(move.pod, move.uid), REFUSED, note)
+            self._recorder.warning(_pod_reference(move.pod, move.uid), "EvictionRefused", note)
 
     def report_outcome(self, evaluated: EvaluatedMove) -> None:
         """Report the outcome of a move; as an event if it did not help."""
@@ -72,7 +74,7 @@ class RoundReporter:
             "replacement_node": pending.replacement_node,
             "outcome": evaluated.outcome,
         }
-        if evaluated.outcome not in INEFFECTIVE:
+        if evaluated.outcome not in INEFFECTIVE_OUTCOMES:
             log.info("move evaluated", **fields)
             return
         log.warning("move did not help", workload=move.workload, backoff_s=int(evaluated.backoff_s), **fields)
@@ -81,7 +83,7 @@ class RoundReporter:
             f"{move.workload} is not moved for {evaluated.backoff_s / 60:.0f} min"
         )
         pod = (pending.replacement_pod, pending.replacement_uid) if pending.replacement_pod else (move.pod, move.uid)
-        self._recorder.warning(_about_pod(*pod), NOT_HELPED, note)
+        self._recorder.warning(_pod_reference(*pod), "MoveDidNotHelp", note)
 
     def report_plan(self, plan: RoundPlan) -> None:
         """Report hot nodes that the round cannot relieve, and those that are no longer above a threshold."""
@@ -89,8 +91,10 @@ class RoundReporter:
         for node, why in stuck.items():
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
-                self._recorder.warning(ObjectReference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
-        # A node whose anomaly timed out is still above a threshold and soon hot again; nothing is reported.
+                self._recorder.warning(
+                    ObjectReference("v1", "Node", node), "NotRelieved", f"Node is overutilized, but {why}"
+                )
+        # A node whose anomaly timed out is still above a threshold and soon hot again: it is not reported as relieved.
         still_hot = {state.node for state in plan.nodes if state.kind in {"overutilized", "unknown"}}
         still_hot -= {move.node for move in plan.moves}
         for node in self._stuck.keys() - stuck.keys() - still_hot:
@@ -103,8 +107,8 @@ class RoundReporter:
 def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, list[Operation]]:
     """JSON patches by node that add the taint to hot nodes and remove it from all others.
 
-    They do not write other taints, whose fields we do not all read. If the node has changed since, the API server refuses to
-    remove a taint or to add a first one.
+    They leave other taints alone, whose fields we do not all read. If a node has changed since, the API server rejects a patch
+    that removes our taint or adds the first taint.
     """
     ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
     operations: dict[str, list[Operation]] = {}
@@ -125,13 +129,8 @@ def taint_patches(nodes: Mapping[str, Node], hot: frozenset[str]) -> dict[str, l
     return operations
 
 
-KINDS: tuple[LoadClass, ...] = get_args(LoadClass)
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-_PREFIX = "netaware_descheduler"
-
-
 class DeschedulerMetrics:
-    """Metrics of rounds. Gauges show the leader's newest round; on other replicas they have no series, or 0 without labels."""
+    """Metrics of rounds. Gauges show the leader's newest round; on other replicas, those with labels have no series, and others are 0."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -140,9 +139,18 @@ class DeschedulerMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
 
-        self.rounds = counter("rounds", "Rounds: finished, usage-missing, failed.", "outcome")
-        self.evictions = counter("evictions", "Evictions, by the API server's answer.", "strategy", "result")
-        self.outcomes = counter("moves_ended", "Moves whose outcome is known, by outcome.", "strategy", "outcome")
+        self.rounds = counter(
+            "rounds", "Rounds, by outcome: finished, usage-missing (a source of usage failed) or failed.", "outcome"
+        )
+        self.evictions = counter(
+            "evictions", f"Evictions, by strategy and result: {', '.join(get_args(ResultKind))}.", "strategy", "result"
+        )
+        self.outcomes = counter(
+            "moves_ended",
+            f"Moves whose outcome is known, by strategy and outcome: {', '.join(get_args(Outcome))}.",
+            "strategy",
+            "outcome",
+        )
         self._stopped = gauge("stopped", "1 while the breaker of a strategy is open: too few moves helped.", "strategy")
         self.plan_seconds = Histogram(
             f"{_PREFIX}_plan_seconds",
@@ -150,11 +158,11 @@ class DeschedulerMetrics:
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=registry,
         )
-        self._nodes = gauge("nodes", "Nodes by pool and load: over, under, normal, unknown.", "pool", "load")
+        self._nodes = gauge("nodes", f"Nodes, by pool and load: {', '.join(LOAD_CLASSES)}.", "pool", "load")
         self._hot = gauge("hot_nodes", "Nodes that have been hot for long enough.")
         self._stuck = gauge("stuck_nodes", "Hot nodes that the newest round cannot relieve enough.")
         self._skipped = gauge("skipped_pods", "Pods that were not moved, by the condition that failed.", "condition")
-        self._backed_off = gauge("backed_off", "Back-offs of kind workload and replica.", "kind")
+        self._backed_off = gauge("backed_off", "Back-offs, by kind: workload or replica.", "kind")
 
     def count_from_zero(self) -> None:
         """Start counters of rare events at 0, because increase() misses the first event of a series that starts at 1."""
@@ -170,20 +178,22 @@ class DeschedulerMetrics:
         self._nodes.clear()
         counts = Counts((state.pool, state.kind) for state in plan.nodes)
         for pool in {state.pool for state in plan.nodes}:
-            for kind in KINDS:
-                self._nodes.labels(pool, kind).set(counts[pool, kind])
+            for load in LOAD_CLASSES:
+                self._nodes.labels(pool, load).set(counts[pool, load])
         self._hot.set(sum(1 for detector in decision.state.detectors.values() if detector.is_hot))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
         self._skipped.clear()
         for condition, count in plan.skip_counts.items():
             self._skipped.labels(condition).set(count)
 
-    def show_backoffs(self, history: History, settings: Settings, now: float) -> None:
+    def show_backoffs(self, history: History, limits: LimitsConfig, now: float) -> None:
         """Set the gauges of back-offs and breakers."""
-        kinds = Counts("workload" if "/" in key else "replica" for key in history.backoffs if history.backoff(key, now))
+        kinds = Counts(
+            "workload" if is_workload(key) else "replica" for key in history.backoffs if history.backoff(key, now)
+        )
         for kind in ("workload", "replica"):
             self._backed_off.labels(kind).set(kinds[kind])
-        breaker = EvictionBreaker(history, settings.limits, now)
+        breaker = EvictionBreaker(history, limits, now)
         for strategy in STRATEGIES:
             self._stopped.labels(strategy).set(bool(breaker.refusal(strategy)))
 

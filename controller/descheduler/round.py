@@ -13,7 +13,7 @@ import msgspec
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import add_amounts
-from controller.descheduler.config import LimitsConfig, Settings, Strategy
+from controller.descheduler.config import LimitsConfig, ResolvedConfig, Strategy
 from controller.descheduler.fit import FitChecker
 from controller.descheduler.history import DAY_S, History, PendingMove, short_uid
 from controller.descheduler.node_load import NodeLoad
@@ -162,16 +162,16 @@ class Round:
         unevaluated_replacements: `short_uid` of replacements whose moves have no outcome yet.
     """
 
-    def __init__(self, snapshot: DeschedulerSnapshot, history: History, settings: Settings, now: float) -> None:
-        self.snapshot, self.history, self.settings, self.now = snapshot, history, settings, now
-        self.breaker = EvictionBreaker(history, settings.limits, now)
+    def __init__(self, snapshot: DeschedulerSnapshot, history: History, config: ResolvedConfig, now: float) -> None:
+        self.snapshot, self.history, self.config, self.now = snapshot, history, config, now
+        self.breaker = EvictionBreaker(history, config.limits, now)
         self.budgets = DisruptionBudgets(snapshot.budgets)
         self.fit = FitChecker(snapshot)
         self.moves: dict[str, tuple[Candidate, PendingMove]] = {}
         self.skips: list[Skip] = []
         self.skip_counts: Counter[str] = Counter()
         self.notes: list[str] = []
-        usage_lag_s = settings.limits.usage_lag_s
+        usage_lag_s = config.limits.usage_lag_s
         self.recent_departures = Counter(p.move.node for p in history.pending if now - p.at_s < usage_lag_s)
         self.arriving_usage: dict[str, dict[str, float]] = defaultdict(dict)
         for pending in history.pending:

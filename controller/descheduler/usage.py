@@ -25,7 +25,7 @@ Percents = Mapping[str, float]
 
 
 def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
-    """Percent of allocatable in use, for resources with known usage of which the node has any."""
+    """Percent of allocatable in use, for resources that the node has and whose usage is known."""
     return {
         resource: 100.0 * used[resource] / allocatable[resource]
         for resource in RESOURCES
@@ -34,7 +34,7 @@ def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
 
 
 def weighted_percent(percent: Percents, weights: Mapping[str, int]) -> float:
-    """Weighted mean over the known resources; 0 if none of those with a weight is known."""
+    """Weighted mean over resources with a weight and known usage; 0 without any."""
     total = sum(weight for resource, weight in weights.items() if resource in percent)
     if not total:
         return 0.0
@@ -46,7 +46,7 @@ def exceeded_resources(percent: Percents, high: Percents) -> tuple[str, ...]:
     return tuple(resource for resource, threshold in high.items() if percent.get(resource, 0.0) > threshold)
 
 
-Refusal = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
+RefusalReason = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
 MAX_CLOCK_SKEW_S = 60.0
 """A reading from further in the future is refused."""
 
@@ -55,7 +55,7 @@ class UsageReading(msgspec.Struct, frozen=True, gc=False):
     """One value of a source. ``gc=False``, because a large cluster has 200,000 of them.
 
     Attributes:
-        name: of a node, or ``namespace/name`` of a pod.
+        name: name of a node, or ``namespace/name`` of a pod.
         resource: one of `RESOURCES`.
         at_s: unix seconds.
     """
@@ -82,20 +82,20 @@ class UsageView(NamedTuple):
     """Unexpired usage.
 
     Attributes:
-        nodes: node -> resource -> amount.
-        pods: ``namespace/name`` -> resource -> amount.
+        nodes: by name of the node.
+        pods: by ``namespace/name`` of the pod.
         expired: nodes whose newest usage is too old.
     """
 
-    nodes: Mapping[str, Mapping[str, float]]
-    pods: Mapping[str, Mapping[str, float]]
+    nodes: Mapping[str, Amounts]
+    pods: Mapping[str, Amounts]
     expired: frozenset[str] = frozenset()
 
 
 NO_USAGE = UsageView({}, {})
 
 
-def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> Refusal | None:
+def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> RefusalReason | None:
     """Why a reading is refused; None if it is not."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
         return "not-a-number"
@@ -107,18 +107,20 @@ def reading_refusal(reading: UsageReading, now: float, expiry_s: float) -> Refus
 
 
 class UsageStore:
-    """The newest usage; ``expiry_s`` is koordinator's nodeMetricExpirationSeconds."""
+    """The newest reading of each resource; ``expiry_s`` is koordinator's nodeMetricExpirationSeconds."""
 
     def __init__(self, expiry_s: float) -> None:
         self._expiry_s = expiry_s
         self._nodes: dict[str, dict[str, UsageReading]] = {}
         self._pods: dict[str, dict[str, UsageReading]] = {}
 
-    def update(self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
-        """Add a batch.
+    def update(
+        self, batch: UsageBatch, nodes: Container[str], pods: Container[str], now: float
+    ) -> Counter[RefusalReason]:
+        """Add a batch, and forget nodes and pods that do not exist any more.
 
         Args:
-            batch: of all sources.
+            batch: readings of all sources.
             nodes: names of the existing nodes; usage of others is refused.
             pods: keys of the existing pods; usage of others is refused.
             now: unix seconds.
@@ -126,20 +128,18 @@ class UsageStore:
         Returns:
             The number of refused readings by reason.
         """
-        refused: Counter[Refusal] = Counter()
-        reasons: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
-        for stored, readings, existing, unknown in (
-            (self._nodes, batch.nodes, nodes, reasons[0]),
-            (self._pods, batch.pods, pods, reasons[1]),
-        ):
+        refused: Counter[RefusalReason] = Counter()
+        for stored, readings, existing in ((self._nodes, batch.nodes, nodes), (self._pods, batch.pods, pods)):
             for reading in readings:
-                reason = unknown if reading.name not in existing else reading_refusal(reading, now, self._expiry_s)
+                reason = reading_refusal(reading, now, self._expiry_s)
+                if reading.name not in existing:
+                    reason = "unknown-node" if stored is self._nodes else "unknown-pod"
                 if reason is not None:
                     refused[reason] += 1
                     continue
-                known = stored.setdefault(reading.name, {})
-                if reading.resource not in known or reading.at_s >= known[reading.resource].at_s:
-                    known[reading.resource] = reading
+                newest = stored.setdefault(reading.name, {})
+                if reading.resource not in newest or reading.at_s >= newest[reading.resource].at_s:
+                    newest[reading.resource] = reading
             for name in [name for name in stored if name not in existing]:
                 del stored[name]
         return refused

@@ -22,9 +22,9 @@ from tests.support.descheduled import (
     GroupPod,
     History,
     PodReader,
+    ResolvedConfig,
     RoundDecision,
     RoundState,
-    Settings,
     UsageBatch,
     UsageReading,
     UsageStore,
@@ -151,9 +151,9 @@ async def _longest_hold(work: Awaitable[None]) -> float:
     return longest
 
 
-def _settings() -> Settings:
+def _settings() -> ResolvedConfig:
     policy = {"lowThresholds": {"cpu": 45, "memory": 45}, "highThresholds": {"cpu": 70, "memory": 70}}
-    return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).compiled()
+    return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).resolve()
 
 
 def _pod(index: int, node: str) -> bytes:

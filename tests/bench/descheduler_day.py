@@ -28,7 +28,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.descheduler.evaluation import INEFFECTIVE, EvaluatedMove
+from controller.descheduler.evaluation import INEFFECTIVE_OUTCOMES, EvaluatedMove
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
@@ -44,8 +44,8 @@ from tests.support.descheduled import (
     History,
     Node,
     PodReader,
+    ResolvedConfig,
     RoundState,
-    Settings,
     UsageView,
     World,
     add_moves,
@@ -309,7 +309,7 @@ def heat_of(day: Day, at_s: float) -> tuple[Heat, UsageView]:
     return Heat(nodes, over / 1000), view
 
 
-async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
+async def run_day(day: Day, nodes: list[Node], settings: ResolvedConfig) -> Figures:
     """Play one day."""
     async with day.ready():
         without = [heat_of(day, at_s)[0] for at_s in ROUNDS_S]
@@ -374,7 +374,7 @@ async def make_nodes(client: Client) -> list[Node]:
 
 async def run(seeds: list[int]) -> list[Figures]:
     """All days, one after the other, on one control plane."""
-    settings = msgspec.convert({"policy": POLICY}, DeschedulerConfig).compiled()
+    settings = msgspec.convert({"policy": POLICY}, DeschedulerConfig).resolve()
     found = []
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
@@ -395,7 +395,7 @@ async def run(seeds: list[int]) -> list[Figures]:
 
 def verdicts(found: list[Figures]) -> BenchFigures:
     """The budgets of all days: few evictions, and moves that help."""
-    ineffective = sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE)
+    ineffective = sum(f.outcomes.get(o, 0) for f in found for o in INEFFECTIVE_OUTCOMES)
     most_ineffective = max(f.most_of_a_workload_that_cannot for f in found)
     most_helped = max(f.most_of_a_replica_that_can_be_helped for f in found)
     cooler, cores = (_less(getattr(f, field) for f in found) for field in ("hot_node_hours", "excess_core_hours"))

@@ -15,7 +15,7 @@ from controller.cluster.hosts import Host, NodeCache, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.volumes import PersistentVolume, Volumes
-from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.config import DeschedulerConfig, ResolvedConfig
 from controller.descheduler.decide import RoundDecision, RoundState, decide
 from controller.descheduler.evaluation import evaluate_moves
 from controller.descheduler.history import BackOff, BreakerEntry, Eviction, History, PendingMove, add_moves, short_uid
@@ -207,8 +207,8 @@ def budget(name: str, selector: str, allowed: int, namespace: str = "default") -
     return msgspec.convert(body, PodDisruptionBudget)
 
 
-def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
-    """Settings with a policy (LowNodeLoadArgs) that acts on the first hot round, and generous limits unless given."""
+def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> ResolvedConfig:
+    """The configuration with a policy (LowNodeLoadArgs) that acts on the first hot round, and generous limits unless given."""
     args = {
         "lowThresholds": {"cpu": 20, "memory": 30},
         "highThresholds": {"cpu": 50, "memory": 60},
@@ -226,7 +226,7 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
     # Most made-up workloads have one pod, and most rules have nothing to do with that.
     protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
     document = {"policy": args, "limits": limits, "protection": protection, **sections}
-    return msgspec.convert(document, DeschedulerConfig).compiled()
+    return msgspec.convert(document, DeschedulerConfig).resolve()
 
 
 def pending_move(
@@ -257,7 +257,7 @@ def decided(
     view: DeschedulerSnapshot,
     history: History,
     state: RoundState,
-    rules: Settings,
+    rules: ResolvedConfig,
     now: float,
     *,
     assume_lasting: bool = False,
@@ -267,7 +267,7 @@ def decided(
 
 
 def once(
-    view: DeschedulerSnapshot, rules: Settings, *, memory: History | None = None, now: float = NOW_S
+    view: DeschedulerSnapshot, rules: ResolvedConfig, *, memory: History | None = None, now: float = NOW_S
 ) -> RoundDecision:
     """One round from nothing."""
     return decided(view, memory or History(), RoundState(), rules, now)

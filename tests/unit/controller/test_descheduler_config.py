@@ -89,16 +89,16 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-deschedul
 
 @pytest.mark.parametrize("document", [yaml.safe_load(SEED), CONFIG_MAP])
 def test_the_seeds_configuration_is_read_as_it_stands_and_in_its_config_map(document: dict[str, Any]) -> None:
-    found = section(policy=document).compiled()
-    assert found.load is not None
+    found = section(policy=document).resolve()
+    assert found.low_node_load is not None
     assert found.interval_s == 60
-    assert found.load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
-    (pool,) = found.load.pools
+    assert found.low_node_load.args.evictable_namespaces.exclude == ["kube-system", "koordinator-system"]
+    (pool,) = found.low_node_load.pools
     assert (pool.low, pool.high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
 
 
 def test_bare_arguments_keep_every_field() -> None:
-    load = section(policy=yaml.safe_load(EVERYTHING)).compiled().load
+    load = section(policy=yaml.safe_load(EVERYTHING)).resolve().low_node_load
     assert load is not None
     args = load.args
     assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (True, True, 3, 90)
@@ -106,13 +106,13 @@ def test_bare_arguments_keep_every_field() -> None:
     assert load.pod_selectors[0].matches({"app": "b"})
     assert not load.pod_selectors[0].matches({"app": "c"})
     gpu, rest = load.pools
-    assert not gpu.deviation
+    assert not gpu.use_deviation
     assert gpu.high["cpu"] == 90
     assert gpu.low["cpu"] == 10, "inherited"
     assert gpu.anomaly.timeout == 150, "inherited"
     assert (gpu.anomaly.consecutive_abnormalities, gpu.anomaly.consecutive_normalities) == (4, 2)
     assert gpu.selector.matches({"gpu": "true"})
-    assert rest.deviation
+    assert rest.use_deviation
     assert rest.high["cpu"] == 15.5
     assert rest.selector.matches({"disk": "ssd"}), "inherited"
     assert not rest.selector.matches({})
@@ -120,7 +120,7 @@ def test_bare_arguments_keep_every_field() -> None:
 
 
 def test_defaults_are_the_contracts() -> None:
-    load = section().compiled().load
+    load = section().resolve().low_node_load
     assert load is not None
     args = load.args
     assert (args.paused, args.dry_run, args.number_of_nodes, args.node_metric_expiration_seconds) == (
@@ -131,14 +131,14 @@ def test_defaults_are_the_contracts() -> None:
     )
     assert (args.node_fit, load.cache_timeout_s) == (True, 300)
     (pool,) = load.pools
-    assert not pool.deviation
+    assert not pool.use_deviation
     assert pool.weights == {"cpu": 1, "memory": 1}
     assert (pool.anomaly.timeout, pool.anomaly.consecutive_abnormalities, pool.anomaly.consecutive_normalities) == (
         60,
         5,
         3,
     )
-    limits = section().compiled().limits
+    limits = section().resolve().limits
     assert (limits.per_node, limits.workload_backoff_s) == (2, 300)
     assert not section().enabled, "nothing is evicted unless asked for"
 
@@ -146,7 +146,7 @@ def test_defaults_are_the_contracts() -> None:
 def test_a_profile_that_does_not_enable_the_plugin_leaves_it_off() -> None:
     document = yaml.safe_load(SEED)
     document["profiles"][0]["plugins"]["balance"]["enabled"] = []
-    assert section(policy=document).compiled().load is None
+    assert section(policy=document).resolve().low_node_load is None
 
 
 def test_limits_of_the_document_win_over_our_defaults() -> None:
@@ -164,13 +164,13 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         "objectLimiters": {"workload": {"duration": "10m"}},
     }
     document["profiles"][0]["pluginConfig"].append({"name": "MigrationController", "args": migration})
-    found = section(policy=document, intervalS=5).compiled()
+    found = section(policy=document, intervalS=5).resolve()
     assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
     assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
     assert found.dry_run
     assert found.interval_s == 60
-    assert found.load is not None
-    assert not found.load.pools[0].selector.matches({})
+    assert found.low_node_load is not None
+    assert not found.low_node_load.pools[0].selector.matches({})
 
 
 @pytest.mark.parametrize(

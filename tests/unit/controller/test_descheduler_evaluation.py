@@ -207,9 +207,9 @@ NEW = replica("new", "idle")
         # 52 % of the new node, and the threshold is 50.
         (world(NEW, hot_cpu=1.0, idle_cpu=2.1), 306, "target-overloaded", True),
         (world(replica("new", "hot")), 10, "returned", True),
-        (world(replica("new", "idle", ready=False)), 306, "not-running", True),
+        (world(replica("new", "idle", ready=False)), 306, "not-ready", True),
         (world(replica("new", "", phase="Pending")), 599, "", False),
-        (world(replica("new", "", phase="Pending")), 601, "lost", True),
+        (world(replica("new", "", phase="Pending")), 601, "not-scheduled", True),
         # A scale-down after the move says nothing about it.
         (world(), 601, "not-replaced", False),
     ],

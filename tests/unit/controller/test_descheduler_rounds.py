@@ -269,7 +269,7 @@ def play(seed: int) -> int:
 
 
 def round_of(world: World, **more: Any) -> RoundDecision:
-    rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).compiled()
+    rules = msgspec.convert({**world.plain, **more}, DeschedulerConfig).resolve()
     return decided(world.view, world.memory, RoundState(), rules, NOW_S, assume_lasting=True)
 
 
