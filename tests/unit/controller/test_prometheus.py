@@ -26,7 +26,7 @@ async def test_errors_name_the_address_and_never_the_password_that_is_sent() -> 
     app = web.Application()
     app.router.add_post("/slow/api/v1/query", never)
     app.router.add_post("/base/api/v1/query", refuse)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)  # one request never ends
     await runner.setup()
     try:
         await web.TCPSite(runner, LOOPBACK, 0).start()
