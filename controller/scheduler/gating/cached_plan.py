@@ -1,7 +1,7 @@
 """A group's last plan, and whether it is still valid.
 
-Pods are bound one after the other, and most bindings follow the plan. A new plan after each binding would cost a plan per pod, and
-would change targets without need.
+Pods are bound one after the other, and most bindings follow the plan. A new plan after each binding would cost one plan per pod, and
+could change targets for no reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class CachedPlan(NamedTuple):
         plan: the plan.
         inputs: from `PlanInputs.cache_key`; equal inputs give an equal plan.
         freed: `ReservationCache.freed` at that time.
-        made_at: when, on the planner's clock.
+        made_at: time of its completion, monotonic seconds.
         took_s: how long it took.
-        evicts_below: pods of lower priority are evicted for it; None if it needs no evictions.
+        evicts_below: the priority below which pods are evicted for it; None if it needs no evictions.
     """
 
     plan: Plan
@@ -45,16 +45,14 @@ class PlanCheck(msgspec.Struct, frozen=True):
 
     Attributes:
         uncounted: pods that the usage of their nodes does not include yet, each with its node: planned, or bound a moment ago.
-        is_followed: whether every pod that was bound or released is where the plan has it, and no pod was refused its node.
-        has_room: whether the nodes have room for these pods beside other groups' reservations, once a rollout has removed the pods that
-            it replaces.
-        awaiting_room: keys of gated pods whose nodes have no room until then.
+        is_feasible: whether the plan is followed (see `compare_with_pods`), and the uncounted pods fit on their nodes beside other groups'
+            reservations once a rollout has removed the pods that it replaces.
+        awaiting_rollout: keys of gated pods whose nodes are full until then.
     """
 
     uncounted: Sequence[tuple[GroupPod, str]]
-    is_followed: bool
-    has_room: bool
-    awaiting_room: frozenset[str]
+    is_feasible: bool
+    awaiting_rollout: frozenset[str]
 
 
 def check_plan(
@@ -62,7 +60,7 @@ def check_plan(
     group: str,
     pods: Sequence[GroupPod],
     reservations: ReservationCache,
-    leaving: Mapping[str, Amounts],
+    outgoing: Mapping[str, Amounts],
     *,
     evictable: Mapping[str, Amounts] = {},
 ) -> PlanCheck:
@@ -73,42 +71,46 @@ def check_plan(
         group: its key.
         pods: its pods.
         reservations: reservations and refusals.
-        leaving: node -> requests of the group's pods that a rollout is about to replace.
+        outgoing: node -> requests of the group's pods that a rollout is about to replace.
         evictable: node -> requests of pods that the scheduler may evict for pods of the group.
     """
-    uncounted, is_followed = compare_with_pods(plan, pods, reservations)
+    uncounted, is_feasible = compare_with_pods(plan, pods, reservations)
     by_node: dict[str, list[GroupPod]] = {}
     for pod, node in uncounted:
         by_node.setdefault(node, []).append(pod)
-    has_room, awaiting_room = True, set[str]()
+    awaiting_rollout: set[str] = set()
     for node, node_pods in by_node.items():
-        freed = {name: -value for name, value in evictable.get(node, {}).items()}
-        wanted = freed.copy()
+        requests = {name: -value for name, value in evictable.get(node, {}).items()}
         for pod in node_pods:
-            add_amounts(wanted, reservations.host_requests_of(pod))
-        if not reservations.has_room(group, node, wanted, released_only=True):
-            awaiting_room.update(_without_room(node, node_pods, group, reservations, freed))
-        add_amounts(wanted, leaving.get(node, {}), -1)
-        has_room = has_room and reservations.has_room(group, node, wanted)
-    return PlanCheck(uncounted, is_followed, has_room, frozenset(awaiting_room))
+            add_amounts(requests, reservations.host_requests_of(pod))
+        if not reservations.fits(group, node, requests, released_only=True):
+            excess = _gated_in_excess(node, node_pods, group, reservations, evictable.get(node, {}))
+            awaiting_rollout.update(excess)
+        add_amounts(requests, outgoing.get(node, {}), -1)
+        is_feasible = is_feasible and reservations.fits(group, node, requests)
+    return PlanCheck(uncounted, is_feasible, frozenset(awaiting_rollout))
 
 
-def _without_room(
-    node: str, pods: Sequence[GroupPod], group: str, reservations: ReservationCache, held: Amounts
+def _gated_in_excess(
+    node: str, pods: Sequence[GroupPod], group: str, reservations: ReservationCache, evictable: Amounts
 ) -> Iterator[str]:
-    """Keys of gated pods that a node has no room for now. Released pods come first, then older ones."""
+    """Keys of gated pods that do not fit on a node now. Released pods come first, then older pods."""
+    total = {name: -value for name, value in evictable.items()}
     for pod in sorted(pods, key=lambda p: (p.is_gated, p.metadata.creation_timestamp or "", p.metadata.key)):
         requests = reservations.host_requests_of(pod)
-        add_amounts(held, requests)
-        if pod.is_gated and not reservations.has_room(group, node, held, released_only=True):
-            add_amounts(held, requests, -1)
+        add_amounts(total, requests)
+        if pod.is_gated and not reservations.fits(group, node, total, released_only=True):
+            add_amounts(total, requests, -1)
             yield pod.metadata.key
 
 
 def compare_with_pods(
     plan: Plan, pods: Sequence[GroupPod], reservations: ReservationCache
 ) -> tuple[list[tuple[GroupPod, str]], bool]:
-    """``uncounted`` and ``is_followed`` of `PlanCheck`, which are all that is needed right after planning."""
+    """``uncounted`` of `PlanCheck`, and whether the plan is followed.
+
+    It is followed if no pod is bound to, or was released for, another node than the planned one, and no pod was refused its node.
+    """
     uncounted: list[tuple[GroupPod, str]] = []
     is_followed = True
     refused = reservations.refused(pods)

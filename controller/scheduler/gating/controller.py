@@ -93,13 +93,13 @@ class GatingController:
             wake=self._wake,
             notify=notify,
         )
-        self._stuck = StuckPods(config)
+        self._stuck_pods = StuckPods(config)
         self._waiting_events = WaitingEvents()
         self._updater = PodUpdater(
             PodWriter(client, self._pods),
             self.state,
             self.node_cache,
-            self._stuck,
+            self._stuck_pods,
             config=config,
             metrics=self.metrics,
             recorder=recorder,
@@ -155,7 +155,7 @@ class GatingController:
         """Reconcile groups while leading, until cancelled."""
         await self._store.ready.wait()
         self._pods.forget_writes()
-        self._stuck.may_delete = await may_delete(self._client)
+        self._stuck_pods.may_delete = await may_delete(self._client)
         self._leading = True
         self._wake_waiting()
         try:
@@ -168,7 +168,7 @@ class GatingController:
     async def _check_delete_right(self) -> None:
         while True:
             await asyncio.sleep(CHECK_RIGHT_EVERY_S)
-            self._stuck.may_delete = await may_delete(self._client)
+            self._stuck_pods.may_delete = await may_delete(self._client)
 
     async def _work(self) -> None:
         await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
@@ -176,7 +176,7 @@ class GatingController:
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         group = self._pods.on_change(key, old, new)
         if new is None:
-            self._stuck.forget(key)
+            self._stuck_pods.forget(key)
             self._waiting_events.forget(key)
             self.plans.reservations.forget(key)
         elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
@@ -248,21 +248,23 @@ class GatingController:
         if decision.releases:
             self._wake(group)
         event_in_s = self._report_waiting(pods, decision.waiting, now)
-        actions, again_s = self._stuck.decide(pods, plan_state.plan, self.state, now)
+        actions, next_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
         await self._updater.execute(actions)
         if actions:
             self._wake(group)
         stale_s = (
             UNPLACED_FOR_S if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced else None
         )
-        return min((s for s in (decision.again_s, again_s, stale_s, event_in_s) if s is not None), default=None)
+        return min(
+            (s for s in (decision.next_check_s, next_check_s, stale_s, event_in_s) if s is not None), default=None
+        )
 
     def _report_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
         """Record one event on each pod that has waited for some seconds; returns the seconds until the next check."""
-        due, again_s = self._waiting_events.due(pods, waiting, now)
+        due, next_check_s = self._waiting_events.due(pods, waiting, now)
         for pod, text in due:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
-        return again_s
+        return next_check_s
 
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         queue = GroupQueue(pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at)

@@ -1,7 +1,7 @@
 """Makes and keeps the plans of all groups.
 
-Plans are made one after the other, because each has to know the reservations of those before it. If a group cannot be planned (too
-large, too slow), its condition says so, and its pods are placed by NetworkOverhead's rule; other groups do not wait for it.
+Plans are made one after the other, because each depends on the reservations of earlier plans. If a group cannot be planned (too
+large, too slow), its condition Planned is False, and its pods are placed by NetworkOverhead's rule; other groups do not wait for it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.requests import Amounts
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gating.cached_plan import (
-    UNPLACED_FOR_S,
-    CachedPlan,
-    check_plan,
-    compare_with_pods,
-)
+from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S, CachedPlan, check_plan, compare_with_pods
 from controller.scheduler.gating.planner_time import LEAST_SEARCH_S, SEARCH_S, PlannerTime
 from controller.scheduler.gating.release import GroupQueue
 from controller.scheduler.gating.replacements import ExpectedReplacement, ExpectedReplacements
@@ -46,37 +41,35 @@ MAX_PODS = 10_000
 """A group with more pods, declared ones included, is not planned."""
 REST_RATIO = 3.0
 """A group rests this many times as long as its last plan took, so that a group that changes all the time leaves time to others."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
-AGING = 0.01
+MIN_BACKOFF_S, MAX_BACKOFF_S = 30.0, 600.0
+"""Exponential back-off of a group whose planning failed."""
+AGING_RATIO = 0.01
 """Seconds of planner time that a group gains on others for each second in the queue, so that smaller groups of its namespace delay a
 large group for a bounded time."""
-SHOWN = 3
+MAX_NAMES_SHOWN = 3
 PODS_PER_STEP = 1000
-"""Pods whose requests are computed without a pause for the event loop: some 5 ms."""
+"""Pods whose requests are computed without a pause for the event loop."""
 
 
 class PlanState(msgspec.Struct, frozen=True):
     """A group's plan.
 
     Attributes:
-        plan: None if plans are off, the group cannot be planned, or its first plan is not made yet.
+        plan: None if plans are off, the group cannot be planned, or no valid plan is made yet.
         pending: whether a new plan is being made; until then only the targets of ``plan`` count.
-        awaiting_room: see `PlanCheck`.
+        awaiting_rollout: see `PlanCheck`.
     """
 
     plan: Plan | None = None
     pending: bool = False
-    awaiting_room: frozenset[str] = frozenset()
+    awaiting_rollout: frozenset[str] = frozenset()
 
     def applied_to(self, queue: GroupQueue) -> GroupQueue:
         """The queue with the results of the plan; while a new one is being made, no pod counts as unplaced."""
-        targets, unplaced = (self.plan.targets, self.plan.unplaced) if self.plan is not None else ({}, ())
-        return msgspec.structs.replace(
-            queue,
-            unplaced=frozenset() if self.pending else frozenset(unplaced),
-            planned=frozenset(targets) if self.pending else None,
-            awaiting_room=self.awaiting_room,
-        )
+        queue = msgspec.structs.replace(queue, awaiting_rollout=self.awaiting_rollout)
+        if self.pending:
+            return msgspec.structs.replace(queue, planned=frozenset(self.plan.targets if self.plan is not None else ()))
+        return msgspec.structs.replace(queue, unplaced=frozenset(self.plan.unplaced if self.plan is not None else ()))
 
 
 class GroupPlans:
@@ -109,14 +102,15 @@ class GroupPlans:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inputs, self._state, self._node_cache = inputs, inputs.state, inputs.node_cache
-        self._pods_of, self._notify = pods_of, notify
-        self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
+        self._pods_of, self._config, self._metrics = pods_of, config, metrics
+        self._solve, self._wake, self._notify, self._clock = solve, wake, notify, clock
         self.reservations = ReservationCache(inputs.node_cache)
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._queue_order)
         self._cached: dict[str, CachedPlan] = {}
         self._requested_at: dict[str, float] = {}
         self._failed: dict[str, tuple[float, int]] = {}
+        """Group -> time of its last failure, and how many in a row."""
         self._reports: dict[str, Condition] = {}
         self._expected = ExpectedReplacements()
         self._rollout_waits = RolloutWaits(self.reservations, config, clock)
@@ -133,7 +127,7 @@ class GroupPlans:
         replicas = max(app_group.spec.num_members, len(self._pods_of(group)))
         namespace, dependencies = app_group.metadata.namespace, len(self._state.graph(group).edges)
         waited_s = self._clock() - self._requested_at.get(group, self._clock())
-        return self._planner_time.used_after_s(namespace, replicas, dependencies) - AGING * waited_s
+        return self._planner_time.used_after_s(namespace, replicas, dependencies) - AGING_RATIO * waited_s
 
     def get_or_request(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The valid plan of a group; without one, a new plan is requested."""
@@ -145,39 +139,43 @@ class GroupPlans:
             return self._request(group)
         now = self._clock()
         self._record_progress(group, cached.plan, pods)
-        leaving, evictable = (
-            self._inputs.outgoing_requests(pods),
-            self._inputs.preemptible_requests(pods, cached.evicts_below),
-        )
-        check = check_plan(cached.plan, group, pods, self.reservations, leaving, evictable=evictable)
+        outgoing = self._inputs.outgoing_requests(pods)
+        evictable = self._inputs.preemptible_requests(pods, cached.evicts_below)
+        check = check_plan(cached.plan, group, pods, self.reservations, outgoing, evictable=evictable)
         self._drop_expired()
-        has_new_room = bool(cached.plan.unplaced or check.awaiting_room) and cached.freed != self.reservations.freed
-        is_stale = has_new_room and now - cached.made_at > UNPLACED_FOR_S
+        may_improve = bool(cached.plan.unplaced or check.awaiting_rollout) and cached.freed != self.reservations.freed
+        is_stale = may_improve and now - cached.made_at > UNPLACED_FOR_S
         is_current = not is_stale and cached.inputs == self._inputs.cache_key(group, pods)
-        is_valid = is_current and check.is_followed and check.has_room
-        if is_valid and self._rollout_waits.give_up(group, cached, pods, check.awaiting_room, leaving):
-            check = check_plan(cached.plan, group, pods, self.reservations, leaving, evictable=evictable)
-        if is_current and check.is_followed and check.has_room:
-            self.reservations.reserve(group, check.uncounted, leaving)
-            return PlanState(cached.plan, awaiting_room=check.awaiting_room)
+        if (
+            is_current
+            and check.is_feasible
+            and self._rollout_waits.end_overlong_wait(group, cached, pods, check.awaiting_rollout, outgoing)
+        ):
+            check = check_plan(cached.plan, group, pods, self.reservations, outgoing, evictable=evictable)
+        if is_current and check.is_feasible:
+            self.reservations.reserve(group, check.uncounted, outgoing)
+            return PlanState(cached.plan, awaiting_rollout=check.awaiting_rollout)
         requested = self._request(group)
-        is_usable = check.is_followed and check.has_room and requested.pending
-        return PlanState(cached.plan if is_usable else None, requested.pending, check.awaiting_room)
+        is_usable = check.is_feasible and requested.pending
+        return PlanState(cached.plan if is_usable else None, requested.pending, check.awaiting_rollout)
 
     def _request(self, group: str) -> PlanState:
         """Queue the group for a new plan, after its rest; a group whose planning failed backs off."""
         now = self._clock()
-        failed_at, times = self._failed.get(group, (0.0, 0))
-        if times and now < failed_at + backoff_s(times, FIRST_PAUSE_S, LONGEST_PAUSE_S):
+        failed_at, failures = self._failed.get(group, (0.0, 0))
+        if failures and now < failed_at + backoff_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S):
             return PlanState()
         cached = self._cached.get(group)
         rest_s = cached.made_at + REST_RATIO * cached.took_s - now if cached is not None else 0.0
         self._requested_at.setdefault(group, now)
-        self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
+        if rest_s > 0:
+            self._queue.add_after(group, rest_s)
+        else:
+            self._queue.add(group)
         return PlanState(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
-        """Drop the plan of a group that is gone or has no waiting pods; reservations stay for bound pods not counted on their nodes yet."""
+        """Drop the plan of a group that is gone or has no waiting pods; bound pods not counted on their nodes yet keep reservations."""
         self._cached.pop(group, None)
         self._failed.pop(group, None)
         self._rollout_waits.forget(group)
@@ -214,7 +212,7 @@ class GroupPlans:
         try:
             _check_size(pods, replicas)
             inputs = self._inputs.cache_key(group, pods)
-            await asyncio.sleep(0)  # Key and snapshot of thousands of pods take some 10 ms each.
+            await asyncio.sleep(0)  # Key and snapshot of thousands of pods would block the event loop together.
             snapshot = self._snapshot(group, pods)
             with self._metrics.planning.time():
                 plan, evicts_below = await self._solve_evicting(group, snapshot)
@@ -227,17 +225,18 @@ class GroupPlans:
             took_s = self._clock() - began
             self._failed.pop(group, None)
             self._cached[group] = CachedPlan(plan, inputs, freed, self._clock(), took_s, evicts_below)
-            # In steps, because thousands of pods would block the event loop.
+            # Cache the pods' requests in steps, because those of thousands of pods would block the event loop.
             for begin in range(0, len(pods), PODS_PER_STEP):
                 await asyncio.sleep(0)
-                self.reservations.precompute_requests(self._pods_of(group)[begin : begin + PODS_PER_STEP])
+                for pod in self._pods_of(group)[begin : begin + PODS_PER_STEP]:
+                    self.reservations.host_requests_of(pod)
             await asyncio.sleep(0)
             self._reserve(group, plan)
             self._report_plan(group, app_group, plan, left_out)
             if any(pod.is_bound for pod in pods):
-                # The plan may use room that was reserved for some of these.
-                for idle in self.reservations.idle:
-                    self._wake(idle)
+                # The plan may use resources that were reserved for these.
+                for other in self.reservations.yielding_groups:
+                    self._wake(other)
         self._planner_time.add(namespace, self._clock() - began)
         self._wake(group)
 
@@ -249,17 +248,18 @@ class GroupPlans:
         preemption = self._inputs.without_preemptible(snapshot, plan)
         if preemption is None:
             return plan, None
+        without_preemptible, evicts_below = preemption
         left_s = max(search_s - (self._clock() - began), LEAST_SEARCH_S)
-        preempting = await self._solve(preemption[0], left_s)
-        return (preempting, preemption[1]) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
+        preempting = await self._solve(without_preemptible, left_s)
+        return (preempting, evicts_below) if len(preempting.unplaced) < len(plan.unplaced) else (plan, None)
 
     async def simulate_replacement(self, group: str, key: str, turn: int) -> Target | None:
-        """Where a plan would place a bound pod's replacement; None if nowhere.
+        """The node on which a plan would place a bound pod's replacement; None if no node has the capacity.
 
         Args:
             group: its key.
             key: of the pod.
-            turn: varies the random seed; a clear answer is the same for every turn.
+            turn: varies the random seed; the answer is the same for every turn unless placements are about equal.
 
         Raises:
             PlanningError: nothing was planned.
@@ -333,8 +333,8 @@ class GroupPlans:
         )
 
     def _fail(self, group: str, app_group: AppGroup, error: PlanningError) -> None:
-        _, times = self._failed.get(group, (0.0, 0))
-        self._failed[group] = (self._clock(), times + 1)
+        _, failures = self._failed.get(group, (0.0, 0))
+        self._failed[group] = (self._clock(), failures + 1)
         self._cached.pop(group, None)
         self.reservations.reserve(group, ())
         self.reservations.record_progress(group, has_started=False, is_complete=True)
@@ -353,10 +353,11 @@ class GroupPlans:
             unplaced=len(plan.unplaced),
         )
         if plan.unplaced:
-            names = join_first([key.partition("/")[2] for key in plan.unplaced], SHOWN)
-            self._report(group, app_group, "NoRoom", f"no node has room for {names}")
+            names = join_first([key.partition("/")[2] for key in plan.unplaced], MAX_NAMES_SHOWN)
+            self._report(group, app_group, "InsufficientCapacity", f"no node has room for {names}")
         elif left_out:
-            message = f"room is kept for at most numMembers pods ({app_group.spec.num_members}), and workloads declare more replicas"
+            members = app_group.spec.num_members
+            message = f"at most numMembers pods ({members}) get reservations, and workloads declare more; raise spec.numMembers"
             self._report(group, app_group, "MoreDeclared", message, holds=True)
         else:
             self._report(group, app_group, "Complete", "every waiting pod has a place", holds=True)
@@ -370,9 +371,8 @@ class GroupPlans:
 
 
 def _check_size(pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
-    live = Counter(pod.workload for pod in pods if pod.is_active)
-    count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
+    active = Counter(pod.workload for pod in pods if pod.is_active)
+    count = active.total() + sum(max(declared - active[workload], 0) for workload, declared in replicas.items())
     if count > MAX_PODS:
-        raise PlanningError(
-            "TooManyPods", f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
-        )
+        message = f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
+        raise PlanningError("TooManyPods", message)

@@ -92,7 +92,7 @@ class GroupPods:
         """Number of pods that our gate holds."""
         return sum(p.is_gated and p.is_active for p in map(self._store.get, tuple(self.waiting)) if p is not None)
 
-    def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
+    def record_write(self, key: str, before: GroupPod, after: GroupPod) -> None:
         """Record a patch of a pod, unless the store shows it already."""
         earlier = self._writes.pop(key, None)
         replaced = {before.metadata.resource_version, *(earlier.replaced_versions if earlier is not None else ())}

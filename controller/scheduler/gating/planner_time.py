@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-SEARCH_S, SHARED_SEARCH_S, LEAST_SEARCH_S, HALF_LIFE_S = 3.0, 1.0, 0.5, 60.0
+SEARCH_S, SHARED_SEARCH_S, LEAST_SEARCH_S = 3.0, 1.0, 0.5
 """Longest search of one plan: for a namespace that has used no planner time lately, while other groups wait, and for a namespace that
-has used much. 5,000 pods on 10,000 nodes take 2 s."""
+has used much."""
+HALF_LIFE_S, FORGET_AFTER_S = 60.0, 600.0
+"""Recorded planner time counts half after the first, and nothing after the second."""
 REPLICA_S, DEPENDENCY_S = 2.5e-3, 3e-5
 """Estimated time of a plan per replica and per dependency."""
 
 
 class PlannerTime:
-    """Planner time that each namespace has used lately, in seconds; use counts half after `HALF_LIFE_S`."""
+    """Planner time that each namespace has used lately, with exponential decay."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -20,13 +22,13 @@ class PlannerTime:
 
     def used_s(self, namespace: str) -> float:
         """Seconds used, decayed."""
-        used_s, at = self._used.get(namespace, (0.0, 0.0))
-        return used_s * 0.5 ** ((self._clock() - at) / HALF_LIFE_S) if used_s else 0.0
+        used_s, used_at = self._used.get(namespace, (0.0, 0.0))
+        return used_s * 0.5 ** ((self._clock() - used_at) / HALF_LIFE_S) if used_s else 0.0
 
     def add(self, namespace: str, seconds: float) -> None:
-        """Record the time of a plan for the namespace."""
+        """Record the seconds that a plan for the namespace took."""
         now = self._clock()
-        self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < 10 * HALF_LIFE_S}
+        self._used = {name: entry for name, entry in self._used.items() if now - entry[1] < FORGET_AFTER_S}
         self._used[namespace] = (self.used_s(namespace) + seconds, now)
 
     def used_after_s(self, namespace: str, replicas: int, dependencies: int) -> float:

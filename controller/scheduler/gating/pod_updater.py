@@ -73,7 +73,7 @@ class PodWriter:
             if error.is_conflict or error.is_not_found:
                 return None
             raise
-        self._pods.wrote(metadata.key, pod, after)
+        self._pods.record_write(metadata.key, pod, after)
         return after
 
     async def delete(self, pod: GroupPod) -> Literal["deleted", "changed", "forbidden"]:
@@ -159,7 +159,7 @@ class PodUpdater:
         recorder: EventRecorder,
         clock: Callable[[], float],
     ) -> None:
-        self._writer, self._state, self._node_cache, self._stuck = writer, state, node_cache, stuck
+        self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck
         self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
 
     async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
@@ -180,7 +180,7 @@ class PodUpdater:
                 pod,
                 target,
                 hostname=self._hostname(target),
-                may_require_zones=self._stuck.may_require_zones(pod),
+                may_require_zones=self._stuck_pods.may_require_zones(pod),
                 keep_user_affinity=release.cause == "unplaced",
             )
             after = await self._writer.patch(pod, patch)
@@ -224,11 +224,11 @@ class PodUpdater:
         about = reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
-                self._stuck.on_retried(action, self._clock())
+                self._stuck_pods.on_retried(action, self._clock())
         elif isinstance(action, Replace):
             result = await self._writer.delete(action.pod)
             if result == "forbidden":
-                self._stuck.on_forbidden(action.pod)
+                self._stuck_pods.on_forbidden(action.pod)
             elif result == "deleted":
                 self._recorder.normal(about, "Replaced", action.note)
         else:

@@ -28,7 +28,7 @@ ROLLOUT_PAUSE_S = 20.0
 """Time in which a rollout takes its next step: the Deployment controller writes 20 times a second, for all rollouts together."""
 PLAN_PENDING = "the plan of its group is being made"
 
-FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
+FORCED_CAUSES: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes that do not wait for a plan."""
 
 
@@ -44,7 +44,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         unplaced: keys of pods for which the plan found no place.
         others_opened_at: see `GroupPods`.
         planned: keys of pods that the current plan places while a new plan is being made, and others wait for it; None if none is.
-        awaiting_room: keys of pods whose node is full until a rollout removes the pods that they replace.
+        awaiting_rollout: keys of pods whose node is full until a rollout removes the pods that they replace.
     """
 
     pods: Sequence[GroupPod]
@@ -55,7 +55,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
     unplaced: frozenset[str] = frozenset()
     others_opened_at: Mapping[str, float] = {}
     planned: frozenset[str] | None = None
-    awaiting_room: frozenset[str] = frozenset()
+    awaiting_rollout: frozenset[str] = frozenset()
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -71,12 +71,12 @@ class ReleaseDecision(msgspec.Struct, frozen=True):
     Attributes:
         releases: in the order of their workloads.
         waiting: pod key -> what it waits for.
-        again_s: seconds until the next check; None to wait for a change.
+        next_check_s: seconds until the next check; None to wait for a change.
     """
 
     releases: tuple[Release, ...] = ()
     waiting: Mapping[str, str] = {}
-    again_s: float | None = None
+    next_check_s: float | None = None
 
 
 def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseDecision:
@@ -156,15 +156,15 @@ class _Decider:
             else:
                 waiting[pod.metadata.key] = reason
         unplanned = self._unplanned(releases)
-        again_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
+        next_check_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
         planned = tuple(release for release in releases if release.pod.metadata.key not in unplanned)
-        return ReleaseDecision(planned, waiting | dict.fromkeys(unplanned, PLAN_PENDING), again_s)
+        return ReleaseDecision(planned, waiting | dict.fromkeys(unplanned, PLAN_PENDING), next_check_s)
 
     def _unplanned(self, releases: Sequence[Release]) -> set[str]:
         """Keys of pods that wait for the plan that is being made, and of the other pods of their PodGroups."""
         if self._queue.planned is None:
             return set()
-        unplanned = {r.pod.metadata.key for r in releases if r.cause not in FORCED} - self._queue.planned
+        unplanned = {r.pod.metadata.key for r in releases if r.cause not in FORCED_CAUSES} - self._queue.planned
         groups = {r.pod.pod_group for r in releases if r.pod.metadata.key in unplanned} - {""}
         return unplanned | {r.pod.metadata.key for r in releases if r.pod.pod_group in groups}
 
@@ -181,7 +181,7 @@ class _Decider:
         causes: dict[str, Cause | None] = {}
         for pod in ordered:
             cause, _ = decided[pod.metadata.key]
-            may_go = pod.pod_group not in held or cause in FORCED
+            may_go = pod.pod_group not in held or cause in FORCED_CAUSES
             causes[pod.pod_group] = causes.get(pod.pod_group) or (cause if may_go else None)
         return causes
 
@@ -202,7 +202,7 @@ class _Decider:
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
         reason = self._delay_reason(pod, age_s)
-        if not reason and pod.metadata.key in self._queue.awaiting_room:
+        if not reason and pod.metadata.key in self._queue.awaiting_rollout:
             reason = "its node has no room until the pods that it replaces are gone"
             self._wakes.append(ROLLOUT_PAUSE_S)
         return (None, reason) if reason else ("turn", "")
@@ -227,7 +227,7 @@ class _Decider:
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._live.get(selector, ()):
-            skipped = pod.other_gates or pod.metadata.key in self._queue.awaiting_room or self._is_given_up(pod)
+            skipped = pod.other_gates or pod.metadata.key in self._queue.awaiting_rollout or self._is_given_up(pod)
             if not pod.spec.node_name and not skipped:
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
         return ""

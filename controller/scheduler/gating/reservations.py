@@ -1,6 +1,6 @@
 """Resources that plans have reserved on nodes, and nodes that the scheduler refused, for all groups.
 
-A refused node is not planned again until it has changed.
+A refused node is not planned again for pods of the same owner until it has changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Reservation(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """A node at the time when the scheduler refused it for the pod ``key``; ``usage`` is by bound pods and other reservations."""
+    """The node at the time of a refusal, the key of the refused pod, and the usage by bound pods and other reservations."""
 
     key: str
     host: Host | None
@@ -38,49 +38,47 @@ class ReservationCache:
 
     Args:
         node_cache: the nodes, and what bound pods use of them.
+
+    Attributes:
+        ended: number of reservations that have ended, including those of `ExpectedReplacements`.
     """
 
     def __init__(self, node_cache: NodeCache) -> None:
         self.node_cache = node_cache
-        self._held: dict[str, dict[str, str]] = {}
+        self._nodes_by_group: dict[str, dict[str, str]] = {}
+        """Group -> pod key -> reserved node."""
         self._group_of: dict[str, str] = {}
         self._by_node: dict[str, dict[str, _Reservation]] = {}
-        self._leaving: dict[str, Mapping[str, Amounts]] = {}
+        self._outgoing: dict[str, Mapping[str, Amounts]] = {}
         self._released: set[str] = set()
         self._started: set[str] = set()
-        self._idle: set[str] = set()
+        self._yielding: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
         self.ended = 0
-        self._asks: dict[str, tuple[str, Amounts]] = {}
+        self._requests: dict[str, tuple[str, Amounts]] = {}
 
     def host_requests_of(self, pod: GroupPod) -> Amounts:
-        """A pod's requests, computed once per version."""
+        """A pod's requests and host ports, computed once per version."""
         key, version = pod.metadata.key, pod.metadata.resource_version
-        known = self._asks.get(key)
-        if known is None or known[0] != version or not version:
-            known = (version, host_requests_of(pod.spec, pod.status))
-            self._asks[key] = known
-        return known[1]
+        cached = self._requests.get(key)
+        if cached is None or cached[0] != version or not version:
+            cached = self._requests[key] = version, host_requests_of(pod.spec, pod.status)
+        return cached[1]
 
-    def precompute_requests(self, pods: Iterable[GroupPod]) -> None:
-        """Compute requests in advance, in small steps."""
-        for pod in pods:
-            self.host_requests_of(pod)
-
-    def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
+    def reserve(self, group: str, pods: Iterable[tuple[GroupPod, str]], outgoing: Mapping[str, Amounts] = {}) -> None:
         """Replace a group's reservations.
 
         Args:
             group: its key.
             pods: those that the usage of their nodes does not include yet, each with its node.
-            leaving: node -> requests of the group's pods that a rollout is about to replace there; reservations use that room first.
+            outgoing: node -> requests of the group's pods that a rollout is about to replace there; reservations use these first.
         """
-        self._leaving[group] = leaving
-        before = self._held.pop(group, {})
-        held: dict[str, str] = {}
+        self._outgoing[group] = outgoing
+        before = self._nodes_by_group.pop(group, {})
+        nodes: dict[str, str] = {}
         for pod, node in pods:
             key = pod.metadata.key
-            held[key] = node
+            nodes[key] = node
             if self._group_of.get(key, group) != group:
                 self.forget(key)
             self._group_of[key] = group
@@ -91,17 +89,17 @@ class ReservationCache:
             )
         for key, node in before.items():
             self._remove(key, node)
-            if key not in held:
+            if key not in nodes:
                 self._group_of.pop(key, None)
-        if held:
-            self._held[group] = held
+        if nodes:
+            self._nodes_by_group[group] = nodes
         else:
-            del self._leaving[group]
+            del self._outgoing[group]
 
     def release(self, key: str) -> None:
         """Count a pod's reservation as used, because its gate is opened, before the watch shows it."""
         self._released.add(key)
-        node = self._held.get(self._group_of.get(key, ""), {}).get(key)
+        node = self._nodes_by_group.get(self._group_of.get(key, ""), {}).get(key)
         if node is not None:
             self._by_node[node][key] = msgspec.structs.replace(self._by_node[node][key], gated=False)
 
@@ -113,16 +111,16 @@ class ReservationCache:
             has_started: whether any of its pods is bound.
             is_complete: whether its plan has a node for each of them.
         """
-        for groups, belongs in ((self._started, has_started), (self._idle, not has_started and not is_complete)):
+        for groups, belongs in ((self._started, has_started), (self._yielding, not has_started and not is_complete)):
             if belongs:
                 groups.add(group)
             else:
                 groups.discard(group)
 
     @property
-    def idle(self) -> frozenset[str]:
+    def yielding_groups(self) -> frozenset[str]:
         """Groups that have not started and whose plan does not place all of their pods."""
-        return frozenset(self._idle)
+        return frozenset(self._yielding)
 
     @property
     def freed(self) -> int:
@@ -131,52 +129,51 @@ class ReservationCache:
 
     def _remove(self, key: str, node: str) -> None:
         self.ended += 1
-        there = self._by_node.get(node, {})
-        there.pop(key, None)
-        if not there:
+        reservations = self._by_node.get(node, {})
+        reservations.pop(key, None)
+        if not reservations:
             self._by_node.pop(node, None)
 
     def reserved_by_others(self, group: str) -> dict[str, Amounts]:
         """Node -> reservations of all other groups, beyond its usage."""
-        return {node: amounts for node in self._by_node if (amounts := self.others_on(group, node))}
+        return {node: amounts for node in self._by_node if (amounts := self.reserved_by_others_on(group, node))}
 
-    def others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
+    def reserved_by_others_on(self, group: str, node: str, *, released_only: bool = False) -> Amounts:
         """Reservations of other groups on a node, of all of their pods or only of those whose gate is open."""
         by_group: dict[str, Amounts] = {}
         for key, reservation in self._by_node.get(node, {}).items():
-            if reservation.group == group or self.node_cache.assigned_node(key) or self._gives_way(reservation, group):
+            if reservation.group == group or self.node_cache.assigned_node(key) or self._yields_to(reservation, group):
                 continue
             if not (released_only and reservation.gated):
                 add_amounts(by_group.setdefault(reservation.group, {}), reservation.amounts)
         total: Amounts = {}
         for other, amounts in by_group.items():
-            freed = {} if released_only else self._leaving.get(other, {}).get(node, {})
+            freed = {} if released_only else self._outgoing.get(other, {}).get(node, {})
             add_amounts(total, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
         return total
 
-    def has_room(self, group: str, node: str, wanted: Amounts, *, released_only: bool = False) -> bool:
-        """Whether a node has room beside its pods and the reservations of `others_on` it."""
+    def fits(self, group: str, node: str, requests: Amounts, *, released_only: bool = False) -> bool:
+        """Whether requests of the group fit on a node beside its pods and `reserved_by_others_on`."""
         host = self.node_cache.hosts.get(node)
         if host is None:
             return False
         return not first_insufficient(
-            wanted,
+            requests,
             host.allocatable,
             self.node_cache.used.get(node, {}),
-            self.others_on(group, node, released_only=released_only),
+            self.reserved_by_others_on(group, node, released_only=released_only),
         )
 
-    def _gives_way(self, reservation: _Reservation, group: str) -> bool:
-        return reservation.gated and group in self._started and reservation.group in self._idle
+    def _yields_to(self, reservation: _Reservation, group: str) -> bool:
+        return reservation.gated and group in self._started and reservation.group in self._yielding
 
     def refuse(self, pod: GroupPod, node: str) -> None:
-        """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or room comes."""
-        hosts = self._refused.setdefault(owner_key(pod), {})
-        hosts.pop(node, None)
-        key = pod.metadata.key
-        hosts[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
-        if len(hosts) > _MAX_REFUSALS:
-            hosts.pop(next(iter(hosts)))
+        """Record that the scheduler refused a node; pods of the same owner are not planned there until it changes or its usage falls."""
+        refusals, key = self._refused.setdefault(owner_key(pod), {}), pod.metadata.key
+        refusals.pop(node, None)
+        refusals[node] = _Refusal(key, self.node_cache.hosts.get(node), self._usage_beside(key, node))
+        if len(refusals) > _MAX_REFUSALS:
+            refusals.pop(next(iter(refusals)))
         if len(self._refused) > _MAX_OWNERS:
             self._refused.pop(next(iter(self._refused)))
 
@@ -189,7 +186,7 @@ class ReservationCache:
         for pod in pods:
             owner = owner_key(pod)
             if owner not in by_owner:
-                by_owner[owner] = self._still_refused(owner)
+                by_owner[owner] = self._drop_outdated_refusals(owner)
             if by_owner[owner]:
                 refused[pod.metadata.key] = by_owner[owner]
         return refused
@@ -202,15 +199,15 @@ class ReservationCache:
                 add_amounts(usage, reservation.amounts)
         return usage
 
-    def _still_refused(self, owner: str) -> frozenset[str]:
-        hosts = self._refused.get(owner)
-        if hosts is None:
-            return frozenset()
-        for node in [node for node, refusal in hosts.items() if self._has_changed(node, refusal)]:
-            del hosts[node]
-        if not hosts:
-            del self._refused[owner]
-        return frozenset(hosts)
+    def _drop_outdated_refusals(self, owner: str) -> frozenset[str]:
+        """Forget the owner's refusals by nodes that have changed since; returns the other refused nodes."""
+        refusals = self._refused.get(owner, {})
+        left = {node: refusal for node, refusal in refusals.items() if not self._has_changed(node, refusal)}
+        if left:
+            self._refused[owner] = left
+        else:
+            self._refused.pop(owner, None)
+        return frozenset(left)
 
     def _has_changed(self, node: str, refusal: _Refusal) -> bool:
         usage = self._usage_beside(refusal.key, node)
@@ -220,17 +217,17 @@ class ReservationCache:
 
     def groups(self) -> Iterable[str]:
         """Keys of the groups that have reservations."""
-        return self._held.keys()
+        return self._nodes_by_group.keys()
 
     def forget(self, key: str) -> None:
         """A pod is gone, or belongs to another group now."""
-        self._asks.pop(key, None)
+        self._requests.pop(key, None)
         self._released.discard(key)
         group = self._group_of.pop(key, "")
-        held = self._held.get(group, {})
-        node = held.pop(key, None)
+        nodes = self._nodes_by_group.get(group, {})
+        node = nodes.pop(key, None)
         if node is not None:
             self._remove(key, node)
-            if not held:
-                del self._held[group]
-                self._leaving.pop(group, None)
+            if not nodes:
+                del self._nodes_by_group[group]
+                self._outgoing.pop(group, None)

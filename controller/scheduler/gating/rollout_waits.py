@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts
 from controller.scheduler.config import GatesConfig
@@ -24,13 +25,13 @@ from controller.scheduler.placement.snapshot import GroupSnapshot
 Solve = Callable[[GroupSnapshot, float], Awaitable[Plan]]
 """Makes a plan; the second argument limits the search in seconds."""
 WAIT_SHARE = 0.75
-"""Share of ``maxWaitS`` that a pod waits for a rollout."""
+"""Share of ``maxWaitS`` that a pod waits for a rollout at most."""
 MAX_SLOWDOWN = 1.05
 """A plan in which fewer pods wait is preferred if its calls take at most this many times as long."""
 
 
 class RolloutWaits:
-    """Waits of all groups for their rollouts.
+    """Pods of all groups that wait for rollouts, and since when.
 
     Args:
         reservations: of all groups.
@@ -40,102 +41,105 @@ class RolloutWaits:
 
     def __init__(self, reservations: ReservationCache, config: GatesConfig, clock: Callable[[], float]) -> None:
         self._reservations, self._config, self._clock = reservations, config, clock
-        self._since: dict[str, dict[str, float]] = {}
-        self._tried: dict[str, object] = {}
+        self._waiting_since: dict[str, dict[str, float]] = {}
+        """Group -> pod key -> begin of its wait."""
+        self._failed_attempts: dict[str, tuple[list[str], dict[str, frozenset[str]]]] = {}
+        """Group -> keys of pods for which no plan without waits was found, and the nodes that were full then, by owner."""
 
     def forget(self, group: str) -> None:
         """No pod of the group waits any more."""
-        self._since.pop(group, None)
-        self._tried.pop(group, None)
+        self._waiting_since.pop(group, None)
+        self._failed_attempts.pop(group, None)
 
     async def solve_without_waits(
-        self, group: str, snapshot: GroupSnapshot, plan: Plan, leaving: Mapping[str, Amounts], solve: Solve
+        self, group: str, snapshot: GroupSnapshot, plan: Plan, outgoing: Mapping[str, Amounts], solve: Solve
     ) -> Plan:
         """A plan that is about as good and in which fewer pods wait; the given plan if there is none.
 
-        First it looks for other nodes for all waiting pods, then for the oldest one alone.
+        The first search moves all waiting pods to other nodes, the second only the oldest.
 
         Args:
             group: its key.
             snapshot: what the plan was made from.
-            plan: its plan.
-            leaving: node -> requests of pods that a rollout is about to replace there.
+            plan: the plan to improve.
+            outgoing: node -> requests of pods that a rollout is about to replace there.
             solve: makes a plan.
         """
-        if not leaving:
+        if not outgoing:
             return plan
-        await asyncio.sleep(0)  # The check of thousands of pods takes some 20 ms.
-        awaiting_room = check_plan(plan, group, snapshot.pods, self._reservations, leaving).awaiting_room
-        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_room), key=_age_order)
-        locations = {key: target.location for key, target in plan.targets.items()}
+        await asyncio.sleep(0)  # The check of thousands of pods would prolong the block of the event loop.
+        awaiting_rollout = check_plan(plan, group, snapshot.pods, self._reservations, outgoing).awaiting_rollout
+        waiting = sorted((pod for pod in snapshot.pods if pod.metadata.key in awaiting_rollout), key=_age_order)
         if not waiting:
             return plan
-        full = await self._full_by_owner(group, waiting, leaving)
-        tried = [pod.metadata.key for pod in waiting], full
-        if self._tried.get(group) == tried:
+        full_nodes = await self._full_nodes_by_owner(group, waiting, outgoing)
+        attempt = [pod.metadata.key for pod in waiting], full_nodes
+        if self._failed_attempts.get(group) == attempt:
             return plan
         for movable in (waiting, waiting[:1]) if len(waiting) > 1 else (waiting,):
             refused = dict(snapshot.refused)
             for pod in movable:
-                refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full[owner_key(pod)]
-            wanted = msgspec.structs.replace(snapshot, refused=refused, previous=plan.targets)
+                refused[pod.metadata.key] = refused.get(pod.metadata.key, frozenset()) | full_nodes[owner_key(pod)]
             try:
-                other = await solve(wanted, LEAST_SEARCH_S)
+                other = await solve(
+                    msgspec.structs.replace(snapshot, refused=refused, previous=plan.targets), LEAST_SEARCH_S
+                )
             except PlanningError:
                 return plan
             is_worse = (len(other.unplaced), other.violations) > (len(plan.unplaced), plan.violations)
-            has_same_zones = locations == {key: target.location for key, target in other.targets.items()}
-            if not is_worse and (has_same_zones or other.latency_us <= MAX_SLOWDOWN * plan.latency_us):
+            is_slower = other.latency_us > MAX_SLOWDOWN * plan.latency_us and _locations(other) != _locations(plan)
+            if not is_worse and not is_slower:
                 return other
-        self._tried[group] = tried
+        self._failed_attempts[group] = attempt
         return plan
 
-    async def _full_by_owner(
+    async def _full_nodes_by_owner(
         self, group: str, waiting: Iterable[GroupPod], nodes: Iterable[str]
     ) -> dict[str, frozenset[str]]:
-        """Owner of pods -> the nodes that have no room now for a pod of that owner."""
-        full: dict[str, frozenset[str]] = {}
+        """Owner of pods -> the nodes on which a pod of that owner does not fit now."""
+        full_nodes: dict[str, frozenset[str]] = {}
         for pod in waiting:
-            if owner_key(pod) not in full:
-                await asyncio.sleep(0)  # 1,000 nodes take some 5 ms.
-                full[owner_key(pod)] = frozenset(self._full_nodes(group, pod, nodes))
-        return full
+            if owner_key(pod) not in full_nodes:
+                await asyncio.sleep(0)  # The check of thousands of nodes blocks the event loop.
+                full_nodes[owner_key(pod)] = frozenset(self._full_nodes(group, pod, nodes))
+        return full_nodes
 
-    def give_up(
+    def end_overlong_wait(
         self,
         group: str,
         cached: CachedPlan,
         pods: Sequence[GroupPod],
-        awaiting_room: Collection[str],
-        leaving: Iterable[str],
+        awaiting_rollout: Collection[str],
+        outgoing: Iterable[str],
     ) -> bool:
-        """End the wait of the oldest waiting pod if it takes too long: its node, and other full ones, count as refused.
+        """End the wait of the oldest waiting pod if it takes too long, by refusals of its node and of other full nodes.
 
-        The pod's start lets the rollout go on. A wait takes too long if nothing has changed for a while, or if the pod's gate is about to
-        open regardless of the plan. Returns whether a wait was ended, so that a new plan is needed.
+        The start of the pod elsewhere lets the rollout continue. A wait takes too long if nothing has changed for a while, or if the pod's
+        gate is about to open regardless of the plan. Returns whether a wait was ended, so that a new plan is needed.
         """
-        now, before = self._clock(), self._since.get(group, {})
-        since = self._since[group] = {key: before.get(key, now) for key in awaiting_room}
-        oldest = min((pod for pod in pods if pod.metadata.key in awaiting_room), key=_age_order, default=None)
+        now, before = self._clock(), self._waiting_since.get(group, {})
+        waiting_since = self._waiting_since[group] = {key: before.get(key, now) for key in awaiting_rollout}
+        oldest = min((pod for pod in pods if pod.metadata.key in awaiting_rollout), key=_age_order, default=None)
         if oldest is None:
             return False
-        key, counted = (
-            oldest.metadata.key,
-            (p for p in pods if self._reservations.node_cache.assigned_node(p.metadata.key)),
-        )
+        key, assigned_node = oldest.metadata.key, self._reservations.node_cache.assigned_node
         # Pods that start or terminate mean that the rollout makes progress.
-        has_progress = any(not pod.is_active or not pod.ready for pod in counted)
+        has_progress = any(not p.is_active or not p.ready for p in pods if assigned_node(p.metadata.key))
         quiet_s = self._config.max_wait_s / 2 if has_progress else ROLLOUT_PAUSE_S
-        if now - cached.made_at < quiet_s and now - since[key] < WAIT_SHARE * self._config.max_wait_s:
+        if now - cached.made_at < quiet_s and now - waiting_since[key] < WAIT_SHARE * self._config.max_wait_s:
             return False
-        for node in self._full_nodes(group, oldest, {*leaving, cached.plan.targets[key].node}):
+        for node in self._full_nodes(group, oldest, {*outgoing, cached.plan.targets[key].node}):
             self._reservations.refuse(oldest, node)
         return True
 
     def _full_nodes(self, group: str, pod: GroupPod, nodes: Iterable[str]) -> list[str]:
-        """The nodes that have no room for a pod now."""
-        asks = self._reservations.host_requests_of(pod)
-        return [node for node in nodes if not self._reservations.has_room(group, node, asks, released_only=True)]
+        """The nodes on which a pod does not fit now."""
+        requests = self._reservations.host_requests_of(pod)
+        return [node for node in nodes if not self._reservations.fits(group, node, requests, released_only=True)]
+
+
+def _locations(plan: Plan) -> dict[str, Location]:
+    return {key: target.location for key, target in plan.targets.items()}
 
 
 def _age_order(pod: GroupPod) -> tuple[str, str]:

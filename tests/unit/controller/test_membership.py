@@ -113,17 +113,17 @@ def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one()
 
     pods.on_change("d/p", None, first)
     assert newest(first) is first
-    pods.wrote("d/p", first, second)
+    pods.record_write("d/p", first, second)
     assert newest(first) is second
-    pods.wrote("d/p", second, third)  # The store is two versions behind.
+    pods.record_write("d/p", second, third)  # The store is two versions behind.
     assert (newest(first), newest(second), newest(fourth)) == (third, third, fourth)
     assert newest(first) is first, "the write is forgotten once the store was ahead"
-    pods.wrote("d/p", first, second)
+    pods.record_write("d/p", first, second)
     assert newest(None) is None, "a deleted pod is gone"
     store.pod = first
-    pods.wrote("d/p", first, second)
+    pods.record_write("d/p", first, second)
     now[0] = LONGEST_LAG_S
     assert newest(first) is first
     store.pod = second
-    pods.wrote("d/p", first, second)
+    pods.record_write("d/p", first, second)
     assert newest(first) is first, "the store had shown the write before its answer"

@@ -15,7 +15,7 @@ from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.gating.group_plans import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from controller.scheduler.gating.group_plans import MAX_BACKOFF_S, MIN_BACKOFF_S
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.placement.planner import PlanningError
 from controller.scheduler.placement.worker import DEADLINE_S as WORKER_DEADLINE_S
@@ -73,7 +73,7 @@ async def play(seed: int) -> int:
                 world.plans.drop(other, pods)
             elif world.plans.get_or_request(other, pods).pending:
                 await world.plans.make(other)
-        for idle in world.plans.reservations.idle:
+        for idle in world.plans.reservations.yielding_groups:
             if world.request(idle).pending:
                 await world.plans.make(idle)
         assert world.overbooked() == []
@@ -192,12 +192,12 @@ async def test_a_plan_that_cannot_be_made_is_reported_and_tried_again_later() ->
     assert (report.status, report.reason) == ("False", "DeadlineExceeded")
     plan_state = world.request("d/g1")
     assert (plan_state.plan, plan_state.pending) == (None, False)
-    world.now += FIRST_PAUSE_S
+    world.now += MIN_BACKOFF_S
     assert world.request("d/g1").pending
     for _ in range(1100):  # 2.0 ** 1024 overflows.
         await world.plans.make("d/g1")
     assert not world.request("d/g1").pending
-    world.now += LONGEST_PAUSE_S
+    world.now += MAX_BACKOFF_S
     assert world.request("d/g1").pending
     world.failure = None
     await world.plans.make("d/g1")
@@ -249,7 +249,9 @@ async def test_room_of_pods_with_lower_priority_is_the_last_resort() -> None:
         world.change(f"d/{name}", spec={"priority": 10})
     assert await world.nodes("d/g") == {"d/p1": "n00", "d/p2": "n00"}
     plan_state = world.request("d/g")
-    assert (plan_state.awaiting_room, plan_state.pending) == (frozenset(), False), "no pod is evicted for a gated one"
+    assert (plan_state.awaiting_rollout, plan_state.pending) == (frozenset(), False), (
+        "no pod is evicted for a gated one"
+    )
     world.change("d/p1", spec={"preemptionPolicy": "Never"})
     await world.plans.make("d/g")
     assert world.plan_of("d/g").unplaced == ("d/p1", "d/p2")

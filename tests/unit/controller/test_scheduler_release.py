@@ -153,7 +153,7 @@ def test_pods_that_nobody_orders_go_after_a_while(unknown: GroupQueue, cause: st
     assert set(early.waiting.values()) == {
         "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
     }
-    assert early.again_s == pytest.approx(1)
+    assert early.next_check_s == pytest.approx(1)
     assert released(plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
 
 
@@ -184,8 +184,8 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
     assert {r.pod.metadata.key for r in now.releases} | set(now.waiting) == gated
     assert not {r.pod.metadata.key for r in now.releases} & set(now.waiting)
     if now.waiting:
-        assert now.again_s is not None
-        assert now.again_s <= CONFIG.max_wait_s
+        assert now.next_check_s is not None
+        assert now.next_check_s <= CONFIG.max_wait_s
     late = plan_release(group, CREATED + CONFIG.max_wait_s, CONFIG)
     assert {r.pod.metadata.key for r in late.releases} == gated
 
@@ -236,7 +236,7 @@ def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_
         growing = queue(*pods, order="AB", seen_at=seen, **{"members": 2, **short})
         assert released(plan_release(growing, CREATED, CONFIG)) == []
     almost = queue(*pods, order="AB", members=3, seen_at={"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2})
-    assert plan_release(almost, CREATED, CONFIG).again_s == pytest.approx(0.2), "the newest pod counts"
+    assert plan_release(almost, CREATED, CONFIG).next_check_s == pytest.approx(0.2), "the newest pod counts"
     assert settles_in_s(almost, CREATED) == pytest.approx(0.2)
     assert settles_in_s(almost, CREATED + 9) == 0
     unseen = queue(*pods, order="AB", members=3)
@@ -248,7 +248,7 @@ def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_
 
 
 @pytest.mark.parametrize(
-    ("group", "again_s"),
+    ("group", "next_check_s"),
     [
         (queue(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # the longest wait alone ends it
         (queue(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is behind
@@ -262,18 +262,18 @@ def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_
     ],
 )
 def test_somebody_looks_again_when_the_first_wait_is_over_and_not_before(
-    group: GroupQueue, again_s: float | None
+    group: GroupQueue, next_check_s: float | None
 ) -> None:
-    found = plan_release(group, CREATED, CONFIG).again_s
-    assert found == (None if again_s is None else pytest.approx(again_s, abs=1e-6))
+    found = plan_release(group, CREATED, CONFIG).next_check_s
+    assert found == (None if next_check_s is None else pytest.approx(next_check_s, abs=1e-6))
 
 
 def test_somebody_who_looks_just_before_a_wait_is_over_does_not_look_again_at_once() -> None:
     nearly = plan_release(queue(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
-    assert (nearly.releases, nearly.again_s) == ((), 0.05)
+    assert (nearly.releases, nearly.next_check_s) == ((), 0.05)
     stuck = plan_release(queue(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
     assert stuck.releases == ()
-    assert stuck.again_s == pytest.approx(0.5)
+    assert stuck.next_check_s == pytest.approx(0.5)
 
 
 def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_good() -> None:
@@ -285,7 +285,7 @@ def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_go
         return msgspec.convert(body, GroupPod)
 
     held = queue(pod("a", "A", gated=False), without(pod("b", "B")))
-    assert plan_release(held, CREATED, CONFIG).again_s == 100
+    assert plan_release(held, CREATED, CONFIG).next_check_s == 100
     passed = queue(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
     assert released(plan_release(passed, CREATED, CONFIG)) == [("b", "turn")]
 

@@ -28,9 +28,9 @@ def test_a_pod_that_waits_for_long_is_reported_once_and_again_after_it_went(text
     events, waiting = WaitingEvents(), {"web/front": text}
     assert events.due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
     due = NOW_S + patience_s - 2
-    told, again_s = events.due([pod("front", age_s=2)], waiting, due)
+    told, next_check_s = events.due([pod("front", age_s=2)], waiting, due)
     assert [(p.metadata.name, note) for p, note in told] == [("front", f"it waits at its gate: {text}")]
-    assert again_s is None
+    assert next_check_s is None
     assert events.due([pod("front", age_s=2)], waiting, due + 600) == ([], None)
     events.due([pod("front", age_s=2)], {}, due + 601)
     assert len(events.due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
@@ -40,7 +40,7 @@ def test_a_group_of_thousands_is_reported_in_parts() -> None:
     events = WaitingEvents()
     pods = [pod(f"p{i}") for i in range(MAX_EVENTS + 5)]
     waiting = {p.metadata.key: CART for p in pods}
-    first, again_s = events.due(pods, waiting, NOW_S)
-    assert (len(first), again_s) == (MAX_EVENTS, 1.0)
-    second, again_s = events.due(pods, waiting, NOW_S + 1)
-    assert (len(second), again_s) == (5, None)
+    first, next_check_s = events.due(pods, waiting, NOW_S)
+    assert (len(first), next_check_s) == (MAX_EVENTS, 1.0)
+    second, next_check_s = events.due(pods, waiting, NOW_S + 1)
+    assert (len(second), next_check_s) == (5, None)
