@@ -1,7 +1,7 @@
 """Turns a plan into node affinity of a gated pod: required zones, preferred zones and hosts. Pure.
 
-Zones that filter would refuse are excluded by a required term, and scores become weights of preferred terms. Kubernetes allows this
-for gated pods only: requirements may be added to each of the user's terms, and preferred terms set freely.
+Required terms exclude the zones that filter would refuse, and scores become weights of preferred terms. Kubernetes allows this for
+gated pods only: requirements may be added to each of the user's required terms, and preferred terms may be set freely.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
 
 HOST_WEIGHT, ZONE_WEIGHT = 100, 60
 SCORE_DIVISOR = 3
-"""Keeps the weights of other zones, at most 33, below ZONE_WEIGHT."""
+"""Keeps the weights of other zones, at most 33, below `ZONE_WEIGHT`."""
 MAX_PREFERRED_TERMS = 20
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that replace a pod without a penalty; an evicted pod of a Job counts against its backoffLimit."""
 
 NARROWED_ANNOTATION = "netaware.io/narrowed"
-"""On a pod: the requirement that we added to its node affinity, as JSON, to tell it from the user's own."""
+"""Annotation of a pod: the requirement that we added to its node affinity, as JSON, to tell it from the user's."""
 
 
 class ZoneScores(msgspec.Struct, frozen=True):
     """Filter results and scores of zones.
 
     Attributes:
-        passing: zones that the filter lets through.
+        passing: zones that the filter passes.
         refused: zones that it refuses.
-        unlabelled_passes: whether nodes without a zone pass; None when there are none.
-        scores: zone -> 0 to 100.
+        unlabelled_passes: whether nodes without a zone pass; None if there are none.
+        scores: passing zone -> 0 to 100.
     """
 
     passing: tuple[str, ...] = ()
@@ -61,11 +61,11 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
         return ZoneScores()
     passing: dict[str, bool] = {}
     costs: dict[str, int] = {}
-    unlabelled: bool | None = None
+    unlabelled_passes: bool | None = None
     for i in populated:
         node_score, location = score_table.by_location[i], locations[i]
         if not location.zone:
-            unlabelled = bool(unlabelled) or node_score.passes
+            unlabelled_passes = bool(unlabelled_passes) or node_score.passes
             continue
         passing[location.zone] = passing.get(location.zone, False) or node_score.passes
         costs[location.zone] = min(costs.get(location.zone, node_score.cost), node_score.cost)
@@ -74,27 +74,27 @@ def score_zones(score_table: ScoreTable, locations: Sequence[Location], populate
     low = min((costs[zone] for zone in passing_zones), default=0)
     high = max((costs[zone] for zone in passing_zones), default=0)
     scores = {zone: normalise(costs[zone], low, high) for zone in passing_zones}
-    return ZoneScores(tuple(passing_zones), tuple(refused_zones), unlabelled, scores)
+    return ZoneScores(tuple(passing_zones), tuple(refused_zones), unlabelled_passes, scores)
 
 
 def narrow_node_affinity(
-    pod: GroupPod, zone_requirement: MatchExpression | None, preferred: Sequence[PreferredTerm]
+    pod: GroupPod, added: MatchExpression | None, preferred: Sequence[PreferredTerm]
 ) -> NodeAffinity:
-    """The node affinity to give to a gated pod: the user's required terms narrowed, and our preferred terms added to the user's.
+    """The node affinity to give to a gated pod: the user's, with a requirement in each required term, and with preferred terms of ours.
 
     Args:
         pod: the current pod.
-        zone_requirement: from `requirement`.
+        added: from `zone_requirement`.
         preferred: from `preferred_terms`.
     """
     user_affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_node_affinity(pod.spec.affinity)
     preferred_by_user = user_affinity and user_affinity.preferred_during_scheduling_ignored_during_execution
-    if zone_requirement is not None:
+    if added is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
         narrowed = [
-            # An empty term matches nothing, and would match something with our requirement.
-            NodeSelectorTerm([*(term.match_expressions or ()), zone_requirement], term.match_fields)
+            # An empty term matches nothing, but would match nodes with our requirement.
+            NodeSelectorTerm([*(term.match_expressions or ()), added], term.match_fields)
             if required is None or _has_requirements(term)
             else term
             for term in terms
@@ -103,14 +103,14 @@ def narrow_node_affinity(
     return NodeAffinity(required, [*(preferred_by_user or ()), *preferred] or None)
 
 
-def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
-    """The requirement on zones that acts as the filter; None if it excludes no zone.
+def zone_requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | None:
+    """The requirement that excludes the zones that filter refuses; None if there are none.
 
-    If no location passes, it excludes the labelled zones only: one expression cannot refuse nodes without a zone as well.
+    If no location passes, nodes without a zone are not excluded, because one expression cannot exclude these and all zones.
 
     Args:
         zones: from `score_zones`.
-        target: of the plan, whose zone is then required; None without a plan.
+        target: of the plan; its zone, if it has one, is the only zone allowed; None without a plan.
     """
     if target is not None and target.zone:
         return MatchExpression(ZONE_LABEL, "In", [target.zone])
@@ -122,7 +122,7 @@ def requirement(zones: ZoneScores, target: Target | None) -> MatchExpression | N
 
 
 def without_added_requirement(pod: GroupPod) -> GroupPod:
-    """The pod with the required node affinity of its user, without our requirement."""
+    """The pod with only the user's required node affinity."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     node_affinity = affinity.node_affinity if affinity else None
@@ -134,7 +134,7 @@ def without_added_requirement(pod: GroupPod) -> GroupPod:
     except DECODE_ERRORS:
         return pod
     terms = [(term, _without_last(term, added)) for term in required.node_selector_terms or ()]
-    # Drop a term that consists of our requirement only; keep empty terms of the user, which match nothing.
+    # Drop a term that has only our requirement; keep the user's empty terms, which match nothing.
     kept = [after for before, after in terms if _has_requirements(after) or not _has_requirements(before)]
     by_user = msgspec.structs.replace(
         node_affinity, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
@@ -144,13 +144,11 @@ def without_added_requirement(pod: GroupPod) -> GroupPod:
 
 
 def _without_last(term: NodeSelectorTerm, added: MatchExpression) -> NodeSelectorTerm:
-    """The term without its last expression that equals ours; an earlier one is the user's, since we append."""
-    expressions = list(term.match_expressions or ())
-    if added in expressions:
-        expressions.reverse()
-        expressions.remove(added)
-        expressions.reverse()
-    return NodeSelectorTerm(expressions, term.match_fields)
+    """The term without its last expression that equals ours; earlier equal expressions are the user's, since we append."""
+    reverse = list(term.match_expressions or ())[::-1]
+    if added in reverse:
+        reverse.remove(added)
+    return NodeSelectorTerm(reverse[::-1], term.match_fields)
 
 
 def _has_requirements(term: NodeSelectorTerm) -> bool:
@@ -158,15 +156,14 @@ def _has_requirements(term: NodeSelectorTerm) -> bool:
 
 
 def preferred_terms(zones: ZoneScores, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
-    """Weights of preferred terms: the planned host, its zone, and other zones by score.
+    """Preferred terms for the planned host, its zone, and other zones by score.
 
-    The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, also in preferred
-    terms.
+    The host is named by its label, never by ``matchFields``, because Karpenter makes no node for a pod with ``matchFields``.
 
     Args:
         zones: from `score_zones`.
         target: of the plan; None without a plan.
-        hostname: the label of the target's host; empty if unknown; then only the zone is preferred.
+        hostname: the label of the target's host; empty if unknown, to prefer only the zone.
     """
     terms: list[PreferredTerm] = []
     if target is not None and hostname:

@@ -1,4 +1,4 @@
 """Holds pods at their scheduling gate until it is their turn and their group has a plan, then opens the gate.
 
-`controller` reconciles one group at a time, `group_plans` keeps its plan, `release` decides whose turn it is (pure), `pod_updater` writes.
+Begin with `controller`, which reconciles groups and names the other modules. `opener` is a program of its own.
 """

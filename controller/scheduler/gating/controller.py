@@ -1,14 +1,14 @@
-"""Reconciles one group: its pods, its plan and the time decide which gates to open.
+"""Reconciles groups: a group's pods, its plan and the time decide which gates to open.
 
-`group_pods` indexes pods by group, `group_plans` plans them, `release` orders them, `pod_updater` patches them, and `retries` requeues
-or replaces those that found no node.
+`group_pods` indexes pods by group, `group_plans` plans them, `release` decides which gates to open, `retries` which pods to requeue or
+replace because they found no node, and `pod_updater` writes to the pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -27,7 +27,7 @@ from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.gating.group_plans import GroupPlans, PlanState
 from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.gating.pod_events import WAITING, WaitingEvents
-from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
+from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete_pods
 from controller.scheduler.gating.release import GroupQueue, plan_release, settles_in_s
 from controller.scheduler.gating.retries import StuckPods
 from controller.scheduler.metrics import GateMetrics
@@ -44,7 +44,7 @@ from kubekit.workqueue import WorkQueue
 DEBOUNCE_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are reconciled at most once in this time."""
 WORKERS = 4
-CHECK_RIGHT_EVERY_S = 60.0
+CHECK_RIGHT_INTERVAL_S = 60.0
 """The component that lets us delete stale pods may be added or removed while we lead."""
 
 
@@ -53,13 +53,18 @@ class GatingController:
 
     Args:
         client: fenced; only the leader writes.
-        caches: the manager's stores; nodes, AppGroups and NetworkTopologies are taken from there.
+        caches: the manager's stores.
         config: the section ``scheduler``.
         recorder: for events on pods.
         registry: for metrics.
         notify: called with a group's key when its condition Planned changes.
         prices: of bytes between zones, for groups whose plans weigh money.
-        clock: seconds since 1970.
+
+    Attributes:
+        state, node_cache, volumes: indexes of the cluster.
+        inputs, plans: what plans are made from, and the plans of all groups.
+        pods_of: returns the pods of a group by its key.
+        metrics: of gates and plans.
     """
 
     def __init__(
@@ -72,21 +77,20 @@ class GatingController:
         *,
         notify: Callable[[str], None] = lambda _: None,
         prices: PriceTable | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
+        self._client, self._config, self._recorder, self._clock = client, config, recorder, time.time
         self.metrics = GateMetrics(registry)
         self.state, self.node_cache, self.volumes = State(config, caches.home), NodeCache(), Volumes()
         self._store = caches.group_pods
         self._declared = DeclaredReplicas(client)
         self._queue = WorkQueue()
-        self._pods = GroupPods(self._store, self.state, clock)
-        self.pods_of = self._pods.of
+        self._pods = GroupPods(self._store, self.state, self._clock)
+        self.pods_of = self._pods.pods_of
         self._process = PlanningProcess(self.node_cache)
         self.inputs = PlanInputs(self.state, self.node_cache, self.volumes, prices, self._declared)
         self.plans = GroupPlans(
             self.inputs,
-            self._pods.of,
+            self.pods_of,
             config=config.gates,
             metrics=self.metrics,
             solve=self._process.solve,
@@ -103,7 +107,7 @@ class GatingController:
             config=config,
             metrics=self.metrics,
             recorder=recorder,
-            clock=clock,
+            clock=self._clock,
         )
         self._debounce_timer: asyncio.TimerHandle | None = None
         self._leading = False
@@ -138,24 +142,24 @@ class GatingController:
         self._declared.subscribe(lambda *_: self._wake_waiting())
 
     def stores(self) -> dict[str, Awaitable[None]]:
-        """Endless tasks that keep the stores warm; every replica runs them, leading or not."""
+        """Endless tasks that keep the stores up to date; every replica runs them, leading or not."""
         return self._declared.tasks()
 
     async def conditions(self, group: str) -> list[Condition]:
-        """Planned, and without waiting pods RoutedNear and Balanced; a group with waiting pods keeps its last advice."""
+        """Planned and, for groups without waiting pods, RoutedNear and Balanced; other groups keep these as they were."""
         planned = self.plans.report(group)
         conditions = [planned] if planned is not None else []
-        if group not in self.state.groups or any(pod.is_waiting for pod in self._pods.of(group)):
+        if group not in self.state.groups or any(pod.is_waiting for pod in self.pods_of(group)):
             return conditions
         current = placed_group(self.state, group)
-        # Hundreds of dependencies take tens of milliseconds, too long for the event loop.
+        # Hundreds of dependencies would block the event loop.
         return await asyncio.to_thread(lambda: [*conditions, *advice_conditions(current)])
 
     async def run(self) -> None:
         """Reconcile groups while leading, until cancelled."""
         await self._store.ready.wait()
         self._pods.forget_writes()
-        self._stuck_pods.may_delete = await may_delete(self._client)
+        self._stuck_pods.may_delete = await may_delete_pods(self._client)
         self._leading = True
         self._wake_waiting()
         try:
@@ -167,8 +171,8 @@ class GatingController:
 
     async def _check_delete_right(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_RIGHT_EVERY_S)
-            self._stuck_pods.may_delete = await may_delete(self._client)
+            await asyncio.sleep(CHECK_RIGHT_INTERVAL_S)
+            self._stuck_pods.may_delete = await may_delete_pods(self._client)
 
     async def _work(self) -> None:
         await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
@@ -179,8 +183,8 @@ class GatingController:
             self._stuck_pods.forget(key)
             self._waiting_events.forget(key)
             self.plans.reservations.forget(key)
-        elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
-            # A PodGroup is refused as a whole, and a nominated node is being preempted: neither says that the planned host is wrong.
+        elif old is not None and new.found_no_node and not new.pod_group and _last_attempt(old) != _last_attempt(new):
+            # A refused PodGroup, and a nominated node, on which pods are being preempted, do not mean that the planned host was refused.
             target = target_of(new)
             if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.reservations.refuse(new, target.node)
@@ -199,13 +203,14 @@ class GatingController:
             return  # Upstream parity explains nothing then.
         self._recorder.normal(reference(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
         host = self.node_cache.hosts.get(pod.spec.node_name)
+        how = "elsewhere"
         if target is None:
-            result = "by-rule"
+            how = "by-rule"
         elif target.node == pod.spec.node_name:
-            result = "as-planned"
-        else:
-            result = "planned-zone" if host is not None and host.location == target.location else "elsewhere"
-        self.metrics.placed.labels(result).inc()
+            how = "as-planned"
+        elif host is not None and host.location == target.location:
+            how = "planned-zone"
+        self.metrics.placed.labels(how).inc()
 
     def _wake(self, group: str) -> None:
         if self._leading:
@@ -228,18 +233,17 @@ class GatingController:
 
     def _wake_all(self) -> None:
         self._debounce_timer = None
-        # Also groups that are gone, or whose pods are no longer admitted, so that their reservations end.
+        # Includes groups that are gone, or whose pods are no longer admitted, so that their reservations end.
         for group in {*self._pods.waiting_groups(), *self.plans.groups_with_reservations()}:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
-        pods, now = self._pods.of(group), self._clock()
+        pods, now = self.pods_of(group), self._clock()
         if not any(pod.is_waiting for pod in pods):
             self.plans.drop(group, pods)
             return None
         queue = self._queue_of(group, pods)
-        settled = settles_in_s(queue, now) <= 0
-        may_plan = settled and not self._config.is_parity
+        may_plan = settles_in_s(queue, now) <= 0 and not self._config.is_parity
         plan_state = self.plans.get_or_request(group, pods) if may_plan else PlanState()
         decision = plan_release(plan_state.applied_to(queue), now, self._config.gates)
         for release in decision.releases:
@@ -247,24 +251,17 @@ class GatingController:
         await self._updater.release(group, decision.releases, plan_state.plan)
         if decision.releases:
             self._wake(group)
-        event_in_s = self._report_waiting(pods, decision.waiting, now)
-        actions, next_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
+        due_events, event_check_s = self._waiting_events.pop_due(pods, decision.waiting, now)
+        for pod, text in due_events:
+            self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
+        actions, stuck_check_s = self._stuck_pods.decide(pods, plan_state.plan, self.state, now)
         await self._updater.execute(actions)
         if actions:
             self._wake(group)
-        stale_s = (
-            UNPLACED_FOR_S if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced else None
-        )
-        return min(
-            (s for s in (decision.next_check_s, next_check_s, stale_s, event_in_s) if s is not None), default=None
-        )
-
-    def _report_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
-        """Record one event on each pod that has waited for some seconds; returns the seconds until the next check."""
-        due, next_check_s = self._waiting_events.due(pods, waiting, now)
-        for pod, text in due:
-            self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
-        return next_check_s
+        checks_s = [decision.next_check_s, event_check_s, stuck_check_s]
+        if decision.waiting and plan_state.plan is not None and plan_state.plan.unplaced:
+            checks_s.append(UNPLACED_FOR_S)
+        return min((seconds for seconds in checks_s if seconds is not None), default=None)
 
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         queue = GroupQueue(pods=pods, seen_at=self._pods.seen_at, others_opened_at=self._pods.others_opened_at)
@@ -279,17 +276,17 @@ class GatingController:
         )
 
     def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:
-        """The order from the status if it is up to date, else computed."""
+        """Workload selector -> position, from the status if that is up to date, else computed."""
         graph = self.state.graph(key)
         listed = {item.workload.selector: item.index for item in group.status.topology_order or ()}
-        fresh = group.status.observed_generation in (0, group.metadata.generation)
-        if fresh and listed.keys() == set(graph.selectors):
+        is_current = group.status.observed_generation in (0, group.metadata.generation)
+        if is_current and listed.keys() == set(graph.selectors):
             return listed
         sequence = order(graph.children, group.spec.topology_sorting_algorithm).sequence
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
 
 
-def _attempts(pod: GroupPod) -> tuple[bool, str]:
-    """Key of the last scheduling attempt; changes if its message does."""
+def _last_attempt(pod: GroupPod) -> tuple[bool, str]:
+    """Whether the last scheduling attempt found no node, and its message; tells attempts with different results apart."""
     scheduled = pod.condition("PodScheduled")
     return pod.found_no_node, scheduled.message if scheduled is not None else ""

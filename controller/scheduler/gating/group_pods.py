@@ -10,12 +10,12 @@ from controller.cluster.pods import GroupPod
 from controller.scheduler.state import State
 from kubekit.stores import Store
 
-LONGEST_LAG_S = 10.0
+MAX_LAG_S = 10.0
 """A store that is further behind has lost its watch, and will list again."""
 
 
 class _Write(NamedTuple):
-    """A pod that we wrote, when, and the versions that it replaces."""
+    """The time of a write, the versions that it replaces, and the written pod."""
 
     at: float
     replaced_versions: frozenset[str]
@@ -25,11 +25,11 @@ class _Write(NamedTuple):
 class GroupPods:
     """The pods of AppGroups by group, including our own writes that the watch has not shown yet.
 
-    Without them, a rule that ran on the store's copy would decide the same again.
+    Without these writes, a decision on the store's older version would be repeated.
 
     Attributes:
-        seen_at: pod key -> when it was first seen, by the clock.
-        others_opened_at: pod key -> when its last gate of another owner opened; the pod's wait counts from then.
+        seen_at: pod key -> time at which it was first seen, by the clock.
+        others_opened_at: pod key -> time at which its last gate of another owner opened; the pod's wait counts from then.
         waiting: keys of active pods without a node.
     """
 
@@ -37,6 +37,7 @@ class GroupPods:
         self._store, self._state, self._clock = store, state, clock
         self._writes: dict[str, _Write] = {}
         self._keys: defaultdict[str, defaultdict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        """AppGroup label -> namespace -> pod keys, in order of creation."""
         self.seen_at: dict[str, float] = {}
         self.others_opened_at: dict[str, float] = {}
         self.waiting: set[str] = set()
@@ -46,7 +47,7 @@ class GroupPods:
         pod = new or old
         if pod is None:
             return ""
-        self._newest(key)
+        self._newest(key)  # Forgets a write that the store now has.
         if old is not None and (new is None or old.group != new.group):
             self._remove(key, old)
         if new is None:
@@ -72,7 +73,7 @@ class GroupPods:
         if not by_namespace:
             del self._keys[pod.group]
 
-    def of(self, group: str) -> list[GroupPod]:
+    def pods_of(self, group: str) -> list[GroupPod]:
         """A group's pods."""
         name = group.partition("/")[2]
         newest = (
@@ -89,11 +90,11 @@ class GroupPods:
         return (self._state.key_of(namespace, label) for namespace, label in labels)
 
     def gated_count(self) -> int:
-        """Number of pods that our gate holds."""
-        return sum(p.is_gated and p.is_active for p in map(self._store.get, tuple(self.waiting)) if p is not None)
+        """Number of active pods with our gate."""
+        return sum(pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
 
     def record_write(self, key: str, before: GroupPod, after: GroupPod) -> None:
-        """Record a patch of a pod, unless the store shows it already."""
+        """Record a patch of a pod, unless the store has it already."""
         earlier = self._writes.pop(key, None)
         replaced = {before.metadata.resource_version, *(earlier.replaced_versions if earlier is not None else ())}
         stored = self._store.get(key)
@@ -101,12 +102,12 @@ class GroupPods:
             self._writes[key] = _Write(self._clock(), frozenset(replaced), after)
 
     def _newest(self, key: str) -> GroupPod | None:
-        """The store's pod, or the one that we wrote while the store still has a version that it replaces."""
+        """The store's pod, or the pod that we wrote while the store still has a version that this write replaces."""
         stored, write = self._store.get(key), self._writes.get(key)
         if write is None:
             return stored
         is_behind = stored is not None and stored.metadata.resource_version in write.replaced_versions
-        if is_behind and self._clock() - write.at < LONGEST_LAG_S:
+        if is_behind and self._clock() - write.at < MAX_LAG_S:
             return write.pod
         del self._writes[key]
         return stored

@@ -27,17 +27,19 @@ log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
 CHECK_INTERVAL_S, MAX_RETRY_S = 5.0, 60.0
+CHECK_ALL_INTERVAL_S = 0.2
+"""Time between checks while every gate is to be opened."""
 PENDING_PODS = "spec.nodeName=,status.phase=Pending"
 DEFAULT_LISTEN = "127.0.0.1:9853"
-_AT_ONCE = 16
+_CONCURRENT_WRITES = 16
 
 
-async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str = DEFAULT_LISTEN) -> None:
+async def run_opener(cluster: ClusterConfig, *, max_wait_s: float | None, listen: str = DEFAULT_LISTEN) -> None:
     """Watch pods and open overdue gates until cancelled.
 
     Args:
         cluster: which API server.
-        max_wait_s: longest time that a gate stays closed; negative to open all at once.
+        max_wait_s: longest time that a gate stays closed; None to open all at once.
         listen: ``HOST:PORT`` of metrics and health checks.
 
     Raises:
@@ -52,24 +54,17 @@ async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str =
 
 
 class Opener:
-    """Opens the gates of pods that have waited for too long.
+    """Opens the gates of pods that have waited for longer than ``max_wait_s``, or of all pods if that is None.
 
     Attributes:
         pods: pending pods of all namespaces.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        max_wait_s: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, client: Client, *, max_wait_s: float | None, clock: Callable[[], float] = time.time) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, field_selector=PENDING_PODS)
         self._others_opened_at: dict[str, float] = {}
         self._failed: dict[str, tuple[int, float]] = {}
-        """Pod key -> number of failed patches, and when to try again."""
         self.pods.subscribe(self._on_pod)
 
     def tasks(self) -> dict[str, Awaitable[None]]:
@@ -81,25 +76,26 @@ class Opener:
         await self.pods.synced.wait()
         while True:
             overdue = self.overdue()
-            for begin in range(0, len(overdue), _AT_ONCE):
-                await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _AT_ONCE]))
-            await asyncio.sleep(CHECK_INTERVAL_S if not overdue or self._max_wait_s >= 0 else 0.2)
+            for begin in range(0, len(overdue), _CONCURRENT_WRITES):
+                await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _CONCURRENT_WRITES]))
+            await asyncio.sleep(CHECK_ALL_INTERVAL_S if overdue and self._max_wait_s is None else CHECK_INTERVAL_S)
 
     def overdue(self) -> list[GroupPod]:
         """Pods whose gate should be open by now, oldest first; without those whose patch failed and backs off."""
         now = self._clock()
-        gated = [
-            pod
-            for pod in self.pods
-            if pod.is_gated and pod.is_active and now >= self._failed.get(pod.metadata.key, (0, 0.0))[1]
-        ]
-        overdue = gated if self._max_wait_s < 0 else [pod for pod in gated if self._is_overdue(pod)]
-        return sorted(overdue, key=_created)
+        gated = (pod for pod in self.pods if pod.is_gated and pod.is_active and now >= self._failures(pod)[1])
+        return sorted((pod for pod in gated if self._is_overdue(pod, now)), key=_created)
 
-    def _is_overdue(self, pod: GroupPod) -> bool:
+    def _is_overdue(self, pod: GroupPod, now: float) -> bool:
         """Whether the pod has waited too long since its creation or since its last other gate opened; other gates are not overdue."""
+        if self._max_wait_s is None:
+            return True
         since = max(_created(pod), self._others_opened_at.get(pod.metadata.key, 0.0))
-        return not pod.other_gates and since <= self._clock() - self._max_wait_s
+        return not pod.other_gates and since <= now - self._max_wait_s
+
+    def _failures(self, pod: GroupPod) -> tuple[int, float]:
+        """Number of failed patches, and the time of the next."""
+        return self._failed.get(pod.metadata.key, (0, 0.0))
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if new is None:
@@ -119,12 +115,14 @@ class Opener:
         except KubekitError as error:
             if isinstance(error, ApiError) and error.is_not_found:
                 return
-            failures = self._failed.get(metadata.key, (0, 0.0))[0] + 1
+            failures = self._failures(pod)[0] + 1
             self._failed[metadata.key] = failures, self._clock() + backoff_s(failures, CHECK_INTERVAL_S, MAX_RETRY_S)
             log.change(metadata.key, str(error), "cannot open a gate", pod=metadata.key, error=error)
             return
-        record = log.info if self._max_wait_s < 0 else log.warning
-        record("opened a gate" if self._max_wait_s < 0 else "opened an overdue gate", pod=metadata.key)
+        if self._max_wait_s is None:
+            log.info("opened a gate", pod=metadata.key)
+        else:
+            log.warning("opened an overdue gate", pod=metadata.key)
 
 
 def _created(pod: GroupPod) -> float:

@@ -1,6 +1,6 @@
-"""The patches of a pod: open its gate, or requeue it in the scheduler. Pure.
+"""Patches that open a pod's gate, or requeue it in the scheduler. Pure.
 
-A strategic merge patch with the pod's resourceVersion: it applies to the pod as we saw it, or not at all.
+They are strategic merge patches with the pod's resourceVersion: the API server refuses them if the pod has changed.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from controller.scheduler.affinity import (
     is_daemon_pod,
     narrow_node_affinity,
     preferred_terms,
-    requirement,
     score_zones,
+    zone_requirement,
 )
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 
 RETRY_ANNOTATION = "netaware.io/retry"
-"""On a pod: changes when the pod should be tried again; the change puts it back into the scheduler's queue."""
+"""Annotation of a pod, whose change requeues it in the scheduler."""
 
 PodPatch = dict[str, Any]
-_OPEN = {"$patch": "delete", "name": GATE}
+_REMOVE_GATE = {"$patch": "delete", "name": GATE}
 
 
 def placement_of_pod(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
-    """How a pod's placement is delivered; always by affinity for schedulers without our extender."""
+    """By which means a pod receives its placement: always by affinity for schedulers without our extender."""
     if not has_extender(pod.spec.scheduler_name, config.scheduler_names):
         return "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, config.placement)
@@ -53,36 +53,36 @@ def release_patch(
         pod: gated.
         target: of the plan; None without a plan.
         hostname: the hostname label of the target's node, for affinity mode; empty if unknown.
-        may_require_zones: whether zones may be required; false if required terms could not be met before.
+        may_require_zones: whether required terms may name zones, see `StuckPods.may_require_zones`.
         keep_user_affinity: add no terms of ours, because the plan has no node for the pod, and an autoscaler reads its affinity.
     """
-    spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
+    spec: dict[str, Any] = {"schedulingGates": [dict(_REMOVE_GATE)]}
     annotations = _target_annotation(target)
     if placement_of_pod(pod, config, state) == "affinity" and not keep_user_affinity and not is_daemon_pod(pod):
         zone_scores = score_zones(state.score_table_of(pod), state.locations, sorted(state.node_counts))
-        ours = requirement(zone_scores, target) if may_require_zones else None
-        affinity = narrow_node_affinity(pod, ours, preferred_terms(zone_scores, target, hostname))
+        added = zone_requirement(zone_scores, target) if may_require_zones else None
+        affinity = narrow_node_affinity(pod, added, preferred_terms(zone_scores, target, hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
-        if ours is not None:
-            annotations[NARROWED_ANNOTATION] = msgspec.json.encode(ours).decode()
+        if added is not None:
+            annotations[NARROWED_ANNOTATION] = msgspec.json.encode(added).decode()
     return _patch(pod, annotations, spec)
 
 
 def opening_patch(pod: GroupPod) -> PodPatch:
     """The patch that only opens the gate."""
-    return _patch(pod, {}, {"schedulingGates": [dict(_OPEN)]})
+    return _patch(pod, {}, {"schedulingGates": [dict(_REMOVE_GATE)]})
 
 
-def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
-    """Make the scheduler try a pod again: any change of a pod does that.
+def retry_patch(pod: GroupPod, target: Target | None, value: str) -> PodPatch:
+    """Requeue a pod in the scheduler, as any change of it does.
 
     Args:
         pod: unschedulable so far.
-        target: its new target; None to keep the old one.
-        reason: must differ from that of the last retry.
+        target: its new target; None to keep the old target.
+        value: of the annotation; must differ from that of the last retry.
     """
-    return _patch(pod, {RETRY_ANNOTATION: reason, **_target_annotation(target)}, {})
+    return _patch(pod, {RETRY_ANNOTATION: value, **_target_annotation(target)}, {})
 
 
 def _target_annotation(target: Target | None) -> dict[str, str]:

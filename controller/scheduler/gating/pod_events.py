@@ -1,4 +1,4 @@
-"""Events on gated pods that say what they wait for."""
+"""Events on gated pods, with the reason of their wait."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ WAITING = "WaitingForGroup"
 REPORT_AFTER_S = 5.0
 """Shorter waits are not reported."""
 REPORT_PENDING_PLAN_AFTER_S = 30.0
-"""Plans are made without help, and an event for each pod of many groups would delay them."""
+"""A pending plan needs no action of a person, and an event for each pod of many groups would delay it."""
 MAX_EVENTS = 20
 """Pods of one group that are reported in one reconciliation; the others follow in the next."""
+_NEXT_REPORT_S = 1.0
 
 
 class WaitingEvents:
-    """Remembers which waiting pods have their event."""
+    """Remembers which waiting pods were reported."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
 
-    def due(
+    def pop_due(
         self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float
     ) -> tuple[list[tuple[GroupPod, str]], float | None]:
-        """The pods to report now with the message, and seconds until the next check; None to wait for a change.
+        """The pods to report now with their messages, and seconds until the next check; None to wait for a change.
+
+        Each pod is returned once in a wait.
 
         Args:
             pods: of the group.
-            waiting: pod key -> what it waits for.
+            waiting: pod key -> reason of its wait.
             now: wall clock, seconds since 1970.
         """
         due: list[tuple[GroupPod, str]] = []
@@ -41,8 +44,7 @@ class WaitingEvents:
             reason = waiting.get(key)
             if reason is None:
                 self._reported.discard(key)
-                continue
-            if key in self._reported:
+            if reason is None or key in self._reported:
                 continue
             created = pod.metadata.creation_timestamp
             after_s = REPORT_PENDING_PLAN_AFTER_S if reason == PLAN_PENDING else REPORT_AFTER_S
@@ -51,7 +53,7 @@ class WaitingEvents:
                 self._reported.add(key)
                 due.append((pod, f"it waits at its gate: {reason}"))
             else:
-                next_checks_s.append(max(due_in_s, 1.0))
+                next_checks_s.append(max(due_in_s, _NEXT_REPORT_S))
         return due, min(next_checks_s, default=None)
 
     def forget(self, key: str) -> None:

@@ -27,10 +27,9 @@ from kubekit.wire import DECODE_ERRORS, PODS
 
 log = logs.get("controller.scheduler.gating.pod_updater")
 
-_AT_ONCE = 16
+_CONCURRENT_WRITES = 16
 RETRIABLE_STATUSES = frozenset({404, 409, 429})
 """Statuses after which the next reconciliation decides again: the pod is gone, has changed, or the server is overloaded."""
-
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -50,16 +49,17 @@ RELEASE_NOTES = {
     "waited": "gate opened out of order: it was held for {wait:.0f} s, as long as any pod may be",
     "unplaced": "gate opened out of order: the group's plan has no node for the pod; an autoscaler sees it only without the gate",
 }
+"""Cause of a release -> message of its event; a pod's turn needs no event."""
 
 
 class PodWriter:
-    """Patches or deletes pods if they are unchanged, and keeps what it wrote until the store has it."""
+    """Patches or deletes pods if they are unchanged, and records its patches in `GroupPods`."""
 
     def __init__(self, client: Client, pods: GroupPods) -> None:
         self._client, self._pods = client, pods
 
     async def patch(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
-        """Patch a pod; None when it has changed or gone since.
+        """Patch a pod; returns the new version, None if the pod has changed or is gone.
 
         Raises:
             ApiError: the API server refuses.
@@ -77,24 +77,27 @@ class PodWriter:
         return after
 
     async def delete(self, pod: GroupPod) -> Literal["deleted", "changed", "forbidden"]:
-        """Delete a pending pod, so that its owner creates another; ``changed`` if it has changed since, for example was bound.
+        """Delete a pending pod, so that its owner creates another.
+
+        Returns ``changed`` if the pod has changed, for example was bound, is gone, or the server is overloaded.
 
         Raises:
-            ApiError: the API server refuses.
+            ApiError: the API server refuses otherwise.
         """
         metadata = pod.metadata
         try:
             await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, preconditions=metadata)
         except ApiError as error:
-            if error.status not in RETRIABLE_STATUSES and not error.is_forbidden:
-                raise
             if error.is_forbidden:
                 log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
-            return "forbidden" if error.is_forbidden else "changed"
+                return "forbidden"
+            if error.status not in RETRIABLE_STATUSES:
+                raise
+            return "changed"
         return "deleted"
 
 
-async def may_delete(client: Client) -> bool:
+async def may_delete_pods(client: Client) -> bool:
     """Whether we may delete pods, by a SelfSubjectAccessReview; False if it fails."""
     body = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -106,14 +109,11 @@ async def may_delete(client: Client) -> bool:
     except (KubekitError, *DECODE_ERRORS) as error:
         log.change("deletion", str(error), "cannot find out whether pods may be deleted", error=error)
         return False
-    log.change(
-        "deletion",
-        "" if allowed else "forbidden",
-        "pending pods in affinity mode may be replaced"
-        if allowed
-        else "zones are only preferred in affinity mode, because pending pods may not be deleted; "
-        "the component replace-pending gives this right",
-    )
+    if allowed:
+        log.change("deletion", "", "pending pods in affinity mode may be replaced")
+    else:
+        text = "zones are only preferred in affinity mode, because pending pods may not be deleted; install the component replace-pending"
+        log.change("deletion", "forbidden", text)
     return allowed
 
 
@@ -121,15 +121,15 @@ async def run_all(work: Iterable[Awaitable[None]]) -> None:
     """Await all, a few at a time; the first failure is raised after all have ended."""
     failures: list[BaseException] = []
     pending = list(work)
-    for begin in range(0, len(pending), _AT_ONCE):
-        results = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
+    for begin in range(0, len(pending), _CONCURRENT_WRITES):
+        results = await asyncio.gather(*pending[begin : begin + _CONCURRENT_WRITES], return_exceptions=True)
         failures += [failure for failure in results if failure is not None]
         del results
     try:
         if failures:
             raise failures[0]
     finally:
-        # Breaks the cycle of the error, its traceback and this frame, which would keep the round's objects in memory.
+        # Breaks the cycle of the error, its traceback and this frame, which would keep all their objects in memory.
         del failures
 
 
@@ -140,7 +140,7 @@ class PodUpdater:
         writer: patches and deletes pods.
         state: the cluster, for the rules.
         node_cache: the nodes.
-        stuck: decides which pods may get required zones.
+        stuck_pods: decides which pods may get required zones, and is told of retries and forbidden deletions.
         config: the section ``scheduler``.
         metrics: of gates and plans.
         recorder: for events on pods.
@@ -152,21 +152,21 @@ class PodUpdater:
         writer: PodWriter,
         state: State,
         node_cache: NodeCache,
-        stuck: StuckPods,
+        stuck_pods: StuckPods,
         *,
         config: SchedulerConfig,
         metrics: GateMetrics,
         recorder: EventRecorder,
         clock: Callable[[], float],
     ) -> None:
-        self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck
+        self._writer, self._state, self._node_cache, self._stuck_pods = writer, state, node_cache, stuck_pods
         self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
 
     async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
-        """Open these gates; a failure does not stop the others.
+        """Open the gates of these pods with the targets of the plan; a failure does not stop the others.
 
         Raises:
-            ApiError: of the first gate that could not be opened.
+            ApiError: the first failure.
         """
         await run_all([self._release(group, release, plan) for release in releases])
 
@@ -196,27 +196,26 @@ class PodUpdater:
             )
             after = await self._writer.patch(pod, opening_patch(pod))
         if after is not None:
-            self._count(group, release)
+            self._report_release(group, release)
 
     def _hostname(self, target: Target | None) -> str:
         host = self._node_cache.hosts.get(target.node) if target is not None else None
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
 
-    def _count(self, group: str, release: Release) -> None:
-        pod, metrics = release.pod, self._metrics
-        metrics.released.labels(release.cause).inc()
-        waited_s = pod.age_s(self._clock())
-        metrics.waited.observe(waited_s)
+    def _report_release(self, group: str, release: Release) -> None:
+        pod, waited_s = release.pod, release.pod.age_s(self._clock())
+        self._metrics.released.labels(release.cause).inc()
+        self._metrics.waited.observe(waited_s)
         note = RELEASE_NOTES.get(release.cause)
         if note is not None:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
             self._recorder.warning(reference(PODS, pod.metadata), "GateOpened", text)
 
     async def execute(self, actions: Iterable[Action]) -> None:
-        """Retry and replace stuck pods.
+        """Retry, replace or report stuck pods.
 
         Raises:
-            ApiError: of the first that failed.
+            ApiError: the first failure.
         """
         await run_all([self._execute(action) for action in actions])
 

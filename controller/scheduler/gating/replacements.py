@@ -18,7 +18,7 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
         workload: its selector.
         target: the node that is reserved for it.
         existing: keys of the group's pods at the eviction, none of which is the replacement.
-        until: when the reservation ends.
+        until: end of the reservation, on the clock of ``now``.
         requests: of the evicted pod.
     """
 
@@ -34,7 +34,7 @@ class ExpectedReplacement(msgspec.Struct, frozen=True):
 
 
 class ExpectedReplacements:
-    """Expected replacements of all groups."""
+    """Expected replacements of all groups, and the nodes reserved for them."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, list[ExpectedReplacement]] = {}
@@ -62,7 +62,7 @@ class ExpectedReplacements:
             if other == group:
                 continue
             pods = [pod for pod in pods_of(other) if pod.is_active]
-            # The plan of their own group reserves for those that exist.
+            # The plan of their own group reserves nodes for the replacements that exist.
             existing = Counter(pod.workload for pod in pods if any(expected.matches(pod) for expected in expected_pods))
             for expected in expected_pods:
                 if existing[expected.workload]:
@@ -71,7 +71,7 @@ class ExpectedReplacements:
                     add_amounts(reserved.setdefault(expected.target.node, {}), expected.requests)
 
     def with_targets(self, targets: dict[str, Target], group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
-        """Pod key -> target, with the reserved nodes of the group's replacements that exist."""
+        """Add to pod key -> target the reserved nodes of the group's replacements that exist; returns the same dict."""
         for expected in self._by_group.get(group, ()):
             waiting = (pod.metadata.key for pod in pods if pod.is_waiting and expected.matches(pod))
             replacement = next((key for key in waiting if key not in targets), None)

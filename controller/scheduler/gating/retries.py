@@ -2,8 +2,8 @@
 
 kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for an event of nodes or pods,
 or for five minutes. A change of the pod itself requeues it at once, so we annotate it. In affinity mode the placement is fixed in
-the pod, so the pod is deleted if its owner replaces it without a penalty. If required terms could not be met, later pods of that
-owner get preferred terms only.
+the pod, so the pod is deleted if its owner replaces it without a penalty. If no node met the required terms, later pods of that owner
+get preferred terms only.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from kubekit.waiting import backoff_s
 
 REFUSAL_TEXT = "Workload dependencies"
 """Part of every reason for which the extender refuses a node."""
-RETRY_EVERY_S, _LONGEST_RETRY_S, _QUICK_TRIES = 1.0, 60.0, 8
+RETRY_EVERY_S, _MAX_RETRY_S, _QUICK_TRIES = 1.0, 60.0, 8
 """After the quick tries, a pod is retried with exponential back-off."""
-REPLACE_AFTER_S, _LONGEST_BACKOFF_S = 10.0, 600.0
-"""A pod with fixed affinity is replaced after this time without a node; doubles with each pod of its owner."""
+REPLACE_AFTER_S, _MAX_REPLACE_S = 10.0, 600.0
+"""A pod with fixed affinity is replaced after this time without a node; doubles with each replaced pod of its owner."""
 _MAX_REPLACED, _MAX_UNMET = 1000, 10_000
+"""Numbers of owners that are remembered."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A pod to requeue in the scheduler.
-
-    Attributes:
-        answer: hash of the filter's current answer.
-    """
+    """A pod to requeue in the scheduler, with the patch for it and a hash of the filter's current answer."""
 
     pod: GroupPod
     patch: PodPatch
@@ -43,14 +40,14 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """A pod to delete, so that its owner replaces it."""
+    """A pod to delete, so that its owner replaces it; the note is for its event."""
 
     pod: GroupPod
     note: str
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A pod with fixed affinity that needs a person, because it cannot be replaced."""
+    """A pod with fixed affinity that a person must delete, because we cannot; the note is for its event."""
 
     pod: GroupPod
     note: str
@@ -60,11 +57,19 @@ Action = Retry | Replace | Report
 
 
 class _Pending(msgspec.Struct):
-    """History of a pod that found no node: since when, the filter's last answer, its retries, and what was done about it."""
+    """History of a pod that found no node.
+
+    Attributes:
+        since: when it was first seen without a node.
+        answer: hash of the filter's answer at the last retry or, for a fixed affinity, at the first decision.
+        last_try_at, tries: time and number of retries.
+        is_reported: whether a `Report` was made.
+        is_forbidden: whether the API server forbade its deletion.
+    """
 
     since: float
     answer: int | None = None
-    tried_at: float = float("-inf")
+    last_try_at: float = float("-inf")
     tries: int = 0
     is_reported: bool = False
     is_forbidden: bool = False
@@ -81,8 +86,9 @@ class StuckPods:
         self._config = config
         self._pending: dict[str, _Pending] = {}
         self._replaced: dict[str, tuple[float, int]] = {}
+        """Owner -> time of the last replacement, and number of replacements."""
         self._unmet: dict[str, None] = {}
-        """Owners of pods whose required terms could not be met."""
+        """Owners of pods whose required terms no node met."""
         self.may_delete = True
 
     def forget(self, key: str) -> None:
@@ -90,7 +96,7 @@ class StuckPods:
         self._pending.pop(key, None)
 
     def may_require_zones(self, pod: GroupPod) -> bool:
-        """Whether zones may be required of a pod: only if it can be replaced, and such terms worked before."""
+        """Whether required terms may name zones: only if the pod can be replaced, and no earlier pod of its owner failed with them."""
         return self.may_delete and is_replaceable(pod) and owner_key(pod) not in self._unmet
 
     def on_forbidden(self, pod: GroupPod) -> None:
@@ -118,8 +124,9 @@ class StuckPods:
                 continue
             self._pending.setdefault(key, _Pending(now))
             target = plan.targets.get(key) if plan is not None else None
-            is_fixed = placement_of_pod(pod, self._config, state) == "affinity"
-            action, wait_s = (self._decide_replacement if is_fixed else self._decide_retry)(pod, target, state, now)
+            has_fixed_affinity = placement_of_pod(pod, self._config, state) == "affinity"
+            decide = self._decide_replacement if has_fixed_affinity else self._decide_retry
+            action, wait_s = decide(pod, target, state, now)
             if action is not None:
                 actions.append(action)
             if wait_s is not None:
@@ -129,27 +136,28 @@ class StuckPods:
     def _decide_retry(
         self, pod: GroupPod, target: Target | None, state: State, now: float
     ) -> tuple[Action | None, float | None]:
-        pending, before = self._pending[pod.metadata.key], target_of(pod)
-        has_moved = target is not None and (before is None or before.node != target.node)
+        pending, old_target = self._pending[pod.metadata.key], target_of(pod)
+        has_new_target = target is not None and (old_target is None or old_target.node != target.node)
         answer = _hash_of_answer(state, pod)
         scheduled = pod.condition("PodScheduled")
         is_refused_by_us = scheduled is not None and REFUSAL_TEXT in scheduled.message
         has_new_answer = is_refused_by_us and pending.answer != answer
         # So far the filter passed only the planned host or zone; from now on it answers by NetworkOverhead's rule.
-        is_first_retry = before is not None and pending.answer is None
-        if not has_moved and not has_new_answer and not is_first_retry:
+        is_first_retry = old_target is not None and pending.answer is None
+        if not has_new_target and not has_new_answer and not is_first_retry:
             return None, None
-        left_s = pending.tried_at + backoff_s(pending.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _LONGEST_RETRY_S) - now
+        wait_s = backoff_s(pending.tries + 1 - _QUICK_TRIES, RETRY_EVERY_S, _MAX_RETRY_S)
+        left_s = pending.last_try_at + wait_s - now
         if left_s > 0:
             return None, left_s
-        patch = retry_patch(pod, target if has_moved else None, f"{now:.3f}")
+        patch = retry_patch(pod, target if has_new_target else None, f"{now:.3f}")
         return Retry(pod, patch, answer), None
 
     def on_retried(self, retry: Retry, now: float) -> None:
         """Record a written retry."""
         pending = self._pending.get(retry.pod.metadata.key)
         if pending is not None:
-            pending.answer, pending.tried_at, pending.tries = retry.answer, now, pending.tries + 1
+            pending.answer, pending.last_try_at, pending.tries = retry.answer, now, pending.tries + 1
 
     def _decide_replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float
@@ -161,8 +169,8 @@ class StuckPods:
         left_s = pending.since + REPLACE_AFTER_S - now
         if left_s > 0:
             return None, left_s
-        before = target_of(pod)
-        has_moved = before is not None and target is not None and before.location != target.location
+        old_target = target_of(pod)
+        has_moved = old_target is not None and target is not None and old_target.location != target.location
         answer = _hash_of_answer(state, pod)
         pending.answer = answer if pending.answer is None else pending.answer
         if not self.may_delete or pending.is_forbidden or not is_replaceable(pod):
@@ -170,37 +178,34 @@ class StuckPods:
         if has_moved or pending.answer != answer:
             return self._replace(pod, target, now)
         self._remember_unmet(pod)
-        return Replace(
-            pod, "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
-        ), None
+        note = "no node is left where its frozen node affinity allows; its successor gets preferred terms only"
+        return Replace(pod, note), None
 
     def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
         """Replace a pod that would find a node elsewhere, with exponential back-off per owner."""
         owner = owner_key(pod)
-        last, times = self._replaced.get(owner, (float("-inf"), 0))
-        left_s = last + backoff_s(times + 1, REPLACE_AFTER_S, _LONGEST_BACKOFF_S) - now
+        last_at, count = self._replaced.get(owner, (float("-inf"), 0))
+        left_s = last_at + backoff_s(count + 1, REPLACE_AFTER_S, _MAX_REPLACE_S) - now
         if left_s > 0:
             return None, left_s
         self._replaced.pop(owner, None)
-        self._replaced[owner] = (now, times + 1)
+        self._replaced[owner] = (now, count + 1)
         if len(self._replaced) > _MAX_REPLACED:
             self._replaced.pop(next(iter(self._replaced)))
-        where = f"; zone {target.zone} has room" if target is not None else ""
-        note = f"no node is left where its frozen node affinity allows, and the costs have moved{where}"
+        suffix = f"; zone {target.zone} has a node for it" if target is not None else ""
+        note = f"no node is left where its frozen node affinity allows, and costs or the plan have changed{suffix}"
         return Replace(pod, note), None
 
     def _give_up(self, pod: GroupPod) -> Report | None:
-        """Report once that the pod cannot be replaced: we lack the right, or it has no owner that replaces it."""
+        """Report once that the pod cannot be replaced: we lack the right, or its owner would not replace it without a penalty."""
         self._remember_unmet(pod)
         pending = self._pending[pod.metadata.key]
         if pending.is_reported:
             return None
         pending.is_reported = True
-        cause = (
-            "the controller has no right to delete it"
-            if is_replaceable(pod)
-            else "its owner would not replace it without a penalty"
-        )
+        cause = "its owner would not replace it without a penalty"
+        if is_replaceable(pod):
+            cause = "the controller has no right to delete it"
         note = f"no node is left where its frozen node affinity allows, and {cause}: delete it to have it placed again"
         return Report(pod, note)
 
@@ -211,7 +216,7 @@ class StuckPods:
 
 
 def owner_key(pod: GroupPod) -> str:
-    """Identifies equal pods, which have one owner; each pod of a StatefulSet counts for itself, because of its volumes."""
+    """Key of the pods that are alike, from their owner; each pod of a StatefulSet has its own, because of its volumes."""
     owner = controller_of(pod.metadata)
     if owner is None:
         return pod.metadata.key

@@ -13,7 +13,7 @@ from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.gating.group_pods import LONGEST_LAG_S, GroupPods
+from controller.scheduler.gating.group_pods import MAX_LAG_S, GroupPods
 from controller.scheduler.state import State
 from kubekit.stores import Store
 from kubekit.wire import Object, ObjectMeta
@@ -97,9 +97,9 @@ def test_a_pod_whose_label_changes_belongs_to_the_new_group_alone() -> None:
     for old, new in ((None, pod("shop")), (pod("shop"), pod("bank"))):
         store.pod = new
         assert pods.on_change("d/p", old, new) == f"d/{new.group}"
-    assert (pods.of("d/shop"), pods.of("d/bank")) == ([], [store.pod])
+    assert (pods.pods_of("d/shop"), pods.pods_of("d/bank")) == ([], [store.pod])
     pods.on_change("d/p", store.pod, None)
-    assert pods.of("d/bank") == []
+    assert pods.pods_of("d/bank") == []
 
 
 def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one() -> None:
@@ -109,7 +109,7 @@ def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one()
 
     def newest(shown: GroupPod | None) -> GroupPod | None:
         store.pod = shown
-        return next(iter(pods.of("d/shop")), None)
+        return next(iter(pods.pods_of("d/shop")), None)
 
     pods.on_change("d/p", None, first)
     assert newest(first) is first
@@ -122,7 +122,7 @@ def test_our_own_write_of_a_pod_counts_until_the_store_shows_it_or_a_later_one()
     assert newest(None) is None, "a deleted pod is gone"
     store.pod = first
     pods.record_write("d/p", first, second)
-    now[0] = LONGEST_LAG_S
+    now[0] = MAX_LAG_S
     assert newest(first) is first
     store.pod = second
     pods.record_write("d/p", first, second)

@@ -17,7 +17,7 @@ from kubekit.wire import format_time
 NOW, WAIT_S = 1_700_000_000.0, 150.0
 
 
-def opener(*pods: GroupPod, max_wait_s: float = WAIT_S) -> Opener:
+def opener(*pods: GroupPod, max_wait_s: float | None = WAIT_S) -> Opener:
     client = Client(ClusterConfig(server="http://127.0.0.1:1"))
     made = Opener(client, max_wait_s=max_wait_s, clock=lambda: NOW)
     made.pods._items.update({pod.metadata.key: pod for pod in pods})
@@ -38,9 +38,9 @@ HELD = pod("held", 9999, GATE, "somebodys/else")
 
 
 @pytest.mark.parametrize(
-    ("max_wait_s", "overdue"), [(WAIT_S, ["later", "late"]), (-1, ["held", "later", "late", "young"])]
+    ("max_wait_s", "overdue"), [(WAIT_S, ["later", "late"]), (None, ["held", "later", "late", "young"])]
 )
-def test_overdue_gates_are_opened_and_before_an_uninstall_all(max_wait_s: float, overdue: list[str]) -> None:
+def test_overdue_gates_are_opened_and_before_an_uninstall_all(max_wait_s: float | None, overdue: list[str]) -> None:
     """Gates of others, and pods that terminate, are left alone."""
     pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE))
     others = (pod("other", 9999, "somebodys/else"), pod("free", 9999), LEAVING, HELD)
@@ -56,7 +56,7 @@ def test_a_pod_with_another_gate_waits_from_the_opening_of_that_gate() -> None:
 async def test_a_refused_patch_backs_off() -> None:
     now = [NOW]
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        made = Opener(client, max_wait_s=-1, clock=lambda: now[0])
+        made = Opener(client, max_wait_s=None, clock=lambda: now[0])
         made.pods._items["d/a"] = pod("a", 0, GATE)
         made.pods.synced.set()
         for wait_s in (CHECK_INTERVAL_S, 2 * CHECK_INTERVAL_S):

@@ -1,4 +1,4 @@
-"""Whom the controller tells of that waits at a gate, when, and how often."""
+"""Events on pods that wait at their gate: when, and how often."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def pod(name: str, *, age_s: float = 10.0) -> GroupPod:
 @pytest.mark.parametrize(("text", "patience_s"), [(CART, REPORT_AFTER_S), (PLAN_PENDING, REPORT_PENDING_PLAN_AFTER_S)])
 def test_a_pod_that_waits_for_long_is_reported_once_and_again_after_it_went(text: str, patience_s: float) -> None:
     events, waiting = WaitingEvents(), {"web/front": text}
-    assert events.due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
+    assert events.pop_due([pod("front", age_s=2)], waiting, NOW_S) == ([], patience_s - 2)
     due = NOW_S + patience_s - 2
-    told, next_check_s = events.due([pod("front", age_s=2)], waiting, due)
+    told, next_check_s = events.pop_due([pod("front", age_s=2)], waiting, due)
     assert [(p.metadata.name, note) for p, note in told] == [("front", f"it waits at its gate: {text}")]
     assert next_check_s is None
-    assert events.due([pod("front", age_s=2)], waiting, due + 600) == ([], None)
-    events.due([pod("front", age_s=2)], {}, due + 601)
-    assert len(events.due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
+    assert events.pop_due([pod("front", age_s=2)], waiting, due + 600) == ([], None)
+    events.pop_due([pod("front", age_s=2)], {}, due + 601)
+    assert len(events.pop_due([pod("front", age_s=2)], waiting, due + 602)[0]) == 1
 
 
 def test_a_group_of_thousands_is_reported_in_parts() -> None:
     events = WaitingEvents()
     pods = [pod(f"p{i}") for i in range(MAX_EVENTS + 5)]
     waiting = {p.metadata.key: CART for p in pods}
-    first, next_check_s = events.due(pods, waiting, NOW_S)
+    first, next_check_s = events.pop_due(pods, waiting, NOW_S)
     assert (len(first), next_check_s) == (MAX_EVENTS, 1.0)
-    second, next_check_s = events.due(pods, waiting, NOW_S + 1)
+    second, next_check_s = events.pop_due(pods, waiting, NOW_S + 1)
     assert (len(second), next_check_s) == (5, None)
