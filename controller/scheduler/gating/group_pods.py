@@ -91,7 +91,9 @@ class GroupPods:
 
     def gated_count(self) -> int:
         """Number of active pods with our gate."""
-        return sum(pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None)
+        return sum(
+            pod.is_gated and pod.is_active for pod in map(self._store.get, tuple(self.waiting)) if pod is not None
+        )
 
     def record_write(self, key: str, before: GroupPod, after: GroupPod) -> None:
         """Record a patch of a pod, unless the store has it already."""
