@@ -1,4 +1,4 @@
-"""Checks whether kube-scheduler would place a pod on a node: by its constraints, requests, and other pods."""
+"""Checks whether kube-scheduler would place a pod on a node, by constraints, requests and other pods."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def describe_misfits(reasons: Mapping[str, int]) -> str:
     return f"0/{sum(reasons.values())} nodes are available: {parts}"
 
 
-def original_request(pod: PodInfo) -> GroupPod:
-    """The pod without the node affinity that netaware added, which would keep its replacement in place."""
+def without_plan_affinity(pod: PodInfo) -> GroupPod:
+    """The pod without the node affinity that netaware added, which its replacement will not have."""
     return pod.planning_pod if pod.group_pod is None else without_added_requirement(pod.group_pod)
 
 
 class FitChecker:
-    """Checks whether pods fit nodes, with the planned moves of the round counted."""
+    """Checks whether pods fit nodes, counting the planned moves of the round."""
 
     def __init__(self, snapshot: DeschedulerSnapshot) -> None:
         self._snapshot = snapshot
@@ -49,7 +49,7 @@ class FitChecker:
         bound = (
             pod for pod in snapshot.pods.by_key.values() if pod.constraints.has_required_anti_affinity and pod.node
         )
-        self._repelling = [pod for pod in bound if not pod.is_finished]
+        self._pods_with_anti_affinity = [pod for pod in bound if not pod.is_finished]
 
     def _constraints_of(self, pod: PodInfo) -> Constraints:
         """The pod's constraints without the node affinity that netaware added."""
@@ -72,10 +72,10 @@ class FitChecker:
 
     def dynamic_refusal(self, node: Host, pod: PodInfo) -> str:
         """Why the pod does not fit on the node now, by resources, ports and other pods; empty if it fits."""
-        lacks = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
-        if lacks:
-            return describe_lack(lacks)
-        if self._repelling or pod.constraints.depends_on_other_pods:
+        insufficient = first_insufficient(pod.host_requests, node.allocatable, self._requested_on(node.name))
+        if insufficient:
+            return describe_lack(insufficient)
+        if self._pods_with_anti_affinity or pod.constraints.depends_on_other_pods:
             return self._refusal_by_other_pods(pod).get(self._host_index[node.name], "")
         return ""
 
@@ -90,7 +90,7 @@ class FitChecker:
         return self._requested[node]
 
     def reserve(self, pod: PodInfo, node: str) -> None:
-        """Count a planned move of the pod to a node; an empty name is an unknown node."""
+        """Count a planned move of the pod to a node; the name is empty for an unknown node."""
         self._planned[pod.key] = pod, node
         if node:
             add_amounts(self._requested_on(node), pod.host_requests)
@@ -104,25 +104,25 @@ class FitChecker:
         self._by_other_pods.clear()
 
     def _refusal_by_other_pods(self, pod: PodInfo) -> Mapping[int, str]:
-        """See `refusals`. Terminating pods count for anti-affinity, but not for spread and affinity."""
+        """Why other pods exclude nodes, by index of the node. Terminating pods count only for anti-affinity."""
         if pod.key not in self._by_other_pods:
             relevant, by_host = self._relevant_pods(pod), dict[int, str]()
-            for with_leaving, kinds in (
+            for counts_terminating, kinds in (
                 (False, {RuleKind.SPREAD, RuleKind.AFFINITY}),
                 (True, {RuleKind.ANTI_AFFINITY}),
             ):
                 bound = [
-                    (self._host_index[n], original_request(p))
-                    for p, n in relevant
-                    if with_leaving or not p.is_terminating
+                    (self._host_index[node], without_plan_affinity(other))
+                    for other, node in relevant
+                    if counts_terminating or not other.is_terminating
                 ]
-                by_host = refusals(original_request(pod), self._hosts, bound, kinds) | by_host
+                by_host = refusals(without_plan_affinity(pod), self._hosts, bound, kinds) | by_host
             self._by_other_pods[pod.key] = by_host
         return self._by_other_pods[pod.key]
 
     def _relevant_pods(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
         """Pods that may matter to the pod's rules or whose own rules may exclude it, with their nodes after planned moves."""
-        pods, relevant = self._snapshot.pods, {p.key: p for p in self._repelling}
+        pods, relevant = self._snapshot.pods, {p.key: p for p in self._pods_with_anti_affinity}
         if pod.constraints.depends_on_other_pods:
             affinity = msgspec.json.encode(pod.constraints.spec.affinity)
             relevant |= pods.by_key if b"namespace" in affinity else pods.where("namespace", pod.namespace)

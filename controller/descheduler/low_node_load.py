@@ -1,6 +1,6 @@
 """LowNodeLoad: moves pods off hot nodes until these are within their thresholds.
 
-Free capacity is the sum over the nodes with low load of ``high x allocatable - usage`` (docs/descheduling.md): with a threshold
+Free capacity is the sum of ``high x allocatable - usage`` over the nodes with low load (docs/descheduling.md): with a threshold
 of 70 %, 96 cores of which 20 % are in use can take another 48.
 """
 
@@ -38,14 +38,14 @@ class LowNodeLoadRound(TargetFinder):
     """One round of LowNodeLoad.
 
     Attributes:
-        loads: of every node of every pool, by name.
+        loads: load of every node of every pool, by name.
     """
 
     def __init__(self, round_: Round, config: LowNodeLoadConfig) -> None:
         self._round, self._config = round_, config
         loads = classify_nodes(config, round_.snapshot.nodes.values(), round_.snapshot.usage.nodes)
         self.loads = {load.name: load for load in loads}
-        self._unrelieved: dict[str, str] = {}
+        self._unrelieved_reasons: dict[str, str] = {}
         self._stuck: set[str] = set()
         self._misfits: dict[tuple[object, ...], tuple[Amounts, str]] = {}
         self._targets = {
@@ -60,28 +60,28 @@ class LowNodeLoadRound(TargetFinder):
         """Plan moves into the round.
 
         Args:
-            detectors: as the last round left them.
+            detectors: detectors after the last round, by node.
             assume_lasting: see `controller.descheduler.decide.decide`.
 
         Returns:
-            The detectors after this round.
+            The detectors after this round, by node.
         """
-        # With an interval near the timeout a detector would expire between rounds and never count to five.
+        # With an interval near the timeout, a detector would expire between rounds and never count several.
         keep_s = max(self._config.cache_timeout_s, 3 * self._round.config.interval_s)
         detectors = update_detectors(detectors, self.loads.values(), keep_s, self._round.now)
         for pool in self._config.pools:
             hot = (load for load in self.loads.values() if load.pool is pool and load.kind == "overutilized")
             for load in sorted(hot, key=lambda load: (-load.mean_percent, load.name)):
                 detector, needed = detectors[load.name], pool.anomaly.consecutive_abnormalities
-                has_lasted = assume_lasting or detector.is_hot
-                self._relieve(
-                    load,
-                    "" if has_lasted else f"overutilized for {detector.abnormal_rounds} of {needed} consecutive rounds",
-                )
+                if assume_lasting or detector.is_hot:
+                    self._relieve(load)
+                else:
+                    why = f"overutilized for {detector.abnormal_rounds} of {needed} consecutive rounds"
+                    self._unrelieved_reasons[load.name] = why
         return detectors
 
     def states(self) -> tuple[NodeState, ...]:
-        """The load of every node, and why hot ones are not relieved."""
+        """The states of all nodes, with the reason why a hot one is not relieved."""
         expired = self._round.snapshot.usage.expired
         return tuple(
             NodeState(
@@ -92,7 +92,9 @@ class LowNodeLoadRound(TargetFinder):
                 low=load.low,
                 high=load.high,
                 stuck=load.name in self._stuck,
-                why=_unknown_reason(load, expired) if load.kind == "unknown" else self._unrelieved.get(load.name, ""),
+                why=_unknown_reason(load, expired)
+                if load.kind == "unknown"
+                else self._unrelieved_reasons.get(load.name, ""),
             )
             for load in self.loads.values()
         )
@@ -104,58 +106,52 @@ class LowNodeLoadRound(TargetFinder):
 
     def _target_order(self, load: NodeLoad) -> tuple[float, str]:
         """Sort key: the least loaded target first."""
-        return weighted_percent(
-            percents(self._expected_usage(load), load.node.allocatable), load.pool.weights
-        ), load.name
+        percent = percents(self._expected_usage(load), load.node.allocatable)
+        return weighted_percent(percent, load.pool.weights), load.name
 
     def _free_capacity(self, pool: Pool) -> dict[str, float]:
         """Free capacity of all targets of a pool, for resources whose usage is known."""
         free: dict[str, float] = {}
         for load in self._targets[pool.name]:
-            add_amounts(
-                free,
-                {
-                    resource: load.high_amount(resource) - amount
-                    for resource, amount in self._expected_usage(load).items()
-                },
-            )
+            usage = self._expected_usage(load)
+            add_amounts(free, {resource: load.high_amount(resource) - amount for resource, amount in usage.items()})
         unassigned = self._round.arriving_usage.get("", {})
         return {resource: free[resource] - unassigned.get(resource, 0.0) for resource in RESOURCES if resource in free}
 
-    def _relieve(self, load: NodeLoad, duration_refusal: str) -> None:
-        """Plan moves off one node, unless it has not been hot for long enough."""
-        round_, kept = self._round, Counter[str]()
+    def _relieve(self, load: NodeLoad) -> None:
+        """Plan moves off one hot node."""
+        round_, kept_counts = self._round, Counter[str]()
         victims: list[Candidate] = []
         for pod in round_.snapshot.pods.where("node", load.name).values():
             if not pod.is_active or not pod.is_running:
                 continue
             used = usage_of(pod, round_.snapshot, load.used)
-            candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load, duration_refusal)
+            candidate = Candidate(pod, "LowNodeLoad", proxy(self), used, load)
             if failed := report_first_failure(round_, candidate, REASON_CONDITIONS):
-                self._unrelieved[load.name] = failed.why
+                self._unrelieved_reasons[load.name] = failed.why
                 return
             if failed := report_first_failure(round_, candidate, POD_CONDITIONS):
-                kept[failed.condition.name] += 1
+                kept_counts[failed.condition.name] += 1
             else:
                 victims.append(candidate)
-        left: Amounts = dict(load.used)
-        while exceeded := exceeded_resources(percents(left, load.node.allocatable), load.high):
-            victim = next_victim(victims, load, left, exceeded)
+        usage: Amounts = dict(load.used)
+        while exceeded := exceeded_resources(percents(usage, load.node.allocatable), load.high):
+            victim = next_victim(victims, load, usage, exceeded)
             if victim is None:
-                self._set_stuck(load, _describe_kept(kept))
+                self._set_stuck(load, _describe_kept(kept_counts))
                 return
             victims.remove(victim)
             failed = report_first_failure(round_, victim, MOVE_CONDITIONS)
             if failed is None:
-                left = self._plan_move(victim, load, left, exceeded)
+                usage = self._plan_move(victim, load, usage, exceeded)
             elif failed.condition.scope == "pod":
-                kept[failed.condition.name] += 1
+                kept_counts[failed.condition.name] += 1
             else:
                 self._set_stuck(load, failed.why)
                 return
 
     def _set_stuck(self, load: NodeLoad, why: str) -> None:
-        self._unrelieved[load.name] = why
+        self._unrelieved_reasons[load.name] = why
         self._stuck.add(load.name)
 
     def capacity_refusal(self, candidate: Candidate) -> str:
@@ -172,13 +168,16 @@ class LowNodeLoadRound(TargetFinder):
         return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
 
     def find_target(self, candidate: Candidate) -> str:
-        """See `TargetFinder`: the least loaded node that fits, by the scheduler's constraints and by usage."""
+        """See `TargetFinder`: the least loaded node that fits, by the scheduler's constraints and by usage.
+
+        With nodeFit off there is no target, only a check that the nodes together have enough free capacity.
+        """
         assert candidate.node_load is not None
         pod, pool, fit = candidate.pod, candidate.node_load.pool, self._round.fit
         if not self._config.args.node_fit:
             free = self._free[pool.name]
-            lacking = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
-            return f"it uses more {', '.join(lacking)} than nodes with low load can take" if lacking else ""
+            short = [r for r in pool.high if candidate.used.get(r, 0) > free.get(r, 0)]
+            return f"it uses more {', '.join(short)} than nodes with low load can take" if short else ""
         # Moves only reduce capacity: where one pod fits nowhere, an equal pod that uses as much does not fit either.
         equivalence_key = pool.name, pod.constraints, pod.claim_names, tuple(pod.host_requests.items())
         used, why = self._misfits.get(equivalence_key, ({}, ""))
@@ -206,7 +205,7 @@ class LowNodeLoadRound(TargetFinder):
         return load.overload_reason(candidate.used, self._round.arriving_usage.get(node.name, {}))
 
     def _plan_move(self, candidate: Candidate, load: NodeLoad, used: Amounts, exceeded: Sequence[str]) -> Amounts:
-        """Plan a move off a node with this usage; the node's usage after it."""
+        """Plan a move off a node with this usage; returns the node's usage after it."""
         pod, allocatable = candidate.pod, load.node.allocatable
         after = {resource: max(0.0, amount - candidate.used.get(resource, 0.0)) for resource, amount in used.items()}
         node_before, relief = percents(used, allocatable), percents(candidate.used, allocatable)
@@ -235,9 +234,10 @@ class LowNodeLoadRound(TargetFinder):
         return after
 
     def _deduct_free_capacity(self, candidate: Candidate, free: dict[str, float]) -> None:
+        """Deduct the candidate's usage from the free capacity of its pool, and sort its target in again."""
         target = self.loads.get(candidate.target)
-        taken = candidate.used if target is None else {r: a for r, a in candidate.used.items() if r in target.used}
-        add_amounts(free, {resource: amount for resource, amount in taken.items() if resource in free}, -1)
+        known = free if target is None else target.used
+        add_amounts(free, {r: amount for r, amount in candidate.used.items() if r in free and r in known}, -1)
         if target is not None:
             targets = self._targets[target.pool.name]
             targets.remove(target)
@@ -247,26 +247,26 @@ class LowNodeLoadRound(TargetFinder):
 def next_victim(
     victims: Iterable[Candidate], load: NodeLoad, used: Amounts, exceeded: Iterable[str]
 ) -> Candidate | None:
-    """The pod to move next; None if none is worth it.
+    """The pod to move next; None if no move would relieve the node.
 
     Sorted by priority, QoS class and eviction cost, lowest first; then pods whose move alone suffices, the smallest first; then
     pods that use more; then younger ones; then by name.
 
     Args:
         victims: pods that may be moved.
-        load: of the hot node.
-        used: its usage after the moves planned so far.
+        load: load of the hot node.
+        used: the node's usage after the moves planned so far.
         exceeded: resources above their threshold with that usage.
     """
     weights = {r: load.pool.weights.get(r, 1) for r in exceeded}
     surplus = {r: used[r] - load.high_amount(r) for r in weights}
 
     def rank(victim: Candidate) -> tuple[object, ...]:
-        pod, uses = victim.pod, victim.used
-        share = sum(weight * uses.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
-        suffices = all(uses.get(r, 0.0) >= surplus[r] for r in weights)
-        by_use = share if suffices else -share
-        return (pod.priority, pod.qos, pod.eviction_cost, not suffices, by_use, -pod.created_s, pod.key)
+        pod, amounts = victim.pod, victim.used
+        share = sum(weight * amounts.get(r, 0.0) / load.node.allocatable[r] for r, weight in weights.items())
+        suffices = all(amounts.get(r, 0.0) >= surplus[r] for r in weights)
+        signed_share = share if suffices else -share
+        return (pod.priority, pod.qos, pod.eviction_cost, not suffices, signed_share, -pod.created_s, pod.key)
 
     useful = (v for v in victims if any(v.used.get(r, 0.0) >= MIN_RELIEF_SHARE * surplus[r] for r in weights))
     return min(useful, key=rank, default=None)
@@ -275,7 +275,7 @@ def next_victim(
 def nodes_to_taint(
     states: Iterable[NodeState], detectors: Mapping[str, AnomalyDetector], nodes: Mapping[str, Host]
 ) -> frozenset[str]:
-    """Nodes that should have the taint: hot ones, and those above the middle between their thresholds, until they have low load.
+    """Nodes that should have `HOT_TAINT`: hot ones, and those above the middle between their thresholds, until they have low load.
 
     Without the taint, replacements would make a node hot that is just below its threshold.
     """
@@ -300,11 +300,11 @@ def nodes_to_taint(
     )
 
 
-def _describe_kept(kept: Mapping[str, int]) -> str:
-    """Why no pod of a node can be moved, by the number of pods that each condition keeps."""
-    if not kept:
+def _describe_kept(kept_counts: Mapping[str, int]) -> str:
+    """Why no pod of a node can be moved, by the number of pods that each condition keeps there."""
+    if not kept_counts:
         return "no pod runs on it"
-    parts = ", ".join(f"{count} {name}" for name, count in sorted(kept.items(), key=lambda e: (-e[1], e[0])))
+    parts = ", ".join(f"{count} {name}" for name, count in sorted(kept_counts.items(), key=lambda e: (-e[1], e[0])))
     return f"no further pod can go: {parts}"
 
 

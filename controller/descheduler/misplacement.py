@@ -1,7 +1,7 @@
-"""NetworkMisplacement and ZoneSurvival: move pods of AppGroups to better nodes, by the scheduler's score.
+"""NetworkMisplacement and ZoneSurvival: move pods of AppGroups to better nodes by the scheduler's score.
 
-The extender scores with the same code, so a pod is never moved to where the scheduler would not place it. One pod of a group moves
-at a time, only while the group is complete, and only for a gain that has lasted.
+The extender scores with the same code, so a pod never moves to a node where the scheduler would not place it. One pod of a group
+moves at a time, only while all pods of the group are ready, and only for a gain that has lasted.
 
 ZoneSurvival moves one replica of a workload that should survive a zone but is wholly in one. NetworkMisplacement never moves a
 replica of such a workload to the zone of all the others, so the two do not undo each other.
@@ -26,9 +26,9 @@ from controller.descheduler.round_plan import Move
 from controller.scheduler.balance import placed_group, replicas_by_zone
 from controller.scheduler.rules import NodeScore, ScoreTable
 
-MIN_GAIN = 0.2
+MIN_GAIN_SHARE = 0.2
 """Minimum gain as a share of the current cost."""
-STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
+MISPLACEMENT_STRATEGIES: tuple[Strategy, ...] = ("ZoneSurvival", "NetworkMisplacement")
 """In the order in which a pod is checked for them."""
 
 
@@ -37,20 +37,20 @@ class MisplacementRound(TargetFinder):
 
     Args:
         round_: shared with LowNodeLoad.
-        loads: load of nodes by name, empty without LowNodeLoad; a node that is over, or would be with the pod, is no target.
+        loads: load of nodes by name, empty without LowNodeLoad; a node that is or would be overutilized is no target.
     """
 
     def __init__(self, round_: Round, loads: Mapping[str, NodeLoad]) -> None:
         self._round, self._loads = round_, loads
         self._network = network = round_.snapshot.network
         self._config = round_.config.misplacement
-        self._zones: dict[str, Mapping[str, Counter[Location]]] = {}
-        self._nodes_of: dict[int, list[Host]] = defaultdict(list)
+        self._zones_by_group: dict[str, Mapping[str, Counter[Location]]] = {}
+        self._nodes_by_location: dict[int, list[Host]] = defaultdict(list)
         for name, index in network.location_index.items():
             node = round_.snapshot.nodes.get(name)
             if node is not None and node.takes_pods:
-                self._nodes_of[index].append(node)
-        for nodes in self._nodes_of.values():
+                self._nodes_by_location[index].append(node)
+        for nodes in self._nodes_by_location.values():
             nodes.sort(key=lambda n: (loads[n.name].mean_percent if n.name in loads else 0.0, n.name))
 
     def plan(self, better_since: Mapping[str, float], *, assume_lasting: bool) -> dict[str, float]:
@@ -82,7 +82,7 @@ class MisplacementRound(TargetFinder):
         return updated
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
-        """The active pods of each AppGroup, by key."""
+        """The active pods of each AppGroup, by key of the pod."""
         by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         for key, pod in self._round.snapshot.pods.by_key.items():
             name = pod.labels.get(APPGROUP_LABEL, "")
@@ -98,7 +98,7 @@ class MisplacementRound(TargetFinder):
             return None
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, self._round.snapshot, pod.requests)
-        for strategy in STRATEGIES:
+        for strategy in MISPLACEMENT_STRATEGIES:
             candidate = Candidate(pod, strategy, proxy(self), used)
             if not self.find_target(candidate):
                 return candidate
@@ -139,10 +139,10 @@ class MisplacementRound(TargetFinder):
         group = self._round.snapshot.group_of(pod)
         if group not in self._network.groups:
             return Counter()
-        if group not in self._zones:
+        if group not in self._zones_by_group:
             placed = placed_group(self._network, group)
-            self._zones[group] = {placed.graph.selectors[w]: zones for w, zones in replicas_by_zone(placed)}
-        return self._zones[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
+            self._zones_by_group[group] = {placed.graph.selectors[w]: zones for w, zones in replicas_by_zone(placed)}
+        return self._zones_by_group[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def _is_gain(self, candidate: Candidate, current: NodeScore, target: NodeScore) -> bool:
         """Whether a move is a gain: it violates fewer dependencies at no higher cost, or lowers the cost by both margins.
@@ -159,35 +159,33 @@ class MisplacementRound(TargetFinder):
         gain = current.cost - target.cost
         if target.violated < current.violated and gain >= 0:
             return True
-        return gain > 0 and gain >= max(self._config.margin, MIN_GAIN * current.cost)
+        return gain > 0 and gain >= max(self._config.margin, MIN_GAIN_SHARE * current.cost)
 
     def find_target(self, candidate: Candidate) -> str:
-        """See `TargetFinder`: of the nodes that can take the pod for a gain, the one with the best score."""
+        """See `TargetFinder`: the node with the best score that can take the pod."""
         pod, table = candidate.pod, self._score_table(candidate)
         if table is None:
             return "no node is better"
         current, zone = self._score(candidate, pod.node), self._forbidden_zone(candidate)
-        scored: list[tuple[NodeScore, str | int]] = [*((score, name) for name, score in table.by_node.items())]
-        scored += [(score, index) for index, score in enumerate(table.by_location)]
-        for score, name_or_location in sorted(
-            scored, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))
-        ):
-            if not self._is_gain(candidate, current, score):
-                continue
-            if isinstance(name_or_location, int):
-                nodes = [node for node in self._nodes_of.get(name_or_location, ()) if node.name not in table.by_node]
-            else:
-                nodes = [
-                    n for n in (self._round.snapshot.nodes.get(name_or_location),) if n is not None and n.takes_pods
-                ]
-            for node in nodes:
+        scores: list[tuple[NodeScore, str | int]] = [(score, name) for name, score in table.by_node.items()]
+        scores += [(score, index) for index, score in enumerate(table.by_location)]
+        gains = [(score, place) for score, place in scores if self._is_gain(candidate, current, score)]
+        for score, place in sorted(gains, key=lambda s: (s[0].violated, s[0].cost, isinstance(s[1], int), str(s[1]))):
+            for node in self._nodes_with_score(place, table):
                 if node.name != pod.node and not self._refusal(candidate, node, zone):
                     candidate.target, candidate.cost = node.name, score.cost
                     return ""
         return "no better node can take it"
 
+    def _nodes_with_score(self, place: str | int, table: ScoreTable) -> list[Host]:
+        """Nodes that take pods and share a score: the named one, or those of a location's index without a score of their own."""
+        if isinstance(place, int):
+            return [node for node in self._nodes_by_location.get(place, ()) if node.name not in table.by_node]
+        named = self._round.snapshot.nodes.get(place)
+        return [named] if named is not None and named.takes_pods else []
+
     def _refusal(self, candidate: Candidate, node: Host, zone: str) -> str:
-        """Why a node cannot take the pod; empty if it can. With a forbidden zone, also nodes without a zone are refused."""
+        """Why a node cannot take the pod; empty if it can. A forbidden ``zone`` also excludes nodes without a zone."""
         fit, pod, load = self._round.fit, candidate.pod, self._loads.get(node.name)
         if zone and node.location.zone in {zone, ""}:
             return f"all other replicas of its workload are in zone {zone}, and it should survive the loss of a zone"
@@ -209,7 +207,7 @@ class MisplacementRound(TargetFinder):
         return why
 
     def _plan_move(self, candidate: Candidate, pods: Mapping[str, PodInfo]) -> None:
-        """Plan a move, if it meets all conditions; ``pods`` are those of its AppGroup."""
+        """Plan the candidate's move, if it meets all conditions; ``pods`` are those of its AppGroup."""
         round_, pod = self._round, candidate.pod
         group = round_.snapshot.group_of(pod)
         ready = sum(1 for p in pods.values() if p.ready and p.uid not in round_.moves)

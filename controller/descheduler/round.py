@@ -129,7 +129,8 @@ class Candidate:
         finder: of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage collection.
         used: its known usage, by resource.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
-        duration_refusal: why the reason for the move has not lasted long enough; empty if it has.
+        duration_refusal: why the reason for the move has not lasted long enough; empty if it has, and for LowNodeLoad, which
+            checks that for the whole node.
         group_refusal: why its AppGroup is not complete; empty if it is, and for LowNodeLoad.
         target: the node that it should move to; empty before `TargetFinder.find_target`.
         cost: network cost on the target; -1 for LowNodeLoad.

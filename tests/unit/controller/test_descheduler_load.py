@@ -296,6 +296,12 @@ def test_nothing_moves_before_a_node_was_hot_for_enough_rounds() -> None:
     assert moved(decided(ONE, History(), RoundState(), rules, NOW_S, assume_lasting=True)) == ["p"]
 
 
+def test_a_node_without_pods_is_not_stuck_before_it_was_hot_for_enough_rounds() -> None:
+    rules = settings({"anomalyCondition": condition()})
+    (state,) = once(snapshot([node("hot")], [], {"hot": amounts(3.5, 1)}), rules).plan.nodes
+    assert (state.stuck, state.why) == (False, "overutilized for 1 of 5 consecutive rounds")
+
+
 def test_a_detector_expires_after_its_cache_timeout_but_not_between_two_rounds() -> None:
     no_usage = snapshot(ONE.nodes.values(), [], {"idle": amounts(0.2, 1)})
     for timeout, left in (("30s", set()), ("20m", {"hot"})):
