@@ -17,17 +17,17 @@ from controller.convert.spellings import Change, convert
 
 
 class ConversionResult(msgspec.Struct, frozen=True):
-    """The converted objects, and the changes."""
+    """The converted objects, and what was changed."""
 
     objects: list[Document]
     changes: list[Change]
 
 
 class ConvertCommand(Command):
-    examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
+    examples = (("convert -f old.yaml", "print it with accepted spellings"),)
     description = (
         "Reads YAML or JSON and prints it with AppGroups and NetworkTopologies of KEP-260 in the spelling that the API server "
-        "accepts; other objects pass untouched. What was changed is listed on standard error. Needs no cluster: "
+        "accepts; other objects stay unchanged. Lists the changes on standard error. Needs no cluster. Usage: "
         "kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
     reads_cluster = False
@@ -44,7 +44,6 @@ class ConvertCommand(Command):
         )
 
     async def run(self, session: Session, options: argparse.Namespace) -> ConversionResult:
-        """Read and convert."""
         documents = await asyncio.to_thread(read_documents, options.filename, "--filename")
         objects, changes = convert(documents)
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]

@@ -32,11 +32,17 @@ from kubekit.errors import ApiError, ConfigError
 from kubekit.settings import load_yaml
 from kubekit.wire import PODS
 
-SHOWN_SKIPS = 20
+MAX_SKIPS = 20
+_LOAD_TEXTS: tuple[tuple[LoadClass, str], ...] = (
+    ("overutilized", "hot"),
+    ("normal", "normal"),
+    ("underutilized", "with low load"),
+    ("unknown", "of unknown load"),
+)
 
 
 class ConditionState(DescheduleOutput, frozen=True):
-    """A condition of a move, and how many pods it keeps; see `controller.descheduler.conditions`."""
+    """A condition of `controller.descheduler.conditions`, and the number of pods that stay because of it."""
 
     name: str
     requires: str
@@ -47,9 +53,10 @@ class Preview(DescheduleOutput, frozen=True):
     """One round of descheduling.
 
     Attributes:
-        conditions: all of them, in the order in which they are asked.
+        plan: moves, nodes, and pods that stay.
+        conditions: all conditions, in the order of their evaluation.
         faults: usage that could not be read.
-        refused: usage readings that were not believed, by reason.
+        refused: reason -> number of usage readings that were ignored for it.
     """
 
     plan: RoundPlan
@@ -60,29 +67,32 @@ class Preview(DescheduleOutput, frozen=True):
 
 class DescheduleCommand(Command):
     examples = (
-        ("deschedule --dry-run", "who would be moved, why and where to"),
+        ("deschedule --dry-run", "which pods would move, why and where to"),
         ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),
     )
     description = (
-        "Decides one round of descheduling without evictions, which only the controller does. The configuration is the running "
-        "controller's, unless --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
-        "limits and back-off are applied, as the controller does. Percentages are of allocatable, before and after each move."
+        "Decides one round of descheduling as the controller does, without evictions: deducts capacity move by move, and applies "
+        "PodDisruptionBudgets, limits and back-offs. Uses the running controller's configuration, with --policy another policy. "
+        "Percentages are of allocatable, before and after each move."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
-        parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
+        parser.add_argument("--dry-run", action="store_true", help="required; only the controller evicts")
+        parser.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration")
 
     async def run(self, session: Session, options: argparse.Namespace) -> Preview:
-        """Read the configuration, then the cluster."""
         if not options.dry_run:
-            raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
+            raise ConfigError("--dry-run", "is missing", "add it; only the controller evicts")
         config = await session.configuration()
         section = config.descheduler
         if options.policy:
             policy = await asyncio.to_thread(load_yaml, options.policy, "--policy")
             if not isinstance(policy, dict):
-                raise ConfigError("--policy", f"{options.policy} holds no mapping")
+                raise ConfigError(
+                    "--policy",
+                    f"{options.policy} holds no mapping",
+                    "give LowNodeLoadArgs or a DeschedulerConfiguration",
+                )
             section = msgspec.structs.replace(section, policy=policy)
         if session.prometheus is not None:
             section = _with_prometheus(section, session.prometheus.address)
@@ -90,30 +100,30 @@ class DescheduleCommand(Command):
         for fault in answer.faults:
             session.notes[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
         if not section.enabled:
-            session.notes["descheduler"] = "it is not enabled, so nothing of this will happen"
-        session.notes["plan"] = (
-            "hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted"
-        )
+            session.notes["descheduler"] = "it is not enabled: no pod will be moved"
+        session.notes["plan"] = "the controller also waits until nodes have been hot, or pods misplaced, for some time"
         return answer
 
     def render(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
-        """Moves, then hot nodes, then who stays and why."""
-        parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("no pod would move")]
+        """Moves, hot nodes, pods that stay, conditions, and the summary."""
+        parts: list[RenderableType] = [
+            _move_table(answer.plan.moves) if answer.plan.moves else Text("no pod would move")
+        ]
         hot = [node for node in answer.plan.nodes if node.kind == "overutilized"]
         if hot:
-            parts += [Text(), _hot(hot)]
+            parts += [Text(), _hot_node_table(hot)]
         if answer.plan.skips:
-            parts += [Text(), _stays(answer.plan.skips)]
-        parts += [Text(), _conditions(answer.conditions)]
-        parts += [Text(f"{_summary(answer)}", style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
+            parts += [Text(), _skip_table(answer.plan.skips)]
+        parts += [Text(), _condition_table(answer.conditions)]
+        parts += [Text(_summary(answer), style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
         return Group(*parts)
 
 
 async def preview(session: Session, config: DeschedulerConfig) -> Preview:
-    """Decide one round by the function of the live loop, without evictions.
+    """Decide one round as the controller does, without evictions.
 
     Raises:
-        ConfigError: the configuration makes no sense.
+        ConfigError: the configuration is wrong.
         KubekitError: nodes, pods or disruption budgets cannot be read.
     """
     settings, now = config.resolve(), session.clock()
@@ -127,16 +137,16 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
     session.require(PODS)
     usage, cluster = UsageStore(settings.expiry_s), take_snapshot(inputs, {pod.key: pod for pod in pods}, budgets)
     refused = usage.update(batch, cluster.nodes, cluster.pods.by_key, now)
-    seen = dataclasses.replace(cluster, usage=usage.view(now))
-    unconfirmed = decide(seen, history, RoundState(), settings, now, assume_lasting=True)
+    cluster = dataclasses.replace(cluster, usage=usage.view(now))
+    unconfirmed = decide(cluster, history, RoundState(), settings, now, assume_lasting=True)
     hot = (state.node for state in unconfirmed.decision.plan.nodes if state.kind == "overutilized")
     inputs.node_cache.set_hot_nodes(frozenset(hot))
 
     async def simulate_replacement(group: str, key: str, turn: int) -> Target | None:
-        """By the planner of the controller; its replacement_targets to other groups and replicas to come are not known here."""
+        """Plan as the controller does, but without its reservations for pods that are not bound yet."""
         members = [pod.group_pod for pod in pods if pod.group_pod is not None and belongs_to(inputs.state, group)(pod)]
-        question = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
-        return (await asyncio.to_thread(plan_group, question)).targets.get(key)
+        group_snapshot = msgspec.structs.replace(without_pod(inputs.snapshot(group, members), key), turn=turn)
+        return (await asyncio.to_thread(plan_group, group_snapshot)).targets.get(key)
 
     plan = (await unconfirmed.confirm(simulate_replacement)).plan
     counts = {str(reason): count for reason, count in sorted(refused.items())}
@@ -144,7 +154,7 @@ async def preview(session: Session, config: DeschedulerConfig) -> Preview:
 
 
 def states_of(plan: RoundPlan) -> tuple[ConditionState, ...]:
-    """Every condition, in order, with the pods that it keeps."""
+    """All conditions in order, with the number of pods that each keeps."""
     return tuple(ConditionState(c.name, c.requires, plan.skip_counts.get(c.name, 0)) for c in CONDITIONS)
 
 
@@ -159,13 +169,13 @@ async def _history(session: Session) -> History:
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
-    """The configuration with the user's Prometheus, because one inside the cluster may be unreachable from here."""
+    """The configuration with the user's Prometheus: the controller's may be unreachable from outside the cluster."""
     prometheus = msgspec.structs.replace(section.usage.prometheus, url=url)
     usage = msgspec.structs.replace(section.usage, prometheus=prometheus)
     return msgspec.structs.replace(section, usage=usage)
 
 
-def _moves(moves: Iterable[Move]) -> RenderableType:
+def _move_table(moves: Iterable[Move]) -> RenderableType:
     table = grid("POD", "FROM", "TO", "NODE", "COST", "REASON")
     for move in moves:
         table.add_row(
@@ -180,38 +190,37 @@ def _moves(moves: Iterable[Move]) -> RenderableType:
 
 
 def _change(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    parts = [f"{_short(r)} {before[r]:.0f} → {after[r]:.0f} %" for r in before if r in after]
+    parts = [f"{_short_name(r)} {before[r]:.0f} → {after[r]:.0f} %" for r in before if r in after]
     return ", ".join(parts) or "-"
 
 
-def _short(resource: str) -> str:
+def _short_name(resource: str) -> str:
     return resource.rpartition("/")[2]
 
 
-def _hot(nodes: Iterable[NodeState]) -> RenderableType:
+def _hot_node_table(nodes: Iterable[NodeState]) -> RenderableType:
     table = grid("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
     for node in nodes:
-        usage = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
-        limits = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.high.items())
+        usage = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.usage_percent.items())
+        limits = ", ".join(f"{_short_name(r)} {percent:.0f} %" for r, percent in node.high.items())
         state = Text(node.why or "relieved by the moves above", style=BAD if node.stuck else "")
         table.add_row(Text(node.node, style=STRONG), node.pool, usage, limits, state)
     return table
 
 
-def _stays(skips: Iterable[Skip]) -> RenderableType:
+def _skip_table(skips: Iterable[Skip]) -> RenderableType:
     skips = tuple(skips)
     table = grid("STAYS", "NODE", "WHY")
-    for skip in skips[:SHOWN_SKIPS]:
+    for skip in skips[:MAX_SKIPS]:
         table.add_row(skip.pod, skip.node, skip.why)
-    if len(skips) > SHOWN_SKIPS:
-        more = Counter(skip.condition for skip in skips[SHOWN_SKIPS:])
+    if len(skips) > MAX_SKIPS:
+        more = Counter(skip.condition for skip in skips[MAX_SKIPS:])
         kinds = ", ".join(f"{count} {kind}" for kind, count in more.most_common())
-        table.add_row(Text(f"and {len(skips) - SHOWN_SKIPS} more", style=FAINT), "", Text(kinds, style=FAINT))
+        table.add_row(Text(f"and {len(skips) - MAX_SKIPS} more", style=FAINT), "", Text(kinds, style=FAINT))
     return table
 
 
-def _conditions(conditions: Iterable[ConditionState]) -> RenderableType:
-    """The table of conditions."""
+def _condition_table(conditions: Iterable[ConditionState]) -> RenderableType:
     table = grid("CONDITION", "KEEPS", "REQUIRES")
     for condition in conditions:
         table.add_row(
@@ -222,14 +231,6 @@ def _conditions(conditions: Iterable[ConditionState]) -> RenderableType:
 
 def _summary(answer: Preview) -> str:
     kinds = Counter(node.kind for node in answer.plan.nodes)
-    nodes = ", ".join(f"{kinds[kind]} {text}" for kind, text in _KINDS if kinds[kind])
+    nodes = ", ".join(f"{kinds[kind]} {text}" for kind, text in _LOAD_TEXTS if kinds[kind])
     refused = sum(answer.refused.values())
-    return f"nodes: {nodes or 'none looked at'}" + (f"; {refused} usage readings ignored" if refused else "")
-
-
-_KINDS: tuple[tuple[LoadClass, str], ...] = (
-    ("overutilized", "hot"),
-    ("normal", "normal"),
-    ("underutilized", "with low load"),
-    ("unknown", "of unknown load"),
-)
+    return f"nodes: {nodes or 'none evaluated'}" + (f"; {refused} usage readings ignored" if refused else "")

@@ -24,15 +24,13 @@ NO_WORKLOAD = "its AppGroup has no such workload, so kube-scheduler places it al
 
 
 class OfflinePlan(msgspec.Struct, frozen=True):
-    """The placements of pending pods, with costs of all pods of their groups.
+    """The placements of pending pods, and sums over all pods of their groups.
 
     Attributes:
         placements: pending pod (namespace/name) -> node.
         unplaced: pending pod -> reason.
-        cost: networkCost summed over all pairs of caller and callee, as upstream counts, placed and planned pods alike.
-        violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
-        latency_us: time that a call spends on the network, expected over all calls.
-        seconds: that planning took.
+        cost, violations, latency_us: as in `controller.cli.simulate.Outcome`, of placed and planned pods together.
+        seconds: duration of planning.
     """
 
     placements: dict[str, str]
@@ -53,8 +51,7 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
         The plan, and remarks on objects that could not be read or were left out.
     """
     began, reader = time.perf_counter(), PodReader()
-    inputs, members, refusals = _read(cluster, reader)
-    remarks = [*cluster.problems, *refusals]
+    inputs, members, remarks = _read_inputs(cluster, reader)
     placements: dict[str, str] = {}
     unplaced: dict[str, str] = {}
     plans: list[Plan] = []
@@ -85,8 +82,8 @@ def plan_offline(cluster: ClusterFile) -> tuple[OfflinePlan, list[str]]:
     return answer, list(dict.fromkeys(remarks))
 
 
-def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
-    """The planner's inputs, the pods of each group, and remarks on groups without consent of a namespace."""
+def _read_inputs(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str, list[GroupPod]], list[str]]:
+    """The planner's inputs, group (``namespace/name``) -> its pods, and remarks on objects that were left out."""
     snapshot = ClusterSnapshot(
         now_s=0.0,
         nodes=tuple(cluster.nodes),
@@ -95,9 +92,8 @@ def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str
         namespaces=tuple(cluster.namespaces),
         services=tuple(cluster.services),
     )
-    inputs = inputs_of(
-        snapshot, map(reader.read, cluster.pods), Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
-    )
+    volumes = Volumes.from_objects(cluster.volumes, cluster.claims, cluster.classes)
+    inputs = inputs_of(snapshot, map(reader.read, cluster.pods), volumes)
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in cluster.pods:
         key = inputs.state.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
@@ -108,7 +104,7 @@ def _read(cluster: ClusterFile, reader: PodReader) -> tuple[PlanInputs, dict[str
         for key in inputs.state.groups
         if (names := snapshot.membership.refusing_namespaces(key))
     ]
-    return inputs, members, refusals
+    return inputs, members, [*cluster.problems, *refusals]
 
 
 def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
@@ -120,7 +116,7 @@ def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
     return [costs.problem] if costs.problem else []
 
 
-def show_offline(answer: OfflinePlan) -> RenderableType:
+def render_offline(answer: OfflinePlan) -> RenderableType:
     """The node of every pending pod, then the costs."""
     table = grid("POD", "NODE")
     reasons = {pod: Text(why, style=BAD) for pod, why in answer.unplaced.items()}
@@ -131,8 +127,6 @@ def show_offline(answer: OfflinePlan) -> RenderableType:
     if answer.unplaced:
         text.append(f"   {pluralize(len(answer.unplaced), 'pod')} without a place", style=BAD)
     text.append(f"   planned in {answer.seconds:.1f} s", style=FAINT)
-    return (
-        Group(table, Text(), text)
-        if answer.placements or answer.unplaced
-        else Group(Text("no pod of an AppGroup is pending"), text)
-    )
+    if not table.rows:
+        return Group(Text("no pod of an AppGroup is pending"), text)
+    return Group(table, Text(), text)

@@ -1,7 +1,7 @@
 """Reads a cluster from a file, as ``kubectl get -o json`` or ``-o yaml`` prints it.
 
-Such files may be edited by hand, so null and absent fields read as empty, quantities may be numbers, and an invalid object is left
-out with a note.
+Such files may be edited by hand: null and absent fields read as empty, quantities may be numbers, and invalid objects are left out
+with a note.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kubekit.wire import DECODE_ERRORS, Node, Object
 
 T = TypeVar("T")
 
+MAX_PARSER_ERROR = 300
 DEFAULT_PODS = "110"
 """The kubelet's default of pods per node, for nodes without the field."""
 _QUANTITIES = frozenset({"requests", "limits", "allocatable", "capacity", "overhead"})
@@ -32,9 +33,10 @@ _NAMESPACED = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "Persi
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The objects of a file, in order.
+    """The objects of a file, by kind and in the file's order.
 
     Attributes:
+        classes: StorageClasses.
         problems: objects that were left out, with reasons.
     """
 
@@ -50,7 +52,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
 
 
-_KINDS: dict[str, tuple[str, type[Object]]] = {
+_FIELDS: dict[str, tuple[str, type[Object]]] = {
     "Node": ("nodes", Node),
     "Pod": ("pods", GroupPod),
     "Service": ("services", Service),
@@ -61,41 +63,36 @@ _KINDS: dict[str, tuple[str, type[Object]]] = {
     "Namespace": ("namespaces", Object),
     "NetworkTopology": ("topologies", NetworkTopology),
 }
-
-
-_OURS = {kind.kind: f"{kind.group}/{kind.version}" for kind in (APPGROUPS, NETWORK_TOPOLOGIES)}
+"""Kind -> field of `ClusterFile`, and type."""
+_API_VERSIONS = {kind.kind: f"{kind.group}/{kind.version}" for kind in (APPGROUPS, NETWORK_TOPOLOGIES)}
 
 
 def read_cluster(name: str) -> ClusterFile:
-    """Read a file; ``-`` is standard input.
-
-    Raises:
-        ConfigError: it cannot be read, or holds neither JSON nor YAML objects.
-    """
+    """Read the objects of a file; see `read_documents`."""
     cluster = ClusterFile()
     seen: set[tuple[str, str]] = set()
-    for document in read_documents([name], "--offline", "give a v1 List of objects"):
+    for document in read_documents([name], "--offline"):
         for item in objects_in(document, cluster.problems):
             _add(item, cluster, seen)
     return cluster
 
 
-def read_documents(names: Iterable[str], flag: str, fix: str = "") -> list[Any]:
+def read_documents(names: Iterable[str], flag: str) -> list[Any]:
     """The documents of files, JSON or YAML; ``-`` is standard input.
 
     Raises:
-        ConfigError: a file that ``flag`` names cannot be read, or holds neither.
+        ConfigError: a file that ``flag`` names cannot be read, or is neither JSON nor YAML.
     """
-    return [document for name in names for document in _documents_of(name, flag, fix)]
+    return [document for name in names for document in _read_file(name, flag)]
 
 
-def _documents_of(name: str, flag: str, fix: str) -> list[Any]:
+def _read_file(name: str, flag: str) -> list[Any]:
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(flag, f"{name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(flag, f"{name} is not text: {error}") from error
+        raise ConfigError(flag, f"{name} is not UTF-8: {error}") from error
     try:
         return [msgspec.json.decode(text)]
     except DECODE_ERRORS:
@@ -103,8 +100,8 @@ def _documents_of(name: str, flag: str, fix: str) -> list[Any]:
     try:
         return list(yaml.load_all(text, Loader=_PlainLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = f"{name} is neither JSON nor YAML: {' '.join(str(error).split())[:300]}"
-        raise ConfigError(flag, problem, fix) from error
+        detail = " ".join(str(error).split())[:MAX_PARSER_ERROR]
+        raise ConfigError(flag, f"{name} is neither JSON nor YAML: {detail}") from error
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -118,19 +115,25 @@ _PlainLoader.yaml_implicit_resolvers = {
 
 
 def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]]) -> None:
-    """Decode an object and add it to its list; one that cannot be decoded, or is there already, becomes a problem."""
+    """Decode an object and add it to its list; an invalid, nameless or repeated object becomes a problem.
+
+    Args:
+        item: the object as in the file.
+        cluster: gets the object or the problem.
+        seen: kind and key of each object in ``cluster``.
+    """
     kind = str(item.get("kind") or "")
-    if kind not in _KINDS:
+    if kind not in _FIELDS:
         return
-    field, type_ = _KINDS[kind]
+    field, type_ = _FIELDS[kind]
     name = "?"
     try:
-        plain = _normalized(_with_current_spelling(item) if kind in _OURS else item)
-        meta = plain.setdefault("metadata", {})
-        name = str(meta.get("name") or "?")
+        normalized = _normalize(_with_current_spelling(item) if kind in _API_VERSIONS else item)
+        metadata = normalized.setdefault("metadata", {})
+        name = str(metadata.get("name") or "?")
         if kind in _NAMESPACED:
-            meta.setdefault("namespace", "default")
-        decoded = msgspec.convert(plain, type_, strict=False)
+            metadata.setdefault("namespace", "default")
+        decoded = msgspec.convert(normalized, type_, strict=False)
     except (msgspec.ValidationError, KubekitError, AttributeError) as error:
         cluster.problems.append(f"left out: {kind} {name}: {error}")
         return
@@ -138,36 +141,32 @@ def _add(item: dict[str, Any], cluster: ClusterFile, seen: set[tuple[str, str]])
     if not decoded.metadata.name:
         cluster.problems.append(f"left out: a {kind} without a name")
     elif (kind, key) in seen:
-        cluster.problems.append(f"left out: {kind} {key} is there twice; the first counts")
+        cluster.problems.append(f"left out: a second {kind} {key}")
     else:
         seen.add((kind, key))
         getattr(cluster, field).append(_with_defaults(decoded) if isinstance(decoded, Node) else decoded)
 
 
 def _with_current_spelling(item: dict[str, Any]) -> dict[str, Any]:
-    """The object as the API server accepts it; the name stays, because pods refer to it."""
-    if str(item.get("apiVersion") or "") in {_OURS[item["kind"]], ""}:
+    """The object as the API server accepts it, but with its own name, because pods refer to it."""
+    if str(item.get("apiVersion") or "") in {_API_VERSIONS[item["kind"]], ""}:
         return item
-    converted = dict(convert([item])[0][0])
-    return {
-        **converted,
-        "metadata": {**(converted.get("metadata") or {}), "name": (item.get("metadata") or {}).get("name")},
-    }
+    converted = convert([item])[0][0]
+    name = (item.get("metadata") or {}).get("name")
+    return {**converted, "metadata": {**(converted.get("metadata") or {}), "name": name}}
 
 
-def _normalized(value: Any, key: str = "") -> Any:
-    """Without nulls, and with quantities as strings."""
+def _normalize(value: Any, key: str = "") -> Any:
+    """A value of the field ``key`` without nulls, and with quantities as strings."""
     if isinstance(value, dict):
         are_quantities = key in _QUANTITIES
         return {
-            str(name): str(inner)
-            if are_quantities and isinstance(inner, int | float)
-            else _normalized(inner, str(name))
+            str(name): str(inner) if are_quantities and isinstance(inner, int | float) else _normalize(inner, str(name))
             for name, inner in value.items()
             if inner is not None
         }
     if isinstance(value, list):
-        return [_normalized(inner) for inner in value if inner is not None]
+        return [_normalize(inner) for inner in value if inner is not None]
     return value
 
 

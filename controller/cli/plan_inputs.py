@@ -1,4 +1,4 @@
-"""Reads the planner's inputs for a command. Imports numpy, which `status` does not need."""
+"""Reads the planner's inputs for a command. Not part of `controller.cli.shared`, because `status` needs no numpy."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ from controller.scheduler.state import State
 
 
 def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
-    """The planner's inputs, as in the controller.
-
-    Args:
-        snapshot: see `state_of`.
-        pods: all pods, also those of AppGroups.
-        volumes: all volumes, claims and classes.
-    """
+    """The planner's inputs, as in the controller; ``pods`` and ``volumes`` are all of the cluster."""
     node_cache = NodeCache()
     for node in snapshot.nodes:
         node_cache.on_node_change(node.metadata.name, None, node)
@@ -52,5 +46,5 @@ async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> tuple[Plan
 
 
 def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:
-    """Whether a pod is one of an AppGroup's, by the scheduler's rule."""
+    """A predicate: whether a pod belongs to the AppGroup ``key``, by the scheduler's rule."""
     return lambda pod: state.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key

@@ -27,11 +27,11 @@ from kubekit.errors import ConfigError
 from kubekit.text import format_command, pluralize
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
-_KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
+_RESOURCES = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """The pods of one proposal as they are placed, and as one plan would place all of them."""
+    """The placement of a proposed group's pods: ``now``, and as one plan would place all of them."""
 
     group: str
     now: Outcome
@@ -48,7 +48,7 @@ class ProposalsView(msgspec.Struct, frozen=True):
         proposals: proposed AppGroups, with patches that label pod templates.
         drift: differences between existing AppGroups and traffic.
         left_out: traffic that is not a dependency, greatest first.
-        gains: of one plan of each proposal, in their order.
+        gains: of each proposal, in the order of ``proposals``.
     """
 
     namespace: str
@@ -61,38 +61,37 @@ class ProposalsView(msgspec.Struct, frozen=True):
 
 
 class ProposeCommand(Command):
-    examples = (("propose", "AppGroups from measured traffic"),)
+    examples = (
+        ("propose -n shop --prometheus http://localhost:9090", "AppGroups from measured traffic"),
+        ("propose -n shop --prometheus http://localhost:9090 --manifests", "the same as YAML, for kubectl apply -f -"),
+    )
     description = (
-        "Reads call metrics from Prometheus (meshes, or our own agents) and proposes AppGroups for a "
-        "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from the "
-        "highest cost between zones that exchange traffic today, and the patches that label pod templates. DNS, scrapes and external addresses are not dependencies. "
-        "Fields that a user wrote into an existing AppGroup are kept. --manifests prints what kubectl apply takes, as in: "
-        "kubectl netaware propose -n shop --manifests | kubectl apply -f -"
+        "Reads call metrics from Prometheus (meshes, or our own agents) and proposes AppGroups for a namespace: workloads, directed "
+        "dependencies, minBandwidth from the 95th percentile, maxNetworkCost from the highest cost between zones that exchange "
+        "traffic today, and the patches that label pod templates. Needs --prometheus. DNS, scrapes and external addresses are not "
+        "dependencies. Fields that a user wrote into an existing AppGroup are kept."
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_traffic_arguments(parser)
-        parser.add_argument(
-            "--manifests", action="store_true", help="print the AppGroups as YAML, and the labels as commands"
-        )
-        parser.add_argument("--apply", action="store_true", help="write what --manifests shows")
+        parser.add_argument("--manifests", action="store_true", help="print AppGroups as YAML, and labels as commands")
+        parser.add_argument("--apply", action="store_true", help="write the AppGroups and labels")
 
     async def run(self, session: Session, options: argparse.Namespace) -> ProposalsView:
-        """Read, propose, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
         traffic, namespace = await read_traffic(session, options.source, options.window), session.namespace
         graph, groups = traffic.graph, traffic.snapshot.groups
-        found = propose(graph, traffic.workloads, groups, namespace, traffic.costs)
-        gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in found]
+        proposals = propose(graph, traffic.workloads, groups, namespace, traffic.costs)
+        gains = [await gain_of(session, proposal, traffic.snapshot) for proposal in proposals]
         if options.apply:
-            await _write(session, found)
-            session.remarks.append("AppGroups and labels were written; pods follow them when they are next created")
+            await _write(session, proposals)
+            session.remarks.append("AppGroups and labels were written; pods get the labels when they are created again")
         return ProposalsView(
             namespace=namespace,
             source=traffic.source.name,
             window_s=traffic.window_s,
-            proposals=tuple(found),
+            proposals=tuple(proposals),
             drift=tuple(d for g in groups if g.metadata.namespace == namespace for d in drift_of(g, graph)),
             left_out=tuple(o for o in graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
             gains=tuple(gains),
@@ -115,7 +114,7 @@ class ProposeCommand(Command):
                 )
             parts += [table, Text()]
         if answer.left_out:
-            parts.append(Text(_left_out(answer.left_out), style=FAINT))
+            parts.append(Text(_left_out_text(answer.left_out), style=FAINT))
         return Group(*parts)
 
 
@@ -123,28 +122,28 @@ async def gain_of(session: Session, proposal: Proposal, snapshot: ClusterSnapsho
     """Plan the proposed group for the present cluster, and compare with the present placement.
 
     Raises:
-        KubekitError: no answer.
+        KubekitError: the API server does not answer.
     """
     group, namespace = msgspec.convert(proposal.manifest, AppGroup), proposal.namespace
     for existing in snapshot.groups:
         if existing.metadata.key == group.metadata.key:
-            # Applying keeps the annotations, such as the one for the spread of its pods.
+            # Applying keeps annotations, such as netaware.io/spread.
             group = msgspec.structs.replace(group, metadata=existing.metadata)
     selectors = {
         f"{namespace}/{w.workload.kind}/{w.workload.name}": w.workload.selector for w in group.spec.workloads or ()
     }
-    controllers = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.controllers(namespace)}
+    controllers = {f"{namespace}/{c.kind}/{c.metadata.name}": c for c in await session.workload_controllers(namespace)}
     templates = {selector: controllers[key] for key, selector in selectors.items() if key in controllers}
     inputs, _ = await read_inputs(session, snapshot)
-    nodes_now = defaultdict(list)
+    nodes_now = defaultdict[str, list[str]](list)
     for pod in inputs.node_cache.bound_pods:
         if pod.workload in selectors:
             nodes_now[selectors[pod.workload]].append(pod.node)
     inputs.node_cache.drop(lambda pod: pod.workload in selectors)
-    start = empty_group(inputs, group, templates)
-    now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in start.pods]
-    planned = await asyncio.to_thread(planned_outcome, inputs, start)
-    return Gain(proposal.name, outcome_of(start, now), planned)
+    group_snapshot = empty_group(inputs, group, templates)
+    now = [nodes_now[pod.workload].pop() if nodes_now[pod.workload] else "" for pod in group_snapshot.pods]
+    planned = await asyncio.to_thread(planned_outcome, inputs, group_snapshot)
+    return Gain(proposal.name, outcome_of(group_snapshot, now), planned)
 
 
 def _manifests(proposals: Sequence[Proposal]) -> str:
@@ -160,9 +159,10 @@ def _proposal_parts(proposal: Proposal) -> list[RenderableType]:
     head.append("  exists" if proposal.exists else "  new", style=FAINT)
     table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
     for d in proposal.dependencies:
-        note = "as written" if d.is_user_defined else ""
-        shown = ("", "") if d.is_user_defined else (rate(d.min_bandwidth_bps), str(d.max_network_cost))
-        table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *shown, Text(note, style=FAINT))
+        limits = (rate(d.min_bandwidth_bps), str(d.max_network_cost), "")
+        if d.is_user_defined:
+            limits = ("", "", "as written")
+        table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *limits)
     parts: list[RenderableType] = [head, table]
     if proposal.patches:
         names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
@@ -181,22 +181,22 @@ def _gain_text(gain: Gain) -> Text:
     return text
 
 
-def _left_out(left_out: Sequence[LeftOut]) -> str:
-    by_reason: dict[str, float] = {}
+def _left_out_text(left_out: Sequence[LeftOut]) -> str:
+    by_reason = defaultdict[str, float](float)
     for item in left_out:
-        by_reason[item.reason] = by_reason.get(item.reason, 0.0) + item.bytes_per_s
-    return "not dependencies: " + ", ".join(
-        f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items())
-    )
+        by_reason[item.reason] += item.bytes_per_s
+    parts = (f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items()))
+    return f"not dependencies: {', '.join(parts)}"
 
 
 async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
     """Write AppGroups, then labels, because upstream's scheduler crashes on a pod without its group."""
     manager = f"{FIELD_MANAGER}-propose"
-    for each in proposals:
+    for proposal in proposals:
+        name, namespace = proposal.name, proposal.namespace
         await session.client.apply(
-            APPGROUPS, each.name, each.manifest, Object, field_manager=manager, namespace=each.namespace
+            APPGROUPS, name, proposal.manifest, Object, field_manager=manager, namespace=namespace
         )
-    for each in proposals:
-        for kind, name, patch in each.patches:
-            await session.client.patch(_KINDS[kind], name, patch, Object, namespace=each.namespace)
+    for proposal in proposals:
+        for kind, name, patch in proposal.patches:
+            await session.client.patch(_RESOURCES[kind], name, patch, Object, namespace=proposal.namespace)

@@ -1,7 +1,6 @@
 """A command's connection to the cluster, which lists only what the command needs.
 
-Objects that the user may not read, or whose CRD is missing, are left out with a note on stderr: a user with few rights gets a partial
-answer.
+Objects that the user may not read, or whose CRD is missing, are left out with a note: a user with few rights gets a partial answer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from controller.cluster.resources import (
     APPGROUPS,
     NETWORK_TOPOLOGIES,
     SERVICES,
-    WORKLOAD_LABEL,
     AppGroup,
     NetworkTopology,
 )
@@ -56,9 +54,10 @@ from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
 UNFINISHED_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-PROXY_TIMEOUT_S = 5.0
+READYZ_TIMEOUT_S = 5.0
 CONFIG_FILE = "config.yaml"
-VERDICTS = "netaware_pod_bandwidth_verdict == 1"
+VERDICTS_QUERY = "netaware_pod_bandwidth_verdict == 1"
+_FORBIDDEN = "not allowed to list them"
 
 T = TypeVar("T", bound=Object)
 
@@ -77,11 +76,11 @@ class _ControllerSpec(Wire, frozen=True):
     template: _Template = _Template()
 
 
-class Controller(Object, frozen=True):
+class WorkloadController(Object, frozen=True):
     """A Deployment or StatefulSet.
 
     Attributes:
-        kind: set by the reader, because items of a list lack it.
+        kind: ``Deployment`` or ``StatefulSet``; set by `workload_controllers`, because items of a list lack it.
     """
 
     kind: str = ""
@@ -94,31 +93,29 @@ class Controller(Object, frozen=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of its pods."""
+        """Labels of its pod template."""
         return self.spec.template.metadata.labels or {}
-
-    @property
-    def workload(self) -> tuple[str, str]:
-        """AppGroup and workload selector of its pods."""
-        return self.labels.get(APPGROUP_LABEL, ""), self.labels.get(WORKLOAD_LABEL, "")
 
 
 class _Deployment(Object, frozen=True):
+    """The controller's own Deployment, whose volumes `GroupPodSpec` leaves out."""
+
     spec: dict[str, Any] = {}
 
 
 @dataclass
 class Session:
-    """The connection of a command, and its notes for stderr.
+    """The connection of a command, and its notes for standard error.
 
     Attributes:
         client: the API server.
         prometheus: None if the user named none.
         namespace: of the user's objects; None for all namespaces.
         home: the namespace of netaware itself.
-        notes: topic -> note, for example the plural of a kind -> why it could not be read.
+        notes: topic -> note, for example the plural of a kind -> why its objects could not be read.
         remarks: notes without a topic.
-        stack: for resources to close when the command ends.
+        clock: unix seconds.
+        stack: closes resources when the command ends.
     """
 
     client: Client
@@ -136,9 +133,9 @@ class Session:
         """Read the controller's configuration, nodes, topologies, results and plans, and more on request.
 
         Args:
-            groups: AppGroups with pods and Services, and namespaces, whose labels give consent to groups.
-            bandwidth: all pods of the namespace, and verdicts on limits from Prometheus.
-            everything: these, agents' pods and the state of our own programs.
+            groups: adds AppGroups with their pods, Services, and namespaces, whose labels give consent to groups.
+            bandwidth: adds all pods of the namespace, and verdicts on limits from Prometheus.
+            everything: adds these, the agents' pods, and the state of the controller and its Lease.
 
         Raises:
             KubekitError: the nodes cannot be read.
@@ -147,19 +144,19 @@ class Session:
         config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
             self.configuration(),
             self.client.list(NODES, Node),
-            self.list_objects(NAMESPACES, Object, wanted=groups),
+            self.list_objects(NAMESPACES, Object, is_needed=groups),
             self.list_objects(NETWORK_TOPOLOGIES, NetworkTopology),
             self._plans(),
-            self.list_objects(SERVICES, Service, wanted=groups),
+            self.list_objects(SERVICES, Service, is_needed=groups),
         )
         names = results_of(topologies, plans, self.home, len(build_zone_map(nodes).zones))
         app_groups, pods, bandwidth_pods, agent_pods, results, verdicts = await asyncio.gather(
-            self._app_groups(wanted=groups),
-            self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
-            self._pods(self.namespace, wanted=bandwidth),
-            self._pods(self.home, AGENT_POD_SELECTOR, wanted=everything),
+            self._app_groups(is_needed=groups),
+            self.list_objects(PODS, GroupPod, None, APPGROUP_LABEL, is_needed=groups),
+            self._pods(self.namespace, is_needed=bandwidth),
+            self._pods(self.home, AGENT_POD_SELECTOR, is_needed=everything),
             self._results(names),
-            self._verdicts(wanted=bandwidth),
+            self._verdicts(is_needed=bandwidth),
         )
         return ClusterSnapshot(
             now_s=self.clock(),
@@ -183,7 +180,7 @@ class Session:
 
     async def configuration(self) -> ControllerConfiguration:
         """The configuration that the controller's Deployment mounts; if it cannot be read, the defaults and a note."""
-        note = f"the controller's was not found in {self.home}; defaults are used"
+        note = f"no controller's configuration found in {self.home}; defaults are used"
         try:
             deployment = await self.client.get(DEPLOYMENTS, CONTROLLER, _Deployment, namespace=self.home)
             volumes = deployment.spec.get("template", {}).get("spec", {}).get("volumes", ())
@@ -201,16 +198,16 @@ class Session:
         self.notes["configuration"] = note
         return ControllerConfiguration()
 
-    async def _app_groups(self, *, wanted: bool) -> list[AppGroup]:
+    async def _app_groups(self, *, is_needed: bool) -> list[AppGroup]:
         """AppGroups of all namespaces; if that is forbidden, of the chosen namespace, with a note."""
-        found = await self.list_objects(APPGROUPS, AppGroup, None, wanted=wanted)
-        if self.namespace and "not allowed" in self.notes.get(APPGROUPS.plural, ""):
+        groups = await self.list_objects(APPGROUPS, AppGroup, is_needed=is_needed)
+        if self.namespace and self.notes.get(APPGROUPS.plural) == _FORBIDDEN:
             self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
-            found = await self.list_objects(APPGROUPS, AppGroup, self.namespace)
-        return found
+            groups = await self.list_objects(APPGROUPS, AppGroup, self.namespace)
+        return groups
 
     async def pod(self, name: str) -> GroupPod:
-        """One pod of the namespace, or of the default one.
+        """One pod of the session's namespace, or of ``default`` if the session has all namespaces.
 
         Raises:
             NotFoundError: it does not exist.
@@ -227,12 +224,12 @@ class Session:
     async def _control_plane(self) -> ControlPlaneStatus:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
         pods = await self.list_objects(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
-        # Concurrently, because each replica that hangs takes the whole timeout.
+        # Concurrently, because a replica that hangs takes the whole timeout.
         complaints = await asyncio.gather(*(self._problems_of_replica(pod.metadata.name) for pod in pods))
         status = await read_control_plane(
             self.client,
             self.home,
-            installed=not note or "not allowed" in note,
+            installed=note in {"", _FORBIDDEN},
             topologies_known=not note,
             complaints=[line for lines in complaints for line in lines],
         )
@@ -241,32 +238,32 @@ class Session:
         return status
 
     async def _problems_of_replica(self, name: str) -> list[str]:
-        """Failed checks of a controller replica, such as the age of a store: its /readyz through the API server."""
+        """Failed checks of a controller replica, such as the age of a store. Reads /readyz through the API server's proxy."""
         try:
-            # Without a port the API server uses the pod's first one, which serves page, metrics and health.
+            # Without a port the proxy uses the pod's first one, which serves page, metrics and health.
             path = PODS.path(self.home, name, "proxy") + "/readyz"
-            await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
+            await self.client.request("GET", path, timeout_s=READYZ_TIMEOUT_S)
         except UnreachableError:
             self.remarks.append(f"{name}: no answer from /readyz")
         except ApiError as error:
-            # Only the pod's own answer: the API server's is a Status with a reason.
+            # Errors of the API server itself are a Status with a reason.
             if error.status == 503 and not error.reason:
                 return [f"{name}: {line}" for line in error.message.splitlines()]
         return []
 
     def require(self, resource: Resource) -> None:
-        """Raise NotFoundError if objects of a kind, which the answer is about, could not be read."""
-        why = self.notes.pop(resource.plural, "")
-        if why:
-            msg = f"{resource.plural}: {why}"
+        """Raise NotFoundError if objects without which there is no answer could not be read."""
+        note = self.notes.pop(resource.plural, "")
+        if note:
+            msg = f"{resource.plural}: {note}"
             raise NotFoundError(msg)
 
-    async def controllers(self, namespace: str) -> list[Controller]:
+    async def workload_controllers(self, namespace: str) -> list[WorkloadController]:
         """Deployments and StatefulSets of a namespace."""
         return [
-            msgspec.structs.replace(found, kind=resource.kind)
+            msgspec.structs.replace(controller, kind=resource.kind)
             for resource in (DEPLOYMENTS, STATEFUL_SETS)
-            for found in await self.list_objects(resource, Controller, namespace)
+            for controller in await self.list_objects(resource, WorkloadController, namespace)
         ]
 
     async def unfinished_pods(self) -> list[PodInfo]:
@@ -274,13 +271,12 @@ class Session:
         return await self._pods(None, field_selector=UNFINISHED_PODS)
 
     async def _pods(
-        self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True
+        self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", is_needed: bool = True
     ) -> list[PodInfo]:
-        reader = PodReader()
-        found = await self.list_objects(
-            PODS, GroupPod, namespace, label_selector, field_selector=field_selector, wanted=wanted
+        pods = await self.list_objects(
+            PODS, GroupPod, namespace, label_selector, field_selector=field_selector, is_needed=is_needed
         )
-        return [reader.read(pod) for pod in found]
+        return list(map(PodReader().read, pods))
 
     async def list_objects(
         self,
@@ -290,46 +286,42 @@ class Session:
         label_selector: str = "",
         *,
         field_selector: str = "",
-        wanted: bool = True,
+        is_needed: bool = True,
     ) -> list[T]:
-        """Objects of a namespace, or of all; none, with a note, if that is not allowed or not ``wanted``."""
-        found: list[T] = []
-        if not wanted:
-            return found
+        """Objects of a namespace, or of all. None if not ``is_needed``; none, and a note, if the user may not list them."""
+        objects: list[T] = []
+        if not is_needed:
+            return objects
         try:
             async for page in self.client.pages(
                 resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
             ):
                 for raw in page.items:
                     try:
-                        found.append(msgspec.json.decode(raw, type=type_))
+                        objects.append(msgspec.json.decode(raw, type=type_))
                     except DECODE_ERRORS as error:
                         self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.is_forbidden or error.is_not_found):
                 raise
-            why = (
-                "not allowed to list them"
-                if error.is_forbidden
-                else "this cluster does not know them; apply manifests/crds"
-            )
-            self.notes[resource.plural] = why
-        return found
+            unknown = "this cluster does not know them; apply manifests/crds"
+            self.notes[resource.plural] = _FORBIDDEN if error.is_forbidden else unknown
+        return objects
 
     async def _plans(self) -> list[ZonePlan]:
         plans = []
-        for found in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR):
+        for config_map in await self.list_objects(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR):
             try:
-                plans.append(decode_plan(found.data).plan)
+                plans.append(decode_plan(config_map.data).plan)
             except PlanRefusedError as error:
-                self.notes[f"plan {found.metadata.name}"] = str(error)
+                self.notes[f"plan {config_map.metadata.name}"] = str(error)
         return plans
 
     async def _results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
-        """The results ConfigMaps, read by name, because the user may not be allowed to list ConfigMaps."""
+        """Data of the results ConfigMaps by ``namespace/name``. Read by name, because the user may not be allowed to list them."""
         unique = tuple(dict.fromkeys(names))
-        found = await asyncio.gather(*(self._result(name) for name in unique))
-        return {str(name): data for name, data in zip(unique, found, strict=True) if data}
+        data_of_each = await asyncio.gather(*(self._result(name) for name in unique))
+        return {str(name): data for name, data in zip(unique, data_of_each, strict=True) if data}
 
     async def _result(self, name: ObjectName) -> dict[str, str]:
         """One ConfigMap's data; empty if it does not exist, and with a note if it may not be read."""
@@ -342,19 +334,20 @@ class Session:
                 self.notes.setdefault(f"ConfigMaps of {name.namespace}", f"not allowed to read {name}")
             return {}
 
-    async def _verdicts(self, *, wanted: bool) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = defaultdict(dict)
-        if self.prometheus is None or not wanted:
-            return found
+    async def _verdicts(self, *, is_needed: bool) -> dict[str, dict[str, str]]:
+        """Verdicts on bandwidth limits: pod (``namespace/name``) -> direction -> verdict."""
+        verdicts: dict[str, dict[str, str]] = defaultdict(dict)
+        if self.prometheus is None or not is_needed:
+            return verdicts
         try:
-            for series in await self.prometheus.query(VERDICTS):
+            for series in await self.prometheus.query(VERDICTS_QUERY):
                 labels = series.labels
-                key = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
-                found[key][labels.get("direction", "")] = labels.get("verdict", "")
+                pod = f"{labels.get('namespace', '')}/{labels.get('pod', '')}"
+                verdicts[pod][labels.get("direction", "")] = labels.get("verdict", "")
         except PrometheusError as error:
             self.notes["Prometheus"] = str(error)
-        return found
+        return verdicts
 
 
 class NotFoundError(KubekitError):
-    """The named object does not exist."""
+    """An object that the answer needs does not exist, or may not be read."""

@@ -14,6 +14,7 @@ from controller.traffic.sources import SOURCES, Source, read_flows
 from controller.traffic.workloads import Workloads
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
+from kubekit.text import join_first
 
 MAX_UNKNOWN = 3
 
@@ -23,12 +24,12 @@ class Traffic:
     """Measured traffic with the objects that it belongs to.
 
     Attributes:
-        graph: who depends on whom.
-        workloads: what the cluster has.
-        source: the source of the traffic.
-        window_s: over how long.
-        costs: the scheduler's, for the chosen namespace.
-        snapshot: the cluster that the costs come from.
+        graph: observed dependencies between workloads.
+        workloads: all workloads of the cluster.
+        source: of the traffic.
+        window_s: range of the traffic's rates, at most the requested one.
+        costs: the scheduler's, for the session's namespace.
+        snapshot: the cluster.
     """
 
     graph: TrafficGraph
@@ -40,21 +41,15 @@ class Traffic:
 
 
 def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of every command that reads traffic."""
+    """Add the flags of every command that reads traffic."""
     names = [source.name for source in SOURCES]
-    parser.add_argument(
-        "--source", choices=names, default="", help="source of traffic (default: the first that Prometheus has)"
-    )
-    parser.add_argument(
-        "--window",
-        type=_window_s,
-        default=3600,
-        metavar="TIME",
-        help="range of rates, such as 30m, 6h, 7d (default: 1h)",
-    )
+    parser.add_argument("--source", choices=names, default="", help="default: the first that Prometheus has")
+    window_help = "range of rates, such as 30m, 6h, 7d (default: 1h)"
+    parser.add_argument("--window", type=_parse_window, default=3600, metavar="TIME", help=window_help)
 
 
-def _window_s(text: str) -> int:
+def _parse_window(text: str) -> int:
+    """A duration in seconds."""
     try:
         return int(seconds(text, ""))
     except ConfigError as error:
@@ -62,33 +57,35 @@ def _window_s(text: str) -> int:
         raise argparse.ArgumentTypeError(msg) from error
 
 
-async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
-    """Read traffic as `read_flows` does, and the cluster.
+async def read_traffic(session: Session, source_name: str, requested_s: int) -> Traffic:
+    """Read traffic and the cluster; adds remarks on what the source does not tell.
+
+    Args:
+        session: with Prometheus.
+        source_name: see `read_flows`.
+        requested_s: range of rates.
 
     Raises:
-        ConfigError: no Prometheus was named, or it has no traffic.
-        KubekitError: no answer.
+        ConfigError: no Prometheus is named, or it has no traffic.
+        KubekitError: Prometheus or the API server does not answer.
     """
     if session.prometheus is None:
-        fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
-        raise ConfigError("--prometheus", "is not set; traffic is read from Prometheus", fix)
+        fix = "give --prometheus http://HOST:PORT, or set NETAWARE_PROMETHEUS"
+        raise ConfigError("--prometheus", "is missing; traffic is read from Prometheus", fix)
     (source, window_s, flows, remarks), snapshot, pods = await asyncio.gather(
-        read_flows(session.prometheus, chosen, asked_s), session.snapshot(groups=True), session.unfinished_pods()
+        read_flows(session.prometheus, source_name, requested_s),
+        session.snapshot(groups=True),
+        session.unfinished_pods(),
     )
     workloads = Workloads.from_objects(pods, locations_of(snapshot.nodes))
-    known, unknown = workloads.resolve(flows)
-    if unknown:
-        first = ", ".join(sorted(unknown, key=lambda name: -unknown[name])[:MAX_UNKNOWN])
-        session.remarks.append(
-            f"ignored traffic of {len(unknown)} workloads that do not exist (any more), such as {first}"
-        )
+    resolved_flows, bytes_of_unknown = workloads.resolve(flows)
+    if bytes_of_unknown:
+        names = join_first(sorted(bytes_of_unknown, key=lambda name: -bytes_of_unknown[name]), MAX_UNKNOWN)
+        session.remarks.append(f"ignored traffic of workloads that do not exist (any more): {names}")
     session.remarks += remarks
-    if window_s < asked_s:
-        session.remarks.append(
-            f"Prometheus knows this traffic for the last {window_s // 60} min only, not the {asked_s // 60} asked for"
-        )
-    session.remarks.append(
-        f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.limitations}"
-    )
+    minutes = window_s // 60
+    if window_s < requested_s:
+        session.remarks.append(f"Prometheus has this traffic only for the last {minutes} of {requested_s // 60} min")
+    session.remarks.append(f"traffic: {source.title}, the last {minutes} min; it does not know: {source.limitations}")
     costs = snapshot.costs().for_namespace(session.namespace or session.home).table
-    return Traffic(build_traffic_graph(known), workloads, source, window_s, costs, snapshot)
+    return Traffic(build_traffic_graph(resolved_flows), workloads, source, window_s, costs, snapshot)

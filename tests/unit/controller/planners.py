@@ -10,7 +10,7 @@ import msgspec
 from controller.cli.offline import plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.plan_inputs import inputs_of
-from controller.cli.session import Controller
+from controller.cli.session import WorkloadController
 from controller.cli.simulate import simulate
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
@@ -105,7 +105,7 @@ class Planners(World):
         """By `simulate`, of a template like the pod."""
         snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
         volumes = Volumes.from_objects(self.file.volumes, self.file.claims, self.file.classes)
-        made = Controller()
+        made = WorkloadController()
         spec = msgspec.structs.replace(pod.spec, scheduling_gates=None)
         template = msgspec.structs.replace(made.spec.template, metadata=pod.metadata, spec=spec)
         one = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, template=template))

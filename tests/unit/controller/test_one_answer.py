@@ -14,7 +14,7 @@ from controller.appgroups import reconciler
 from controller.appgroups.config import AppGroupConfig
 from controller.appgroups.reconciler import AppGroupController
 from controller.cli.commands import load_command
-from controller.cli.offline import _read, plan_offline
+from controller.cli.offline import _read_inputs, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.parser import parse
 from controller.cli.plan_inputs import inputs_of
@@ -257,7 +257,7 @@ class World:
         if self.config == DEFAULT:  # a file has no other
             file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
             file.namespaces.extend(self.of("Namespace", Object))
-            _, pods_of, _ = _read(file, PodReader())
+            _, pods_of, _ = _read_inputs(file, PodReader())
             found["offline"] = sum(pod.is_bound for pod in pods_of.get(key, ()))
         return found
 
