@@ -1,4 +1,4 @@
-"""Decides which pods a round moves. Pure; used by the controller and by the dry run.
+"""Decides which pods a round moves, for the controller and for the dry run. Pure.
 
 A pod that a plan placed is moved only if each of two new plans, with different random seeds, places its replacement on a better
 node. Otherwise the planner might undo the move.
@@ -28,15 +28,16 @@ from controller.scheduler.placement.planner import PlanningError
 CONFIRMING_PLANS = 2
 
 SimulateReplacement = Callable[[str, str, int], Awaitable[Target | None]]
-"""Keys of a group and its pod, and a number that varies the random seed -> target of the pod's replacement, None without one."""
+"""Called with the keys of a group and of its pod, and a number that varies the random seed; returns the target of the pod's
+replacement, None without one."""
 
 
 class RoundState(msgspec.Struct, frozen=True):
     """State between rounds that a new leader starts without.
 
     Attributes:
-        detectors: by node.
-        better_since: uid of a pod -> time since which there has always been a better node for it, unix seconds.
+        detectors: by name of the node.
+        better_since: by uid of a pod, the time since which there has always been a better node for it, unix seconds.
     """
 
     detectors: Mapping[str, AnomalyDetector] = {}
@@ -71,7 +72,7 @@ class RoundDecision(msgspec.Struct, frozen=True):
 
 
 class UnconfirmedRound:
-    """A decided round, whose moves the planner has yet to confirm."""
+    """A decided round whose moves the planner has not confirmed yet."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class UnconfirmedRound:
     async def _simulated_target(
         self, candidate: Candidate, group: str, simulate_replacement: SimulateReplacement
     ) -> tuple[Target, str]:
-        """The target of the replacement by the first plan, and why a plan's target is no better; empty if all are."""
+        """The target of the replacement in the plan of seed 0, and why some plan's target is no better; empty if all are better."""
         target: Target | None = None
         for seed in reversed(range(CONFIRMING_PLANS)):
             try:
@@ -150,15 +151,15 @@ class UnconfirmedRound:
         return target or Target(), ""
 
     def _target_refusal(self, candidate: Candidate, name: str) -> str:
-        """Why a node is no better one for the pod; empty if it is. The move's own reservation must be released."""
+        """Why a node is no better for the pod; empty if it is better. The move's own reservation must be released."""
         node = self._round.snapshot.nodes.get(name)
         if node is None or not node.takes_pods:
             return "the node takes no pods any more"
         if name == candidate.pod.node:
             return "it would come back"
-        lacks = self._round.fit.dynamic_refusal(node, candidate.pod)
-        if lacks:
-            return f"with other planned pods it has too little ({lacks})"
+        misfit = self._round.fit.dynamic_refusal(node, candidate.pod)
+        if misfit:
+            return f"the pod does not fit beside other planned pods ({misfit})"
         return candidate.finder.target_refusal(candidate, node)
 
 
@@ -178,8 +179,8 @@ def decide(
 
     Args:
         snapshot: the cluster.
-        history: of the last round.
-        state: of the last round.
+        history: history after the last round.
+        state: state after the last round.
         config: the configuration, with the policy's settings.
         now: unix seconds.
         assume_lasting: move pods as if nodes had been hot, and pods misplaced, for long enough; for a dry run without a state.

@@ -12,15 +12,17 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
-DISRUPTION_CAUSE = "DisruptionBudget"
+BUDGET_CAUSE = "DisruptionBudget"
+"""Cause in the API server's answer if a PodDisruptionBudget allows no eviction."""
 
 
 class EvictionResult(NamedTuple):
     """The result of an eviction.
 
     Attributes:
-        kind: ``unknown`` without an answer: the pod may have been evicted.
-        message: the API server's.
+        kind: ``gone`` if the pod no longer exists or the move is outdated, ``throttled`` if the API server is busy, ``refused`` by
+            a webhook or an invalid request, ``unknown`` without an answer: the pod may have been evicted.
+        message: the API server's message, or why the move is outdated.
     """
 
     kind: ResultKind
@@ -28,17 +30,17 @@ class EvictionResult(NamedTuple):
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next eviction would fail too, because the API server is busy or unreachable."""
+        """Whether further evictions would fail too, because the API server is busy or unreachable."""
         return self.kind in {"throttled", "unknown"}
 
     @property
     def is_refused(self) -> bool:
-        """Whether a retry would soon be refused too: by missing rights, or by a webhook."""
+        """Whether a retry would be refused too, because a right is missing or a webhook objects."""
         return self.kind in {"forbidden", "refused"}
 
 
 def outdated_reason(move: Move, pods: Mapping[str, PodInfo], nodes: Mapping[str, Host]) -> str:
-    """Why a move does not apply to the cluster of now; empty if it does. The API server checks disruption budgets and the uid."""
+    """Why a move no longer applies; empty if it does. The API server checks disruption budgets and the uid."""
     pod, target = pods.get(move.pod), nodes.get(move.target)
     if pod is None or pod.uid != move.uid or not pod.is_active or pod.node != move.node:
         return "the pod is gone, or about to be"
@@ -51,8 +53,8 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
     """Evict the pod with the move's uid, not another pod of that name.
 
     Args:
-        client: of the API server.
-        move: names the pod.
+        client: client with the leader's write fence.
+        move: its pod is evicted.
         dry_run: only ask the API server whether it would evict the pod.
 
     Raises:
@@ -65,7 +67,7 @@ async def evict(client: Client, move: Move, *, dry_run: bool = False) -> Evictio
         return EvictionResult("unknown", str(error))
     except ApiError as error:
         # 429 means a PodDisruptionBudget only if a cause says so; otherwise the API server is busy.
-        if error.status == 429 and DISRUPTION_CAUSE in error.causes:
+        if error.status == 429 and BUDGET_CAUSE in error.causes:
             return EvictionResult("disruption-budget", error.message)
         if error.status in {429, 503}:
             return EvictionResult("throttled", error.message)

@@ -41,20 +41,23 @@ if TYPE_CHECKING:
 
 log = logs.get("controller.descheduler")
 
-CHANGED_SINCE = frozenset({404, 409, 422})
-"""Status codes of a patch of a node that is gone or has changed since; the next round patches it again."""
+NODE_CHANGED_STATUSES = frozenset({404, 409, 422})
+"""Statuses of a patch of a node that is gone or has changed since it was read; the next round patches it again."""
 
 
 class Descheduler:
     """Runs rounds while this replica leads.
 
     Args:
-        client: with the write fence of the leader.
+        client: client with the leader's write fence.
         caches: stores of nodes and pods.
-        config: the section ``descheduler``, checked.
-        inputs: the planner's inputs, which the snapshot is taken from; the hot nodes are set there.
+        config: the checked section ``descheduler``.
+        recorder: writes events.
+        registry: of the metrics.
+        inputs: the planner's inputs, from which snapshots are taken; the hot nodes are set there.
         planner: confirms moves of pods that it placed.
-        usage_reader: by default one for the sources that the configuration names.
+        usage_reader: by default, one for the sources that the configuration names.
+        wall: wall clock, unix seconds.
     """
 
     def __init__(
@@ -75,11 +78,11 @@ class Descheduler:
         self._usage = UsageStore(self._config.expiry_s)
         self._usage_reader = usage_reader or UsageReader(config.usage, client)
         self._inputs, self._planner = inputs, planner
-        self._store = HistoryStore(client, caches.home)
+        self._history_store = HistoryStore(client, caches.home)
         self._metrics = DeschedulerMetrics(registry)
         self._reporter = RoundReporter(recorder)
         self._history, self._state = History(), RoundState()
-        self._thread = ThreadPoolExecutor(1, "descheduler")
+        self._executor = ThreadPoolExecutor(1, "descheduler")
         self._budgets: Reflector[PodDisruptionBudget] = Reflector(client, DISRUPTION_BUDGETS, PodDisruptionBudget)
 
     async def run(self) -> None:
@@ -104,7 +107,7 @@ class Descheduler:
         while True:
             try:
                 if not is_loaded:
-                    self._history, is_loaded = await self._store.load(), True
+                    self._history, is_loaded = await self._history_store.load(), True
                 await self.round()
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
@@ -134,9 +137,9 @@ class Descheduler:
         self._metrics.show_round(decision)
         self._reporter.report_plan(decision.plan)
         if not self._config.dry_run:
-            await self._taint(decision)
+            await self._write_taints(decision)
             self._expect_replacements(decision)
-        await self._execute(decision)
+        await self._evict(decision)
         self._metrics.show_backoffs(self._history, self._config.limits, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
@@ -154,25 +157,25 @@ class Descheduler:
                 refused = usage.update(batch, snapshot.nodes, snapshot.pods.by_key, now)
                 return decide(replace(snapshot, usage=usage.view(now)), history, state, config, now), refused
 
-        unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        unconfirmed, refused = await asyncio.get_running_loop().run_in_executor(self._executor, work)
         # Usage of unknown pods is normal: pods start and end while it is read.
         reasons = ",".join(sorted(reason for reason in refused if reason != "unknown-pod"))
         message = "usage readings ignored" if reasons else "no usage readings are ignored any more"
         log.change("usage-refused", reasons, message, count=sum(refused.values()))
         return unconfirmed
 
-    async def _taint(self, decision: RoundDecision) -> None:
-        """Taint hot nodes before the evictions, because kube-scheduler knows requests, not usage.
+    async def _write_taints(self, decision: RoundDecision) -> None:
+        """Taint hot nodes before the evictions, so that kube-scheduler, which does not know usage, avoids them.
 
         Raises:
-            KubekitError: a taint was not written; not for a node that has changed since.
+            KubekitError: a taint was not written, for another reason than a change of its node.
         """
         hot = nodes_to_taint(decision.plan.nodes, decision.state.detectors, self._inputs.node_cache.hosts)
         for name, patch in taint_patches(self._caches.nodes.items, hot).items():
             try:
                 await self._client.patch(NODES, name, patch, Object, kind=JSON_PATCH)
             except ApiError as error:
-                if error.status not in CHANGED_SINCE:
+                if error.status not in NODE_CHANGED_STATUSES:
                     raise
 
     def _expect_replacements(self, decision: RoundDecision) -> None:
@@ -199,10 +202,11 @@ class Descheduler:
         log.change("usage", fault.partition(":")[0], message, error=fault)
         return batch
 
-    async def _execute(self, decision: RoundDecision) -> None:
+    async def _evict(self, decision: RoundDecision) -> None:
+        """Record the moves, then evict their pods, and record the results."""
         if not self._config.dry_run:
             self._history = add_moves(self._history, decision.pending)
-        await self._store.save(self._history)
+        await self._history_store.save(self._history)
         has_stopped = False
         for pending in decision.pending:
             if has_stopped:
@@ -211,14 +215,14 @@ class Descheduler:
             why = self._outdated_reason(pending.move)
             dry_run = self._config.dry_run
             result = EvictionResult("gone", why) if why else await evict(self._client, pending.move, dry_run=dry_run)
-            self._record(pending, result)
+            self._record_result(pending, result)
             has_stopped = result.ends_round
-        await self._store.save(self._history)
+        await self._history_store.save(self._history)
 
     def _outdated_reason(self, move: Move) -> str:
         return outdated_reason(move, self._caches.pods.items, self._inputs.node_cache.hosts)
 
-    def _record(self, pending: PendingMove, result: EvictionResult) -> None:
+    def _record_result(self, pending: PendingMove, result: EvictionResult) -> None:
         move, is_live = pending.move, not self._config.dry_run
         if is_live and result.kind not in {"evicted", "unknown"}:
             self._history = remove_move(self._history, pending)

@@ -1,4 +1,4 @@
-"""State of one round while it is decided: candidates, planned moves, and counts that conditions check."""
+"""State of one round while it is decided: candidates, planned moves, and the counts that conditions check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_BREAKER_ENTRIES = 4
 
 
 def workload_of(pod: PodInfo) -> str:
-    """The key of limits and back-offs: the pod's workload, or a bare pod itself."""
+    """Key of the pod's limits and back-offs: its workload, or ``namespace/Pod/name`` for a bare pod."""
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
 
 
@@ -49,8 +49,8 @@ class EvictionBreaker:
     """Stops a strategy if too few of its moves in 24 h helped.
 
     Args:
-        history: its breaker entries count.
-        limits: ``min_success_percent`` counts.
+        history: has the outcomes of moves.
+        limits: has ``min_success_percent``.
         now: unix seconds.
     """
 
@@ -69,7 +69,7 @@ class EvictionBreaker:
 
 
 class DisruptionBudgets:
-    """Disruptions left in each PodDisruptionBudget, to predict what the eviction subresource answers."""
+    """Disruptions that each PodDisruptionBudget still allows, to predict the answer of the eviction subresource."""
 
     def __init__(self, budgets: Iterable[PodDisruptionBudget]) -> None:
         self._budgets: dict[str, list[tuple[Selector, PodDisruptionBudget]]] = defaultdict(list)
@@ -80,7 +80,7 @@ class DisruptionBudgets:
 
     def refusal(self, pod: PodInfo) -> str:
         """Why the pod cannot be evicted now; empty if it can."""
-        budgets = self._covering(pod)
+        budgets = self._budgets_of(pod)
         keys = [budget.metadata.key for budget in budgets]
         if len(budgets) > 1:
             # The API server refuses to evict such a pod.
@@ -91,14 +91,14 @@ class DisruptionBudgets:
 
     def reserve(self, pod: PodInfo) -> None:
         """Count the pod's eviction against its budget."""
-        self._reserved.update(budget.metadata.key for budget in self._covering(pod))
+        self._reserved.update(budget.metadata.key for budget in self._budgets_of(pod))
 
-    def _covering(self, pod: PodInfo) -> list[PodDisruptionBudget]:
+    def _budgets_of(self, pod: PodInfo) -> list[PodDisruptionBudget]:
         return [budget for selector, budget in self._budgets.get(pod.namespace, ()) if selector.matches(pod.labels)]
 
 
 def _compile_selector(selector: LabelSelector) -> Selector:
-    """A budget's selector; one with an unknown operator selects all pods, which is the safe choice."""
+    """A budget's selector. An unknown operator selects all pods, so that none is evicted against the budget."""
     try:
         return compile_selector(selector)
     except SelectorError:
@@ -126,8 +126,9 @@ class Candidate:
     """A pod that a strategy would move.
 
     Attributes:
-        finder: of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage collection.
-        used: its known usage, by resource.
+        finder: finder of its strategy; a weak proxy, because a reference cycle would keep the snapshot until a full garbage
+            collection.
+        used: its usage, where known.
         node_load: load of its node; None unless the strategy is LowNodeLoad.
         duration_refusal: why the reason for the move has not lasted long enough; empty if it has, and for LowNodeLoad, which
             checks that for the whole node.
@@ -156,7 +157,7 @@ class Round:
         fit: checks nodes against pods, with planned moves counted.
         moves: planned moves by uid of the pod.
         arriving_usage: node -> usage of pods that move there, while the node's usage does not show it; "" for unknown targets.
-        recent_departures: node -> number of pods evicted so recently that the node's usage does not show it.
+        recent_departures: node -> number of pods evicted so recently that the node's usage does not show it yet.
         evictions: by scope and name: planned ones, and earlier ones whose replacements are not bound yet.
         evictions_by_workload: planned ones only.
         awaited_replacements: workload -> number of earlier evictions whose replacements are not bound yet.
@@ -196,12 +197,12 @@ class Round:
         return self._sizes[workload]
 
     def add_note(self, text: str) -> None:
-        """Report what stopped a part of the round, once."""
+        """Report once what stopped a part of the round."""
         if text not in self.notes:
             self.notes.append(text)
 
     def add_skip(self, pod: PodInfo, condition: str, why: str) -> None:
-        """Report why a pod stays."""
+        """Report why a pod is not moved."""
         self.skip_counts[condition] += 1
         if len(self.skips) < MAX_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, condition, why))

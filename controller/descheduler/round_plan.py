@@ -1,4 +1,4 @@
-"""The plan of a round, as `kubectl netaware deschedule -o json` prints it."""
+"""The plan of a round, which `kubectl netaware deschedule -o json` prints too."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class Move(DescheduleOutput, frozen=True):
 
     Attributes:
         pod: ``namespace/name``.
-        reason: in koord-descheduler's wording, with usage after the moves before this one.
-        target: a node; empty when nodeFit is off.
+        workload: ``namespace/Kind/name``; of the kind Pod for a bare pod.
+        node, target: names of its node and of the node for the replacement; the target is empty if nodeFit is off.
+        reason: text for users, in koord-descheduler's wording.
         used: the pod's usage by resource: millicores, bytes, bits per second.
-        node_before, node_after: the node's usage before and after this move, percent of allocatable by resource.
+        node_before, node_after: the node's usage before and after this move, percent of allocatable by resource. Earlier moves of
+            the round are counted.
         cost_before, cost_after: network cost on the node and on the target; -1 for LowNodeLoad.
         group: key of the pod's AppGroup; empty without one.
     """
@@ -48,6 +50,7 @@ class Skip(DescheduleOutput, frozen=True):
     """A pod that has a reason to move, but does not meet a condition.
 
     Attributes:
+        pod: ``namespace/name``.
         condition: name of the first condition that it does not meet.
         why: text for users.
     """

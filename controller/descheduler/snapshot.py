@@ -1,4 +1,4 @@
-"""The copy of the cluster that a round decides from."""
+"""The copy of the cluster from which a round decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PodIndex:
         self._indexes: dict[PodField, Mapping[str, Mapping[str, PodInfo]]] = {}
 
     def where(self, field: PodField, value: str) -> Mapping[str, PodInfo]:
-        """Pods whose field has this value, by key; includes finished pods. None for an empty value."""
+        """Pods whose field has this value, by key, including finished pods; no pods for an empty value."""
         if field not in self._indexes:
             index: dict[str, dict[str, PodInfo]] = defaultdict(dict)
             for key, pod in self.by_key.items():
@@ -66,8 +66,10 @@ class DeschedulerSnapshot:
 
     Attributes:
         nodes: by name.
+        pods: all pods.
         network: the scheduler's view of AppGroups and costs.
-        volumes: from which nodes the volumes of pods can be used.
+        volumes: claims and volumes, which decide where the pods that mount them may run.
+        budgets: all PodDisruptionBudgets.
         usage: unexpired usage.
     """
 
@@ -79,7 +81,7 @@ class DeschedulerSnapshot:
     usage: UsageView = NO_USAGE
 
     def group_of(self, pod: PodInfo) -> str:
-        """Key of the pod's AppGroup; empty without one."""
+        """Key of the AppGroup that the pod's label names, even if it does not exist; empty without a label."""
         name = pod.labels.get(APPGROUP_LABEL, "")
         return self.network.key_of(pod.namespace, name) if name else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from controller.cluster.requests import parse_amount
@@ -21,7 +21,7 @@ POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")
 URL_FIELD = "descheduler.usage.prometheus.url"
 TOKEN_FIELD = "descheduler.usage.prometheus.tokenFile"
 TIMEOUT_S = 20.0
-"""For one read of the metrics API, or one query of Prometheus."""
+"""Timeout of one read of the metrics API, or one query of Prometheus."""
 
 
 class _NodeMetrics(Object, frozen=True):
@@ -41,7 +41,7 @@ class _PodMetrics(Object, frozen=True):
 class UsageReader:
     """Reads usage from the configured sources: metrics.k8s.io for cpu and memory, Prometheus for bandwidth or for everything.
 
-    Does not raise for a source that is down, see `UsageBatch.faults`.
+    A source that is down raises nothing: its error is one of `UsageBatch.faults`.
     """
 
     def __init__(self, config: UsageConfig, client: Client, wall: Callable[[], float] = time.time) -> None:
@@ -76,56 +76,54 @@ class UsageReader:
 
     async def _read_prometheus(self, resources: Iterable[str]) -> UsageBatch:
         """Usage by the configured queries, all evaluated for one time. Reads the token again, because tokens rotate."""
-        q, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
+        queries, path, at_s = self._config.prometheus.queries, self._config.prometheus.token_file, self._wall()
         try:
             token = await asyncio.to_thread(lambda: Path(path).read_text().strip() if path else "")
         except (OSError, UnicodeDecodeError) as error:
             return UsageBatch(faults=(f"{TOKEN_FIELD}: {error}",))
         faults: list[str] = []
-        expressions = {
-            CPU: (q.node_cpu, q.pod_cpu),
-            MEMORY: (q.node_memory, q.pod_memory),
-            BANDWIDTH: (q.node_bandwidth, q.pod_bandwidth),
-        }
-        labels = ("node",), ("namespace", "pod")
+        node_queries = {CPU: queries.node_cpu, MEMORY: queries.node_memory, BANDWIDTH: queries.node_bandwidth}
+        pod_queries = {CPU: queries.pod_cpu, MEMORY: queries.pod_memory, BANDWIDTH: queries.pod_bandwidth}
 
-        async def query(client: PrometheusClient, kind: int) -> tuple[UsageReading, ...]:
-            """Readings of nodes (kind 0) or pods (kind 1)."""
+        async def read(client: PrometheusClient, queries: Mapping[str, str], *labels: str) -> tuple[UsageReading, ...]:
+            """Readings by queries of all resources; the labels of a series name its node or pod."""
             readings: list[UsageReading] = []
             for resource in resources:
-                if not expressions[resource][kind]:
+                if not queries[resource]:
                     continue
                 try:
-                    series = await client.query(expressions[resource][kind], at_s=at_s, finite=False)
+                    vector = await client.query(queries[resource], at_s=at_s, finite=False)
                 except PrometheusError as error:
                     faults.append(f"{resource}: {error}")
                 else:
-                    readings += _to_readings(resource, series, labels[kind])
+                    readings += _vector_readings(resource, vector, labels)
             return tuple(readings)
 
         url = self._config.prometheus.url
         async with PrometheusClient(url, token=token, timeout_s=TIMEOUT_S, field=URL_FIELD) as client:
-            nodes, pods = await asyncio.gather(query(client, 0), query(client, 1))
+            nodes, pods = await asyncio.gather(
+                read(client, node_queries, "node"), read(client, pod_queries, "namespace", "pod")
+            )
         return UsageBatch(nodes, pods, tuple(faults))
 
 
 def _metrics_batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> UsageBatch:
     faults: list[str] = []
-    return UsageBatch(
-        tuple(r for n in nodes for r in _readings(n.metadata.name, n.timestamp, [n.usage], faults)),
-        tuple(
-            r
-            for p in pods
-            for r in _readings(p.metadata.key, p.timestamp, [c.usage for c in p.containers or ()], faults)
-        ),
-        (f"{faults[0]}" + (f" and {len(faults) - 1} more" if len(faults) > 1 else ""),) if faults else (),
-    )
+    node_readings, pod_readings = list[UsageReading](), list[UsageReading]()
+    for node in nodes:
+        node_readings += _metrics_readings(node.metadata.name, node.timestamp, [node.usage], faults)
+    for pod in pods:
+        usages = [container.usage for container in pod.containers or ()]
+        pod_readings += _metrics_readings(pod.metadata.key, pod.timestamp, usages, faults)
+    if len(faults) > 1:
+        faults = [f"{faults[0]} and {len(faults) - 1} more"]
+    return UsageBatch(tuple(node_readings), tuple(pod_readings), tuple(faults))
 
 
-def _readings(
+def _metrics_readings(
     name: str, timestamp: str, usages: Iterable[dict[str, str] | None], faults: list[str]
 ) -> Iterable[UsageReading]:
-    """Sums over containers; none for an object with an invalid value, because a partial sum would look idle."""
+    """Sums over containers; none for an object with an invalid value, because a partial sum would be too low."""
     totals: dict[str, float] = {}
     try:
         at_s = parse_time(timestamp)
@@ -139,10 +137,10 @@ def _readings(
     return [UsageReading(name, resource, value, at_s) for resource, value in totals.items()]
 
 
-def _to_readings(resource: str, vector: Iterable[VectorSample], labels: tuple[str, ...]) -> Iterable[UsageReading]:
-    """Readings of the series that have these labels; cores become millicores."""
+def _vector_readings(resource: str, vector: Iterable[VectorSample], labels: tuple[str, ...]) -> Iterable[UsageReading]:
+    """Readings of the samples that have these labels; cores become millicores."""
     factor = 1000.0 if resource == CPU else 1.0
-    for series in vector:
-        names = [series.labels.get(label, "") for label in labels]
+    for sample in vector:
+        names = [sample.labels.get(label, "") for label in labels]
         if all(names):
-            yield UsageReading("/".join(names), resource, series.value * factor, series.at_s)
+            yield UsageReading("/".join(names), resource, sample.value * factor, sample.at_s)
